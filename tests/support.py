@@ -13,8 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import pytest
 import redis
@@ -191,3 +192,43 @@ def _collect(running: Running) -> None:
     assert running.process.stdout is not None
     for line in running.process.stdout:
         running.lines.append(line)
+
+
+class HttpHandler(BaseHTTPRequestHandler):
+    """One request of a fake server, after which the connection is closed."""
+
+    protocol_version = "HTTP/1.1"
+    answer: ClassVar[Callable[["HttpHandler"], None]]
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        type(self).answer(self)
+
+    do_POST = do_GET
+
+    def read_body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length", "0")))
+
+    def send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("x-request-id", "req-1")
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextmanager
+def serve_http(answer: Callable[[HttpHandler], None]) -> Iterator[str]:
+    """Serve every request with `answer`, each on a thread; yield the server's address."""
+    handler = type("Handler", (HttpHandler,), {"answer": staticmethod(answer)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

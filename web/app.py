@@ -47,10 +47,10 @@ def create_app(
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
     rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    views = Templates()
-    login = LoginPages(gateway, api_key, logins, wrong_keys, views)
+    templates = Templates()
+    login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, views)],
+        routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, templates)],
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),

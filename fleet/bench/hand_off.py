@@ -82,18 +82,6 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
         """Speed of the reads by block relative to the plain read."""
         return percentile(self.plain_us, 50) / percentile(self.blocks_us, 50)
 
-    @property
-    def blocks(self) -> Summary | None:
-        return summarise(self.blocks_us)
-
-    @property
-    def plain(self) -> Summary | None:
-        return summarise(self.plain_us)
-
-    @property
-    def copied(self) -> Summary | None:
-        return summarise(self.copied_us)
-
 
 class HandOffResult(msgspec.Struct, frozen=True, kw_only=True):
     """`others_cores`: background load. `pages`: None where it was not measured."""

@@ -26,7 +26,6 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.reporting.stats import Summary, summarise
 from fleet.worker.redis_link import RedisLink, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
@@ -60,18 +59,6 @@ class HopResult(msgspec.Struct, frozen=True, kw_only=True):
     delivery_us: tuple[float, ...]
     append_us: tuple[float, ...]
     ping_us: tuple[float, ...]
-
-    @property
-    def delivery(self) -> Summary | None:
-        return summarise(self.delivery_us)
-
-    @property
-    def append(self) -> Summary | None:
-        return summarise(self.append_us)
-
-    @property
-    def ping(self) -> Summary | None:
-        return summarise(self.ping_us)
 
 
 class _ProducerTask(msgspec.Struct, frozen=True, kw_only=True):

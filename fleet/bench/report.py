@@ -243,9 +243,9 @@ def _twin_table(twin: ReferenceResult) -> Group:
 
 def _hop_table(hops: HopResult) -> Group:
     table = table_of("", "p50", "p95", "min")
-    rows = (("append to delivery, us", hops.delivery), ("append call, us", hops.append), ("bare ping, us", hops.ping))
-    for name, summary in rows:
-        if summary:
+    rows = (("append to delivery, us", hops.delivery_us), ("append call, us", hops.append_us), ("bare ping, us", hops.ping_us))
+    for name, durations_us in rows:
+        if summary := summarise(durations_us):
             table.add_row(name, f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
     return titled(f"{len(hops.delivery_us)} hops through Redis", table)
 
@@ -271,8 +271,9 @@ def _hand_off_table(stage: StageHandOffs) -> Group:
 
 def _pages_table(pages: PageReads) -> Group:
     table = table_of("", "p50 us", "p95 us", "GB/s")
-    rows = (("block by block", pages.blocks), ("one plain read", pages.plain), ("checked copy", pages.copied))
-    for name, summary in rows:
+    rows = (("block by block", pages.blocks_us), ("one plain read", pages.plain_us), ("checked copy", pages.copied_us))
+    for name, durations_us in rows:
+        summary = summarise(durations_us)
         speed = pages.num_bytes / summary.p50 / 1000 if summary else None
         table.add_row(name, *_cells(summary, 1.0), figure(speed))
     return titled(f"{pages.num_bytes} bytes of KV rows, {pages.num_blocks} blocks, between two processes", table)

@@ -54,7 +54,7 @@ def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
 
 
 def of_hops(hops: HopResult) -> list[Ratio]:
-    delivery = hops.delivery
+    delivery = summarise(hops.delivery_us)
     if delivery is None:
         return []
     return [Ratio(name="hop p50", value=delivery.p50, target=HOP_P50_US, at_most=True, unit="us")]

@@ -19,12 +19,13 @@ from fleet.chaos.load import ChaosLoad, Outcome
 from fleet.chaos.options import ChaosOptions, ChaosPlan, chaos_overrides, make_plan
 from fleet.chaos.plot import draw
 from fleet.chaos.processes import ExtraProcesses, free_port
-from fleet.chaos.report import ChaosSetup, Verdict, judge, show, write_verdict
+from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import make_bodies
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY, FaultKind, draw_faults
 from fleet.chaos.watch import FleetWatch, Residue
 from fleet.config.settings import read_settings
 from fleet.core.interrupts import interrupted_by_sigterm
+from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter
 
@@ -53,7 +54,7 @@ def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
         return INTERRUPTED
     show(verdict, Console() if Console().is_terminal else Console(width=WIDTH))
     if options.json:
-        write_verdict(verdict, options.json)
+        write_json(verdict, options.json)
     if options.png:
         draw(verdict, options.png)
     return 0 if verdict.passed else 1

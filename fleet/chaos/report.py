@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich.console import Console, Group
@@ -14,7 +13,6 @@ from fleet.chaos.recovery import DETECTED_BY
 from fleet.chaos.requests import is_sampled
 from fleet.chaos.schedule import SIGNALS
 from fleet.chaos.watch import Residue
-from fleet.reporting.files import write_json
 from fleet.reporting.machine import Machine
 from fleet.reporting.stats import Summary, summarise
 from fleet.reporting.tables import NONE, table_of, titled
@@ -123,10 +121,6 @@ def _count_by_role(faults: Sequence[InjectedFault]) -> dict[str, dict[str, int]]
         of_role = counts.setdefault(fault.role, {})
         of_role[fault.signal] = of_role.get(fault.signal, 0) + 1
     return counts
-
-
-def write_verdict(verdict: Verdict, path: Path) -> None:
-    write_json(verdict, path)
 
 
 def show(verdict: Verdict, console: Console) -> None:

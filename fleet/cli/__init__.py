@@ -1,14 +1,14 @@
-"""The `fleet` command. Each subcommand imports what it runs only when it runs it; it knows no model, only a declaration."""
+"""The `fleet` command. Each subcommand imports its implementation when it runs. Knows no model, only its declaration."""
 
 import sys
 
 
 def entry() -> None:
-    """The console script. Imports inside, so that Ctrl-C while they load ends as quietly as later."""
+    """Run the console script. The imports are inside, so that Ctrl-C ends it quietly while they load."""
     try:
-        from fleet.cli.environment import start_again_without_secrets
+        from fleet.cli.environment import restart_without_secrets
 
-        start_again_without_secrets(sys.argv[1:])
+        restart_without_secrets(sys.argv[1:])
         from fleet.cli.main import main
 
         main()

@@ -1,4 +1,4 @@
-"""`python -m fleet.cli`: the same as the `fleet` command, for processes that start others of their own environment."""
+"""`python -m fleet.cli`: the `fleet` command, for processes that start others in their own environment."""
 
 from fleet.cli import entry
 

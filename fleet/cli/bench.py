@@ -1,4 +1,4 @@
-"""`fleet bench`: passes its arguments on to the benchmark, which has its own parser. Knows none of them."""
+"""`fleet bench`: passes its arguments to the benchmark, which parses its own options."""
 
 import typer
 
@@ -6,7 +6,7 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 
 
 def bench(context: typer.Context) -> None:
-    """Measure a fleet: latency, throughput, and agreement with the reference implementation.
+    """Measure a running fleet: latency, throughput, and its answers compared with the reference implementation.
 
     `fleet bench --help` lists the benchmark's own options.
 

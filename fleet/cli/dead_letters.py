@@ -1,4 +1,4 @@
-"""`fleet dead-letters`: look at the requests that killed workers, send one again, or drop them."""
+"""`fleet dead-letters`: list the requests that killed workers, send one again, or drop them."""
 
 import asyncio
 import sys
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from fleet.core.request import RequestSpec
 
 app = typer.Typer(name="dead-letters", no_args_is_help=True)
-CONNECT_PATIENCE_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 UNITS = {"text": "text tokens", "audio": "audio samples"}
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="The request's id, as `list` shows it.")]
 
 
 @app.callback()
 def dead_letters() -> None:
-    """Requests that kill workers: a request over which three workers died, the last one with nothing else to do.
+    """Manage dead letters: requests over which three workers died, the last one while it served nothing else.
 
-    Such a request is failed, and kept here with its prompt so that it can be looked into, and sent again once the cause is gone.
+    Such a request fails. It is stored with its prompt, so that the cause can be found, and the request sent again afterwards.
     """
 
 
 @app.command("list")
 def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """List the dead letters, oldest first: id, when, the stage whose workers died, and why it was given up.
+    """List the dead letters, oldest first: id, time, the stage whose workers died, and the cause.
 
     Example: fleet dead-letters list
     """
@@ -61,7 +61,7 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Print one letter: what was asked for, and what became of it.
+    """Print one dead letter: its request and its end.
 
     Example: fleet dead-letters show req-0190d6c5e1a4f00ba7
     """
@@ -89,9 +89,9 @@ def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -
 
 @app.command()
 def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Send a letter's request again under a new id, wait for its end, and say how it ended. If well, the letter is dropped.
+    """Send the request of a dead letter again under a new id, wait for its end, and report it. Success drops the letter.
 
-    The answer itself is not kept. One that kills its workers again is given up again, under its new id.
+    The answer is not stored. A request that kills workers again becomes a dead letter again, under its new id.
 
     Example: fleet dead-letters retry req-0190d6c5e1a4f00ba7
     """
@@ -100,15 +100,15 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
     deployment = open_deployment(config, set_)
     with _connect(deployment) as client:
         letter = read_letter(client, RequestId(request))
-        spec = _anew(spec_of(letter), deployment)
+        spec = _renewed(spec_of(letter), deployment)
         print(f"{letter.request} is sent again as {spec.id}", flush=True)
         try:
-            made = asyncio.run(_answer(deployment, spec, letter))
+            counts = asyncio.run(_answer(deployment, spec, letter))
         except FleetError as error:
             print(f"fleet: {spec.id} failed ({error.code}): {error.message}; the letter stays", file=sys.stderr, flush=True)
             raise typer.Exit(1) from None
         drop_letters(client, [letter])
-    print(f"{spec.id} finished: {', '.join(f'{count} {unit}' for unit, count in made.items())}; the letter is dropped")
+    print(f"{spec.id} finished: {', '.join(f'{count} {unit}' for unit, count in counts.items())}; the letter is dropped")
 
 
 @app.command()
@@ -118,7 +118,7 @@ def drop(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Remove a letter, or all of them; the requests cannot be sent again.
+    """Remove one dead letter, or all of them; their requests cannot be sent again.
 
     Examples:
 
@@ -129,41 +129,43 @@ def drop(
     from fleet.control.dead_letters import drop_letters, read_letter, read_letters
 
     if (request is None) != all_:
-        raise BadInput("name one letter's ID, or give --all", param="id")
+        raise BadInput("set the ID of one letter, or --all", param="id")
     with _connect(open_deployment(config, set_)) as client:
         letters = read_letters(client) if request is None else [read_letter(client, RequestId(request))]
         num_dropped = drop_letters(client, letters)
     print(f"dropped {num_dropped} dead letter{'' if num_dropped == 1 else 's'}")
 
 
-def _anew(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
-    """The same request as a new one. Raises: ConfigError if this deployment serves another graph."""
+def _renewed(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
+    """Return the request under a new id. Raises: ConfigError if this deployment serves another graph."""
     if spec.graph != deployment.config.graph:
         raise ConfigError(
             f"the letter is a request of graph {spec.graph}, and this deployment serves {deployment.config.graph}; "
-            f"give its file with --config, or --set graph={spec.graph}",
+            f"set its file with --config, or --set graph={spec.graph}",
             param="graph",
         )
     return msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us())
 
 
 async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLetter") -> dict[str, int]:
-    """What the whole answer came to: items by unit. Raises: the FleetError it ended with."""
+    """Return the number of items of the answer by unit. Raises: the FleetError of a failed request."""
     from fleet.control.client import FleetClient
 
     client = await FleetClient.connect(deployment.redis_url, deployment.config)
     try:
         await client.start()
-        return await _listen(client, deployment.config.graph_declaration().media, spec, letter.blob)
+        return await _count_items(client, deployment.config.graph_declaration().media, spec, letter.blob)
     finally:
         await client.stop()
 
 
-async def _listen(client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None) -> dict[str, int]:
-    made: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
+async def _count_items(
+    client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None
+) -> dict[str, int]:
+    counts: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
     async for chunk in await client.requests.submit(spec, blob):
-        made[_unit(media[chunk.edge])] += _num_items(chunk)
-    return dict(made)
+        counts[_unit(media[chunk.edge])] += _num_items(chunk)
+    return dict(counts)
 
 
 def _unit(medium: str) -> str:
@@ -171,7 +173,7 @@ def _unit(medium: str) -> str:
 
 
 def _num_items(chunk: "Chunk") -> int:
-    """Tokens or samples; an end may be an empty chunk."""
+    """Return the number of tokens or samples; the final chunk may be empty."""
     return next((tensor.shape[0] for tensor in chunk.tensors.values()), 0)
 
 
@@ -182,4 +184,4 @@ def _time(at_us: int) -> str:
 def _connect(deployment: Deployment) -> "Redis":
     from fleet.control.connect import connect
 
-    return connect(deployment.redis_url, patience_s=CONNECT_PATIENCE_S)
+    return connect(deployment.redis_url, patience_s=CONNECT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Files, options and environment -> the one deployment a command works on. Connects to nothing."""
+"""The deployment that a command works on, from files, options and environment. Connects to nothing."""
 
 import dataclasses
 import re
@@ -29,9 +29,9 @@ class Deployment:
 
 
 def open_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
-    """Resolve where things are: --set wins over the environment, the environment over the file.
+    """Read the deployment: --set takes precedence over the environment, and the environment over the file.
 
-    Raises: ConfigError naming the file or variable, the field and the fix.
+    Raises: ConfigError naming the file or variable, the field and the remedy.
     """
     settings = read_settings()
     path, config = open_config(config_file, overrides, settings)
@@ -52,10 +52,10 @@ def open_serving_deployment(config_file: Path | None, overrides: list[str] | Non
 
 
 def secure_data_dir(config: FleetConfig) -> Path:
-    """Return the deployment's data folder, made for this user alone if it is missing.
+    """Return the deployment's data folder; create it for this user alone if it is missing.
 
-    One that is there and holds only what Fleet has made is closed to other users too; another one is left as it is, since what
-    Fleet puts into it is private by itself.
+    An existing folder is closed to other users if Fleet created all its entries; otherwise its mode is left, since the entries
+    that Fleet creates are private themselves.
     """
     folder = config.data_dir.absolute()
     make_private_folder(folder)
@@ -64,18 +64,18 @@ def secure_data_dir(config: FleetConfig) -> Path:
 
 
 def is_made_by_fleet(name: str) -> bool:
-    """Return True for the name of an entry of a data folder that Fleet has made."""
+    """Return True for the name of an entry that Fleet creates in a data folder."""
     return _OWN.fullmatch(name) is not None
 
 
 def check_data_dir(folder: Path) -> None:
-    """Check the data folder of an embedded Redis: who can replace what lies there puts another server in its place.
+    """Check the data folder of an embedded Redis: a user who can replace its entries can replace the server.
 
     Raises: ConfigError if other users can.
     """
     if others_may_replace(folder, is_own=is_made_by_fleet):
         raise ConfigError(
-            f"data_dir: other users may replace what lies in {folder}; choose a folder of this user with --set data_dir=DIR, or "
-            f"`chmod go-w {folder}`",
+            f"data_dir: other users can replace the entries of {folder}; choose a folder of this user with --set data_dir=DIR, "
+            f"or `chmod go-w {folder}`",
             param="data_dir",
         )

@@ -1,4 +1,4 @@
-"""`fleet doctor`: what the deployment exposes, and what of it would be refused at start. Starts and opens nothing."""
+"""`fleet doctor`: reports what the deployment exposes, and which of it is refused at start. Starts and opens nothing."""
 
 import stat
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from fleet.core.private import OTHERS
 from fleet.transfer.reach import reach_of
 
 
-def redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     url = settings.redis_url
     if placeholder := _refusal(lambda: check_redis_placeholder(url)):
         yield Finding(subject="Redis", value="", refusal=placeholder, param="REDIS_URL")
@@ -32,34 +32,36 @@ def redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator
     yield Finding(subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL")
 
 
-def transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     if config.transfer.kind == "redis":
-        yield Finding(subject="transfers", value="tensors go through Redis")
+        yield Finding(subject="transfers", value="tensors are sent through Redis")
         return
     interface = config.transfer.interface
     refusal = _refusal(lambda: reach_of(interface, allow_public=False))
     allowed = config.security.allow_public_transfer and not _refusal(lambda: reach_of(interface, allow_public=True))
     permitted = "security.allow_public_transfer" if refusal and allowed else ""
-    value = f"workers can be read at {interface}, without authentication" if interface else "workers are read on this host only"
+    value = (
+        f"tensors are readable at {interface}, without authentication" if interface else "tensors are readable on this host only"
+    )
     yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
 
 
-def fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     file = config.security.fleet_secret
     value = f"records of workers are signed with {file}" if file else "records of workers are not signed"
     refusal = _refusal(lambda: read_fleet_secret(file)) if file else ""
     yield Finding(subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret")
 
 
-def data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     folder = config.data_dir.absolute()
     if not folder.is_dir():
-        yield Finding(subject="data folder", value=f"{folder} will be made for this user alone")
+        yield Finding(subject="data folder", value=f"{folder} will be created for this user alone")
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
-    who = "others can list it; what Fleet writes there is private by itself" if mode & OTHERS else "this user alone"
+    access = "others can list it; the files that Fleet writes there are private" if mode & OTHERS else "this user alone"
     refusal = _refusal(lambda: check_data_dir(folder)) if settings.redis_url is None else ""
-    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {who}", refusal=refusal, param="data_dir")
+    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {access}", refusal=refusal, param="data_dir")
 
 
 def _refusal(check: Callable[[], object]) -> str:
@@ -70,23 +72,23 @@ def _refusal(check: Callable[[], object]) -> str:
     return ""
 
 
-CHECKS: tuple[Check, ...] = (*GATEWAY_CHECKS, redis_access, transfers, fleet_secret, data_folder)
-"""In the order they are shown."""
+CHECKS: tuple[Check, ...] = (*GATEWAY_CHECKS, check_redis_access, check_transfers, check_fleet_secret, check_data_folder)
+"""Checks in the order of the output."""
 
 
 def doctor(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Check what the deployment exposes: a line each, OK, REFUSED (with the remedy) or PERMITTED by a setting.
+    """Check what the deployment exposes: one line each, OK, REFUSED (with the remedy) or PERMITTED by a setting.
 
-    The exit status is 1 if anything would be refused at start.
+    The exit status is 1 if the deployment would be refused at start.
 
     Example: fleet doctor --set web.host=0.0.0.0
     """
     deployment = open_deployment(config, set_)
-    found = list(run_checks(CHECKS, deployment.config, deployment.settings))
-    verdict_width = max(len(finding.verdict) for finding in found)
-    subject_width = max(len(finding.subject) for finding in found)
-    for finding in found:
-        found_out = finding.refusal if finding.refused else finding.value
-        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {found_out}")
-    if any(finding.refused for finding in found):
+    results = list(run_checks(CHECKS, deployment.config, deployment.settings))
+    verdict_width = max(len(finding.verdict) for finding in results)
+    subject_width = max(len(finding.subject) for finding in results)
+    for finding in results:
+        text = finding.refusal if finding.refused else finding.value
+        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {text}")
+    if any(finding.refused for finding in results):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The commands that look, or make a file: status, config, checkpoint. They start no process of the fleet."""
+"""The commands status, config and checkpoint. They start no process of the fleet."""
 
 import asyncio
 import json
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from fleet.core.telemetry import RoleView, WorkerView
 
 REFRESH_S = 1.0
-CONNECT_PATIENCE_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 
 checkpoint_app = typer.Typer(name="checkpoint", no_args_is_help=True)
 
 
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Show what waits for each role and who serves it, the workers, the roles nobody serves, and how many requests are live.
+    """Show roles and their queues, workers, roles without a worker, and the number of live requests.
 
-    Per role: tasks queued for a worker, how long the oldest has waited, how many of them no worker has read yet (lag), workers
-    that take tasks, tasks running of those that fit. A worker that is leaving, stands by or is starting counts as no capacity.
+    Per role: tasks queued for a worker, the age of the oldest, how many of them no worker has read yet (lag), workers that
+    receive tasks, tasks running and capacity. A worker that is leaving, on standby or starting adds no capacity.
 
-    On a terminal it is refreshed until Ctrl-C; elsewhere it is printed once.
+    On a terminal the tables are refreshed until Ctrl-C; elsewhere they are printed once.
 
     Example: fleet status --once
     """
     deployment = open_deployment(config, set_)
     from fleet.control.connect import connect
 
-    connect(deployment.redis_url, patience_s=CONNECT_PATIENCE_S).close()
+    connect(deployment.redis_url, patience_s=CONNECT_TIMEOUT_S).close()
     try:
         asyncio.run(_show(deployment, once=once, as_json=as_json))
     except KeyboardInterrupt:
@@ -62,23 +62,23 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
     console = Console()
     client = await FleetClient.connect(deployment.redis_url, deployment.config)
     try:
-        seen = await _look(client)
+        state = await _read_state(client)
         if as_json:
-            print(json.dumps(_as_json(seen)))
+            print(json.dumps(_as_json(state)))
         elif once or not console.is_terminal:
-            console.print(_shown(seen))
+            console.print(_render(state))
         else:
-            with Live(_shown(seen), console=console, refresh_per_second=4) as live:
+            with Live(_render(state), console=console, refresh_per_second=4) as live:
                 while True:
                     await asyncio.sleep(REFRESH_S)
-                    live.update(_shown(await _look(client)))
+                    live.update(_render(await _read_state(client)))
     finally:
         await client.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """The fleet at one moment."""
+class FleetState:
+    """The fleet at one moment, as `fleet status` prints it."""
 
     roles: "tuple[RoleView, ...]"
     workers: "tuple[WorkerView, ...]"
@@ -87,8 +87,8 @@ class Seen:
     refused: dict[str, str]
 
 
-async def _look(client: "FleetClient") -> Seen:
-    return Seen(
+async def _read_state(client: "FleetClient") -> FleetState:
+    return FleetState(
         roles=tuple(await client.telemetry.roles()),
         workers=tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id))),
         missing_roles=tuple(await client.telemetry.missing_roles()),
@@ -97,7 +97,7 @@ async def _look(client: "FleetClient") -> Seen:
     )
 
 
-def _as_json(seen: Seen) -> dict[str, object]:
+def _as_json(state: FleetState) -> dict[str, object]:
     workers = [
         {
             "id": worker.id,
@@ -111,28 +111,28 @@ def _as_json(seen: Seen) -> dict[str, object]:
             "draining": worker.draining,
             "standby": worker.standby,
         }
-        for worker in seen.workers
+        for worker in state.workers
     ]
-    roles = [msgspec.to_builtins(role) for role in seen.roles]
-    rest = {"missing_roles": list(seen.missing_roles), "live_requests": seen.num_live, "refused": seen.refused}
+    roles = [msgspec.to_builtins(role) for role in state.roles]
+    rest = {"missing_roles": list(state.missing_roles), "live_requests": state.num_live, "refused": state.refused}
     return {"roles": roles, "workers": workers, **rest}
 
 
-def _shown(seen: Seen) -> "Group":
+def _render(state: FleetState) -> "Group":
     from rich.console import Group
 
-    refused = [f"refused: {worker}: {why}" for worker, why in seen.refused.items()]
-    return Group(_role_table(seen), _worker_table(seen), *refused)
+    refused = [f"refused: {worker}: {why}" for worker, why in state.refused.items()]
+    return Group(_role_table(state), _worker_table(state), *refused)
 
 
-def _role_table(seen: Seen) -> "Table":
+def _role_table(state: FleetState) -> "Table":
     from rich.table import Table
 
-    missing = f"; nobody serves {', '.join(seen.missing_roles)}" if seen.missing_roles else ""
-    table = Table(title=f"{seen.num_live} live requests{missing}", title_justify="left")
+    missing = f"; missing: {', '.join(state.missing_roles)}" if state.missing_roles else ""
+    table = Table(title=f"{state.num_live} live requests{missing}", title_justify="left")
     for heading in ("role", "queued", "oldest", "lag", "workers", "running"):
         table.add_column(heading)
-    for role in seen.roles:
+    for role in state.roles:
         table.add_row(
             role.role,
             str(role.queue_depth),
@@ -145,25 +145,24 @@ def _role_table(seen: Seen) -> "Table":
 
 
 def _workers_of(role: "RoleView") -> str:
-    others = ((role.standby, "standing by"), (role.draining, "leaving"), (role.starting, "starting"))
-    beside = [f" + {count} {what}" for count, what in others if count]
-    return str(role.workers) + "".join(beside)
+    others = ((role.standby, "on standby"), (role.draining, "leaving"), (role.starting, "starting"))
+    return str(role.workers) + "".join(f" + {count} {state}" for count, state in others if count)
 
 
-def _worker_table(seen: Seen) -> "Table":
+def _worker_table(state: FleetState) -> "Table":
     from rich.table import Table
 
     table = Table()
     for heading in ("role", "worker", "host", "pid", "up", "lease left", "tasks"):
         table.add_column(heading, overflow="fold")
-    for worker in seen.workers:
+    for worker in state.workers:
         table.add_row(
             worker.role or "gateway",
             worker.id,
             worker.host,
             str(worker.pid),
             _duration((now_us() - worker.started_us) / 1e6),
-            "leaving" if worker.draining else "stands by" if worker.standby else f"{worker.lease_left_s:.1f} s",
+            "leaving" if worker.draining else "standby" if worker.standby else f"{worker.lease_left_s:.1f} s",
             f"{worker.running}/{worker.capacity}",
         )
     return table
@@ -176,7 +175,7 @@ def _duration(seconds: float) -> str:
 
 
 def config(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Check a deployment and print it whole, defaults included, as a file that --config takes.
+    """Check a deployment and print it with all defaults, as a file for --config.
 
     Example: fleet config --config configs/text.yaml --set web.port=8001
     """
@@ -187,16 +186,16 @@ def config(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @checkpoint_app.callback()
 def checkpoint() -> None:
-    """Make checkpoints for trying Fleet without a download."""
+    """Write checkpoints for trying Fleet without a download."""
 
 
 @checkpoint_app.command()
 def tiny(
     out_dir: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal files.")] = 0,
-    graph: Annotated[str, typer.Option(help="The graph it is for.")] = DEFAULT_GRAPH,
+    seed: Annotated[int, typer.Option(help="Seed of the weights; equal seeds give equal files.")] = 0,
+    graph: Annotated[str, typer.Option(help="The graph to write a checkpoint for.")] = DEFAULT_GRAPH,
 ) -> None:
-    """Write a tiny checkpoint with random weights into OUT_DIR: the true architecture, whose answers are noise.
+    """Write a tiny checkpoint with random weights to OUT_DIR: it has the real architecture, and its answers are noise.
 
     Example: fleet checkpoint tiny /tmp/tiny --seed 1
     """

@@ -1,4 +1,4 @@
-"""`fleet jobs`: the worker of background jobs, and the two commands that submit jobs and list them."""
+"""`fleet jobs`: the worker of background jobs, and the commands that submit and list jobs."""
 
 import asyncio
 import os
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from redis import Redis
 
 app = typer.Typer(name="jobs", invoke_without_command=True)
-LIST_PATIENCE_S = 2.0
+LIST_TIMEOUT_S = 2.0
 DEFAULT_PORT = 8000
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="The gateway that jobs measure, where it is not the deployment's on this machine."),
+    typer.Option("--url", help="The gateway that jobs measure. Default: the deployment's gateway on this machine."),
 ]
 
 
 @app.callback()
 def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, url: Url = None) -> None:
-    """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` shows them all.
+    """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` lists all jobs.
 
-    Jobs survive restarts, since they lie in Redis. Stopping the worker ends the job under way, which then counts as failed. A job
-    writes into a folder of its own under `data_dir`, which is removed with the job.
+    Jobs are stored in Redis and survive restarts. Stopping the worker ends the running job, which then counts as failed. Each job
+    writes to its own folder under `data_dir`, which is removed with the job.
 
     Examples:
 
@@ -55,7 +55,7 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
     connection = _connect(deployment, patience_s=10.0)
     if deployment.config.data_dir.exists():
         secure_data_dir(deployment.config)
-    os.umask(0o077)  # what a job writes is this user's
+    os.umask(0o077)  # files that a job writes are private to this user
     with shipping(deployment.redis_url, Labels("jobs")):
         run_jobs(connection, Measured(config=deployment.config, url=url or _gateway_url(deployment)))
 
@@ -63,14 +63,14 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
 @app.command("add", hidden=True)
 @app.command()
 def submit(
-    kind: Annotated[str, typer.Argument(help="What to run: bench.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Its arguments.")] = None,
+    kind: Annotated[str, typer.Argument(help="The kind of job: bench.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="The arguments of the job.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
     """Submit a job and print its id.
 
-    A job measures this deployment and writes into its own folder; `fleet bench` on the command line has more options. A bench job
+    A job measures this deployment and writes to its own folder; the command `fleet bench` has more options. A bench job
     takes measure (serving, voice, barge-in, scale, hop or transfer), requests, concurrency, max_tokens, frames, warm_up,
     sessions, streams, scale_seconds, hops and check, which mean what the options of `fleet bench` mean.
 
@@ -82,13 +82,13 @@ def submit(
     """
     from fleet.control.jobs import submit as submit_job
 
-    given = dict(map(_argument, arguments or ()))
-    print(submit_job(_connect(open_deployment(config, set_)), kind, given).id)
+    parsed = dict(map(_parse_argument, arguments or ()))
+    print(submit_job(_connect(open_deployment(config, set_)), kind, parsed).id)
 
 
 @app.command("list")
 def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """List the jobs, newest first: id, kind, state, and the last line of a failure.
+    """List the jobs, newest first: id, kind, state, and the last line of an error.
 
     Example: fleet jobs list
     """
@@ -98,18 +98,18 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
         print(f"{job.id}  {job.kind:8} {job.state:9} {job.error}".rstrip())
 
 
-def _argument(word: str) -> tuple[str, object]:
-    """A name, and a value as YAML has it; commas separate the values of a list. Raises: BadInput."""
-    name, equals, value = word.partition("=")
+def _parse_argument(argument: str) -> tuple[str, object]:
+    """Return a name and its YAML value; commas separate the values of a list. Raises: BadInput."""
+    name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         raise BadInput(
-            f"{word[:80]!r} is not NAME=VALUE; a job takes named arguments, such as `fleet jobs submit bench requests=20`",
+            f"{argument[:80]!r} is not NAME=VALUE; write arguments as in `fleet jobs submit bench requests=20`",
             param="arguments",
         )
-    return name, [_value(part) for part in value.split(",")] if name in LISTS else _value(value)
+    return name, [_parse_value(part) for part in value.split(",")] if name in LISTS else _parse_value(value)
 
 
-def _value(text: str) -> object:
+def _parse_value(text: str) -> object:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -121,7 +121,7 @@ def _gateway_url(deployment: Deployment) -> str:
     return f"{web.scheme}://{reachable(web.host)}:{web.port or DEFAULT_PORT}"
 
 
-def _connect(deployment: Deployment, patience_s: float = LIST_PATIENCE_S) -> "Redis":
+def _connect(deployment: Deployment, patience_s: float = LIST_TIMEOUT_S) -> "Redis":
     from fleet.control.connect import connect
 
     return connect(deployment.redis_url, patience_s=patience_s)

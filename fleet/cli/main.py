@@ -1,4 +1,4 @@
-"""The `fleet` command's entry point: its subcommands, and every known mistake as one line on stderr."""
+"""Entry point of the `fleet` command: its subcommands; each known error becomes one line on stderr."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve composite speech models with a fleet of ordinary processes.\n\n"
-    "`fleet up` starts everything on this machine; the other commands are its parts, one process each.",
+    "`fleet up` starts all processes on this machine; the other commands run one process each, or inspect the fleet.",
 )
 app.command()(up)
 app.command()(serve.redis)
@@ -37,7 +37,7 @@ app.command()(chaos)
 
 
 def main() -> None:
-    """Exit status: 0 done, 1 a known failure (one line says which), 2 a usage mistake."""
+    """Run the command. Exit status: 0 done, 1 a known error, printed as one line, 2 a usage mistake."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(prog_name="fleet")

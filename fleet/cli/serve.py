@@ -1,4 +1,4 @@
-"""The commands that are one process each: redis, conductor, worker, web. Each blocks until SIGTERM."""
+"""The commands that run one process each: redis, conductor, worker, web. Each runs until SIGTERM."""
 
 import asyncio
 import os
@@ -20,11 +20,11 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
-    """Run the fleet's Redis server; idle if REDIS_URL names one elsewhere.
+    """Run the fleet's Redis server; idle if REDIS_URL is set.
 
-    The server is the Valkey that is installed with Fleet, else redis-server or valkey-server from PATH (6.2 or newer). Its data
-    lies in `redis.data_dir`, or in `redis` under `data_dir`, as an append-only file and survives restarts. Clients connect to the
-    Unix socket `redis.sock` there; with `redis.port` also to that port, with the password in the file `password` there.
+    The server is the Valkey installed with Fleet, else redis-server or valkey-server from PATH (6.2 or newer). Its data is an
+    append-only file in `redis.data_dir`, or in `redis` under `data_dir`, and survives restarts. Clients connect to the Unix
+    socket `redis.sock` in that folder; with `redis.port` also to that port, with the password in the file `password` there.
 
     Example: fleet redis --set redis.port=6400
     """
@@ -41,7 +41,7 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     options = deployment.config.redis
     if options.port == 0:
         raise ConfigError(
-            "redis.port: only `fleet up` chooses a free port; give one, or null for the Unix socket alone", param="redis.port"
+            "redis.port: only `fleet up` chooses a free port; set a port, or null for the Unix socket alone", param="redis.port"
         )
     if options.data_dir is None:
         check_data_dir(secure_data_dir(deployment.config))
@@ -51,7 +51,7 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
 
 
 def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
-    """Run a conductor: it decides which worker gets what. Run several and one leads while the others stand by.
+    """Run a conductor, which assigns tasks to workers. If several run, one leads and the others stand by.
 
     Example: fleet conductor
     """
@@ -67,46 +67,46 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
 
 def worker(
-    role: Annotated[str, typer.Argument(help="A stage, or STAGE.prefill or STAGE.decode of one that is split.")],
+    role: Annotated[str, typer.Argument(help="A stage; of a split one, STAGE.prefill or STAGE.decode.")],
     config: ConfigFile = None,
     set_: Overrides = None,
     kept: Keep = False,
 ) -> None:
-    """Run one worker of ROLE. Start as many as you like, at any time, on any machine that reaches Redis.
+    """Run one worker of ROLE. Any number can be started, at any time, on any machine that reaches Redis.
 
-    A worker joins its role by starting and leaves by stopping; requests it held go on elsewhere.
+    A worker joins its role when it starts and leaves it when it stops; its tasks then continue on other workers.
 
     Example: fleet worker thinker --set stages.thinker.max_batch=8
     """
     deployment = open_serving_deployment(config, set_)
-    serves = deployment.config.role(role)
+    own_role = deployment.config.role(role)
     from fleet.worker.peers import read_peer_access
 
     read_peer_access(deployment.config)  # before anything is loaded
     if kept:
-        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, serves.name))
+        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, own_role.name))
     _await_redis(deployment)
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     from fleet.control.starting import StartAnnouncement
 
-    with StartAnnouncement(deployment.redis_url, serves) as starting:
-        starting.end_by(signal.SIGTERM)  # until the worker is loaded and leaves in order
+    with StartAnnouncement(deployment.redis_url, own_role) as starting:
+        starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
         fake = deployment.config.engine == "fake"
         checkpoint = None if fake else resolve_checkpoint(deployment.config)
         # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(serves.stage).threads)
+        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(own_role.stage).threads)
         from fleet.control.log_stream import shipping
         from fleet.worker.main import run_worker
 
-        with shipping(deployment.redis_url, Labels("worker", stage=serves.stage)) as labels:
+        with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
             run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined)
 
 
 def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:
     """Run a gateway: the OpenAI API, the Realtime WebSocket and the console, at http://HOST:PORT.
 
-    FLEET_PORT sets the port, FLEET_API_KEY asks clients for a key; without one it listens on loopback only.
+    FLEET_PORT sets the port. FLEET_API_KEY sets the key that clients must send; without it the gateway listens on loopback only.
 
     Example: fleet web --set web.port=8001
     """
@@ -128,9 +128,9 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, r
 
 
 def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | None = None) -> int:
-    """Keep a command that holds a right: what it held is freed when it is seen to die, not when its lease lapses.
+    """Keep a registered command running, and fence it when it dies, before its lease lapses.
 
-    `role`: what it serves, whose requests wait while it is started.
+    `role`: the role of a worker, whose requests wait while it is restarted.
     """
     from fleet.cli.supervise import WorkerStarts, make_fence
 
@@ -140,14 +140,14 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | 
 
 
 def _await_redis(deployment: Deployment) -> None:
-    """Redis may be starting at the same moment. Raises: RedisUnreachable after about ten seconds."""
+    """Wait for Redis, which may be starting too. Raises: RedisUnreachable after about ten seconds."""
     from fleet.control.connect import connect
 
     connect(deployment.redis_url).close()
 
 
 def _idle(line: str) -> None:
-    """Say why there is nothing to do, then wait for a stop signal: a Procfile line that ends would end the others."""
+    """Print the reason, then wait for a stop signal: the end of one Procfile process ends the others."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     print(line, flush=True)
     signal.sigwait(STOP_SIGNALS)

@@ -1,4 +1,4 @@
-"""`fleet up`: every process a deployment names, on this machine, from one command. Knows no stage; the graph names them."""
+"""`fleet up`: all processes of a deployment on this machine, from one command. Knows no stage; the graph names them."""
 
 import http.client
 import os
@@ -25,12 +25,12 @@ READY_POLL_S = 0.25
 def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = False) -> None:
     """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
 
-    Workers beyond a stage's replicas, as many as its `standby` says, load their weights and wait: when a worker of the stage is
-    lost, one of them takes its place at once, and the one that is started in its stead waits for the next time.
+    In addition to a stage's replicas, `standby` workers load their weights and wait: when a worker of the stage is lost, one of
+    them replaces it immediately, and the restarted worker becomes a standby.
 
-    Prints one line with the address once requests are served. A process that dies is started again, after a pause that grows
-    while it keeps dying; one that cannot even start ends them all. Ctrl-C stops them all, and so does the death of this command.
-    Redis is left out where REDIS_URL names one.
+    Prints one line with the address once requests are served. A process that dies is restarted, after a pause that grows while it
+    keeps dying; a process that cannot start ends all of them. Ctrl-C stops them all, and so does the death of this command.
+    Redis is not started if REDIS_URL is set.
 
     Examples:
 
@@ -49,7 +49,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     resolved = _resolve(deployment)
     resolved_file = _store(resolved)
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
-    watch = threading.Thread(target=_say_when_ready, args=(url,), daemon=True)
+    watch = threading.Thread(target=_report_ready, args=(url,), daemon=True)
     manager = FleetManager(deployment.redis_url, watch.start)
     for name, arguments in _processes(deployment, resolved):
         manager.keep(name, arguments, _environment(arguments[0], resolved_file))
@@ -60,21 +60,21 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
 
 
 def _check_peers(config: FleetConfig) -> None:
-    """Raises: ConfigError now, as each worker would."""
+    """Check what each worker checks when it starts. Raises: ConfigError."""
     from fleet.worker.peers import read_peer_access
 
     read_peer_access(config)
 
 
 def _check_redis(deployment: Deployment) -> None:
-    """Raises: RedisUnreachable or ConfigError now, before anything is started."""
+    """Check Redis and the ports before anything is started. Raises: RedisUnreachable, ConfigError."""
     from fleet.control.connect import connect
     from fleet.control.server import find_server, lock_data_dir, require_free_port
 
     if deployment.embedded_redis:
         find_server()
         check_data_dir(secure_data_dir(deployment.config))
-        # A folder that another fleet serves is refused here, before that fleet's resolved configuration would be overwritten.
+        # Refuses the folder of a running fleet before its resolved configuration is overwritten.
         os.close(lock_data_dir(deployment.config.redis_data_dir))
         if deployment.config.redis.port is not None:
             require_free_port("127.0.0.1", deployment.config.redis.port, "redis.port")
@@ -84,7 +84,7 @@ def _check_redis(deployment: Deployment) -> None:
 
 
 def _resolve(deployment: Deployment) -> FleetConfig:
-    """What every process must read alike: chosen ports, absolute folders, the checkpoint."""
+    """Resolve what all processes must share: free ports, absolute folders, the checkpoint."""
     from fleet.control.server import free_ports
 
     config = deployment.config
@@ -100,25 +100,25 @@ def _resolve(deployment: Deployment) -> FleetConfig:
 
 
 def _store(config: FleetConfig) -> Path:
-    """Keep the resolved configuration in the data folder and print what in it is not a default."""
+    """Write the resolved configuration to the data folder and print its values that are not defaults."""
     path = secure_data_dir(config) / RESOLVED_NAME
     write_private(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     changed = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
-    print(f"fleet: configuration resolved into {path}; other than the defaults:\n{changed}", end="", flush=True)
+    print(f"fleet: configuration resolved to {path}; values other than the defaults:\n{changed}", end="", flush=True)
     return path
 
 
 def _environment(command: str, config_file: Path) -> dict[str, str]:
-    """Return the environment of `fleet COMMAND`: of secrets only those that it uses.
+    """Return the environment of `fleet COMMAND`, with the secrets that it uses only.
 
-    FLEET_PORT is left out: it is already in the file, where a --set may have overruled it.
+    FLEET_PORT is left out: it is in the file already, unless a --set overrode it.
     """
     env = {key: value for key, value in without_secrets(os.environ, USES[command]).items() if key != "FLEET_PORT"}
     return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
 
 
 def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
-    """(name, arguments of `fleet`), in starting order."""
+    """Return (name, arguments of `fleet`) of each process, in the order of their start."""
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
     for role in config.roles():
@@ -128,13 +128,13 @@ def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, l
 
 
 def reachable(host: str) -> str:
-    """An address a client on this machine can use, for a host that may mean "all interfaces"."""
+    """Return an address for clients on this machine, for a host that may mean "all interfaces"."""
     if host in ("", "0.0.0.0", "::"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
-def _say_when_ready(url: str) -> None:
+def _report_ready(url: str) -> None:
     pause = threading.Event()
     while not _is_ready(url):
         pause.wait(READY_POLL_S)
@@ -147,7 +147,7 @@ def _is_ready(url: str) -> bool:
     scheme, _, address = url.partition("://")
     connection = http.client.HTTPConnection(address, timeout=5)
     if scheme == "https":
-        connection = http.client.HTTPSConnection(address, timeout=5, context=_trusting_ourselves())
+        connection = http.client.HTTPSConnection(address, timeout=5, context=_own_gateway_context())
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -157,8 +157,8 @@ def _is_ready(url: str) -> bool:
         connection.close()
 
 
-def _trusting_ourselves() -> ssl.SSLContext:
-    """The gateway of this very fleet, whose certificate may be for another name, or its own."""
+def _own_gateway_context() -> ssl.SSLContext:
+    """Return a TLS context for this fleet's own gateway, whose certificate may be self-signed or for another name."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

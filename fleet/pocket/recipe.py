@@ -1,7 +1,7 @@
-"""How Pocket is made, from nothing to a folder: the steps in order, each resumable and runnable alone.
+"""The recipe of Pocket, from nothing to a folder: the steps in order, each resumable and runnable alone.
 
-A step that is done is quick to run again: finished data is kept, a finished training stops at once. Which steps wait for which is
-in `STEPS`; the two language stages, the codec and the audio tower share nothing but their shape, so their order is free.
+A finished step is quick to run again: its data is kept, and a finished training stops immediately. `STEPS` has the dependencies;
+the two language stages, the codec and the audio tower share only the configuration of the model, so their order is free.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """Where and with what. `device`: where the trainings compute, such as cuda.
+    """Options of a run. `folder`: of data and trained parts. `device`: of the trainings, such as cuda.
 
-    `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it. `start`: an exported folder
-    whose weights the trainings begin with, of the same shape and, for codec and Talker, the same codebook.
+    `share` scales the steps of each training: less than 1 tries the recipe, with worse results. `start`: an exported folder whose
+    weights the trainings start from, of the same shape and, for codec and Talker, the same codebook.
     """
 
     folder: Path = DEFAULT_FOLDER
@@ -42,7 +42,7 @@ class RecipeOptions:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             why = str(error).splitlines()[0]
-            raise BadInput(f"device: {self.device!r} is not here ({why}); use cpu", param="device") from error
+            raise BadInput(f"device: {self.device!r} is not available ({why}); use cpu", param="device") from error
 
     @property
     def speech(self) -> Path:
@@ -63,7 +63,7 @@ class RecipeOptions:
         return schedule.scaled(self.share)
 
     def keep_start(self, part: str, name: str) -> None:
-        """If the training `name` was never run, what the start holds of `part` stands for its result."""
+        """If the training `name` was never run, use the weights of `part` in `start` as its result."""
         from safetensors.torch import save_file
 
         from fleet.pocket.export import part_of
@@ -81,9 +81,9 @@ class RecipeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`after` names the steps whose results it reads."""
+    """A step of the recipe. `after`: the steps whose results it reads."""
 
-    what: str
+    description: str
     run: Callable[[RecipeOptions], None]
     after: tuple[str, ...] = ()
 
@@ -135,7 +135,7 @@ def _hearing(work: RecipeOptions) -> None:
 
 
 def _joint(work: RecipeOptions) -> None:
-    """Of the start's weights where one of the two was not trained here."""
+    """Train Thinker and tower together; a part that was not trained here has the weights of `start`."""
     from fleet.pocket.train import joint
 
     for part in ("thinker", "hearing"):
@@ -144,7 +144,7 @@ def _joint(work: RecipeOptions) -> None:
 
 
 def _export(work: RecipeOptions) -> None:
-    """A part that was not trained here is the start's."""
+    """Export all parts; a part that was not trained here has the weights of `start`."""
     from fleet.pocket.export import export
 
     files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
@@ -154,27 +154,27 @@ def _export(work: RecipeOptions) -> None:
 
 
 STEPS: Final[Mapping[str, Step]] = {
-    "speech": Step(what="the teacher speaks the corpus; its sound in codes", run=_speech),
-    "recordings": Step(what="the corpus' questions in many voices", run=_recordings),
-    "thinker": Step(what="answers what is typed", run=_thinker),
-    "codec": Step(what="codes to sound", run=_codec, after=("speech",)),
-    "talker": Step(what="text to codes", run=_talker, after=("speech",)),
-    "hearing": Step(what="sound to letters", run=_hearing, after=("recordings",)),
-    "joint": Step(what="answers what is spoken", run=_joint, after=("recordings", "thinker", "hearing")),
-    "export": Step(what="the folder that a deployment's checkpoint names", run=_export, after=("codec", "talker", "joint")),
+    "speech": Step(description="synthesizes the corpus and encodes it", run=_speech),
+    "recordings": Step(description="synthesizes the questions in many voices", run=_recordings),
+    "thinker": Step(description="trains the answers to typed questions", run=_thinker),
+    "codec": Step(description="trains codes to audio", run=_codec, after=("speech",)),
+    "talker": Step(description="trains text to codes", run=_talker, after=("speech",)),
+    "hearing": Step(description="trains audio to letters", run=_hearing, after=("recordings",)),
+    "joint": Step(description="trains the answers to spoken questions", run=_joint, after=("recordings", "thinker", "hearing")),
+    "export": Step(description="writes the folder of the checkpoint", run=_export, after=("codec", "talker", "joint")),
 }
 
 
-def make(work: RecipeOptions, names: Sequence[str] = ()) -> None:
-    """Run the named steps, or all of them, in the recipe's order.
+def run_steps(work: RecipeOptions, names: Sequence[str] = ()) -> None:
+    """Run the named steps, or all of them, in the order of the recipe.
 
-    Raises: BadInput for a step there is not; ConfigError where a step before it has left nothing.
+    Raises: BadInput for an unknown step; ConfigError if the result of an earlier step is missing.
     """
     unknown = [name for name in names if name not in STEPS]
     if unknown:
-        raise BadInput(f"step: there is no {unknown[0]!r}; use some of {', '.join(STEPS)}", param="step")
+        raise BadInput(f"step: {unknown[0]!r} is unknown; use some of {', '.join(STEPS)}", param="step")
     torch.set_num_threads(work.threads)
     for name, step in STEPS.items():
         if not names or name in names:
-            print(f"fleet pocket: {name}: {step.what}", flush=True)
+            print(f"fleet pocket: {name}: {step.description}", flush=True)
             step.run(work)

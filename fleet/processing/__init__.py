@@ -1,4 +1,4 @@
-"""What turns a chat into a request and token ids into text: tokenizer, chat template, audio decoding. Never torch.
+"""Processing of prompts and answers: tokenizer, chat template, audio decoding. Never imports torch.
 
 Each model family has a `Frontend` in a file of its own (`qwen3_omni.py`, `text.py`), named by the graph declaration and
 used through the protocol in `base.py`.

@@ -1,7 +1,7 @@
-"""Audio prompts: a file to float32 mono samples at the model's rate. Knows no model and no request.
+"""Decoding of audio prompts to float32 mono samples at the model's rate. Knows no model and no request.
 
 Each file is bounded in format, channels, rate and duration before it is decoded, and in duration while it is. The time and memory
-that a codec's library takes cannot be bounded here: the process that decodes is, see `decoder.py`.
+that a codec's library uses cannot be bounded here; the limits of the decoder process do that, see `decoder.py`.
 """
 
 import base64
@@ -28,11 +28,11 @@ from fleet.processing.containers import (
 )
 
 MIN_CLIP_MS = 50
-"""Shorter clips hold fewer samples than the first analysis window reflects."""
+"""Shorter clips have fewer samples than the first analysis window needs."""
 MAX_PARTS = 256
 """Audio parts of one request."""
 MAX_PLAIN_BYTES = 8 * 1024 * 1024
-"""Files of one request that the gateway itself reads: two minutes of PCM16 at 16 kHz, as base64, take 5 MiB."""
+"""Total size of files that the gateway itself decodes: two minutes of PCM16 at 16 kHz are 5 MiB in base64."""
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
@@ -44,7 +44,7 @@ _CODECS = {
 """libsndfile's names of containers and codecs; it opens more than these."""
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_LEN = 1 << 62
-"""libsndfile counts about so many frames where a file does not say how many it has."""
+"""About the number of frames that libsndfile reports for a file of unknown length."""
 _DATA_URL = re.compile(r"\s*data:", re.IGNORECASE)
 _BASE64_MARK = re.compile(r";\s*base64,", re.IGNORECASE)
 _WHITESPACE = b" \t\n\r\v\f"
@@ -78,10 +78,10 @@ def decode_parts(
 
 
 def decode_clip(data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
-    """Decode an audio file to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
-    the file's base64, or a `data:` URL of it.
+    """Decode an audio file to mono at `rate_hz`; its content decides its format, not its declared type. A string
+    is base64, or a `data:` URL.
 
-    `plain_only`: no codec's library is called; what is no WAV file of PCM16 (`needs_decoder`) is refused.
+    `plain_only`: calls no codec's library; refuses all but WAV files of PCM16 (`needs_decoder`).
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
@@ -113,7 +113,7 @@ def _is_plain_wav(data: str | bytes) -> bool:
 
 
 class _Clip:
-    """Samples on their way to the model's rate, a block at a time: memory holds the result and one block of the source."""
+    """Resamples a clip block by block, so that memory holds the result and one block of the source."""
 
     def __init__(self, source_hz: int, rate_hz: int, where: str) -> None:
         self._source_hz, self._where = source_hz, where
@@ -122,17 +122,17 @@ class _Clip:
         self._blocks: list[Samples] = []
 
     def add(self, mono: Samples) -> None:
-        """Raises: BadInput for samples that no recording has."""
+        """Add samples. Raises: BadInput for samples that are not finite or far too large."""
         self._num_source += len(mono)
         if not np.isfinite(mono).all():
             message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
-            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
+            raise BadInput(f"{self._where}: the audio's samples are too large; scale them to -1..1", param=self._where)
         self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 
     def finish(self) -> Samples:
-        """Raises: BadInput if the clip is too short."""
+        """Return the clip. Raises: BadInput if it is too short."""
         if self._num_source * 1000 < MIN_CLIP_MS * self._source_hz:
             raise BadInput(f"{self._where}: the audio is shorter than {MIN_CLIP_MS} ms", param=self._where)
         if self._resampler is not None:
@@ -160,14 +160,14 @@ def _base64_start(data: str) -> int:
 
 
 def _blocks(data: AudioSource, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the mono samples of a file or recording, a block at a time, as far as they are permitted."""
+    """Yield the rate and the mono samples of a file or recording, block by block, up to the limits."""
     if isinstance(data, Recording):
         check_length(len(data.samples), data.rate_hz, max_s, where)
         yield data.rate_hz, data.samples.astype(np.float32) / np.float32(32_768)
         return
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
+        raise BadInput(f"{where}: holds no audio; send a file in {READABLE}", param=where)
     raw = without_tags(raw)
     if (plain := _plain_header(raw)) is not None:
         yield from _plain_blocks(raw, *plain, max_s, where)
@@ -180,9 +180,9 @@ def _blocks(data: AudioSource, max_s: float, where: str, plain_only: bool) -> It
 
 
 def _plain_header(start: bytes) -> tuple[int, int] | None:
-    """Return rate and channels of the commonest of all WAV files: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
+    """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
 
-    None for all others, and where the header leaves out the number of samples.
+    None for all others, and if the header lacks the number of samples.
     """
     if len(start) < _PLAIN_WAV.size:
         return None

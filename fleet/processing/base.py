@@ -39,7 +39,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """Audio of a message: its source, or once it is decoded its samples, mono at the frontend's `audio_rate_hz`.
+    """Audio of a message: its source, or its samples once decoded, mono at the frontend's `audio_rate_hz`.
 
     `where` names the field of the user's input, for error messages.
     """
@@ -50,14 +50,14 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. A turn given as a plain string is kept as one: chat templates may render the two differently."""
+    """One turn. A plain string stays one, since chat templates may render strings and parts differently."""
 
     role: str
     content: TextPart | tuple[TextPart | AudioPart, ...]
 
 
 GivenAnswer = TextPart | tuple[int, ...]
-"""An answer that is not drawn: all of it, as text; or the tokens it begins with, which are all of it if an end token is last."""
+"""An answer that is supplied, not sampled: the whole text, or its first tokens, which are all if the last is an end token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,22 +101,22 @@ class ChatRequest:
 
 
 class Detokenizer(Protocol):
-    """Token ids of one answer, in order, to text; never half a character."""
+    """Converts the token ids of one answer, in order, to text without partial characters."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these ids make certain."""
+        """Return the text that later ids cannot change."""
         ...
 
     def finish(self) -> str:
-        """What was held back; incomplete bytes become U+FFFD."""
+        """Return the text that was held back; incomplete bytes become U+FFFD."""
         ...
 
 
 class Frontend(Protocol):
     """One model's prompt processing. Thread-safe: `prepare` runs in worker threads.
 
-    Units: `sample_rate_hz` of the answer's audio; 0 where the model does not speak. `audio_rate_hz` of the audio in prompts;
-    0 where the model takes none.
+    Units: `sample_rate_hz` of the answer's audio; 0 if the model does not speak. `audio_rate_hz` of the audio in prompts; 0 if
+    the model accepts none.
     """
 
     @property
@@ -125,68 +125,67 @@ class Frontend(Protocol):
     def audio_rate_hz(self) -> int: ...
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
-        """The request and its audio blob (float32 mono, clips one after another). Audio that is not decoded yet is decoded here.
+        """Return the request and its audio blob (float32 mono, clips concatenated). Decodes audio that is not decoded yet.
 
         Raises: BadInput, InputTooLarge naming the field.
         """
         ...
 
     def check_text(self, text: TextPart) -> None:
-        """Whether it can be part of a prompt, before there is one. Raises: BadInput if it holds a control token."""
+        """Check that the text can be part of a prompt. Raises: BadInput if it contains a control token."""
         ...
 
     def speech_prompt(self, text: str) -> str:
-        """What to ask so that the answer to be expected is this text: it is given then, but speech hangs on the question too."""
+        """Return a question whose expected answer is this text: the speech of a supplied answer depends on the question."""
         ...
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """The text in pieces, each to be given as an answer of at most so many tokens; of whole sentences where possible.
-        Empty where nothing of it can be said.
+        """Split the text into answers of at most `max_tokens`, at ends of sentences if possible; empty if none can be spoken.
 
-        Raises: BadInput if it holds a control token.
+        Raises: BadInput if it contains a control token.
         """
         ...
 
     def transcription_prompt(self) -> str:
-        """What to ask so that the answer is what an audio clip beside it says, and nothing else."""
+        """Return a question, to be sent with an audio clip, whose answer is the transcription alone."""
         ...
 
     def detokenizer(self) -> Detokenizer: ...
 
     def voices(self) -> list[str]:
-        """Names of the checkpoint's voices, the default one first."""
+        """Return the names of the checkpoint's voices, the default one first."""
         ...
 
     def voice(self, wanted: str | None, where: str = ...) -> str:
-        """The checkpoint's voice for a name, OpenAI's names included; the default one for None. `where` names the user's field.
+        """Return the checkpoint's voice for a name, also one of OpenAI's; the default for None. `where` names the user's field.
 
-        Raises: BadInput naming the voices there are.
+        Raises: BadInput listing the voices.
         """
         ...
 
     def examples(self) -> list[str]:
-        """Questions that the checkpoint's makers suggest; empty where they suggest none."""
+        """Return the example questions of the checkpoint, if it has any."""
         ...
 
     def end_ids(self) -> frozenset[int]: ...
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
-        """How the checkpoint says that its stages sample, by stage: fields of `Sampling`."""
+        """Return the checkpoint's sampling defaults by stage: fields of `Sampling`."""
         ...
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
-        """How many of the prompt's positions are audio."""
+        """Count the audio positions of the prompt."""
         ...
 
     def num_answer_audio_tokens(self, num_samples: int) -> int:
-        """How many audio tokens (codec frames) an answer of so many samples took."""
+        """Return the number of audio tokens (codec frames) of an answer with `num_samples`."""
         ...
 
 
 def load_frontend(reference: str, checkpoint: Path, limits: Limits) -> Frontend:
-    """Import "module:name" as the graph declares it and build it for a checkpoint folder.
+    """Import "module:name" as the graph declares it and construct it for a checkpoint folder.
 
-    Raises: ConfigError if the checkpoint lacks what the frontend reads.
+    Raises: ConfigError if the checkpoint lacks a file that the frontend reads.
     """
     module, _, name = reference.partition(":")
     build = getattr(import_module(module), name, None)

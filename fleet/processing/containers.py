@@ -1,7 +1,7 @@
-"""Audio in the containers that libsndfile does not read, decoded by PyAV to mono samples: as browsers and phones record it.
+"""Decoding of containers that libsndfile does not read, by PyAV, to mono samples: recordings of browsers and phones.
 
 The demuxer is named from the first bytes, and only the demuxers and codecs listed here are ever opened: no playlist, network,
-device or video. The input is memory alone, and of its tracks the first one of audio is decoded. Knows no model and no request.
+device or video. The input is in memory, and only its first audio track is decoded. Knows no model and no request.
 """
 
 import io
@@ -30,14 +30,14 @@ CODECS = (
     "opus", "vorbis", "aac", "alac", "mp3float", "flac", "amrnb", "amrwb",
     "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le",
 )  # fmt: skip
-"""FFmpeg's names of decoders. The container's probe opens no other either, so that a track of video is not decoded."""
+"""FFmpeg's names of decoders. The container's probe is limited to them too, so that video is not decoded."""
 MAX_PACKETS_PER_S = 2_000
-"""The shortest packets (Opus) last 2.5 ms. Beyond this a file holds packets that decode to nothing."""
+"""The shortest packets (Opus) last 2.5 ms. Beyond this rate a file holds packets that decode to nothing."""
 _OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS), "max_streams": str(MAX_TRACKS)}
 MP4_PADDING_S = 1.0
-"""An MP4 file may declare so much more than is played: the samples that encoders add."""
+"""Excess of an MP4 file's declared duration over its audio: the samples that encoders add."""
 _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
-"""FFmpeg's own decoder refuses the frames that a phone sends for silence."""
+"""FFmpeg's own AMR decoder refuses the frames that phones send for silence."""
 _ID3_HEADER_LEN = 10
 MAX_TAGS = 16
 """ID3v2 tags that may stand before the audio."""
@@ -45,7 +45,7 @@ _OGG_HEADER_LEN, _OGG_NUM_LACES = 27, 26
 MAX_MP4_BOXES = 100_000
 _BOX_HEADER, _LONG_SIZE = struct.Struct(">I4s"), struct.Struct(">Q")
 _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
-"""Where MP4 says how many samples follow. They may all have one size that is given once, and then cost no byte each."""
+"""Sample counts of MP4 boxes. Samples of one common size take no bytes in the box, so a small file can declare many."""
 _CHUNK_HEADER = struct.Struct("<4sI")
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9_ ]{4}")
 _RIFF_HEADER_LEN = 12
@@ -58,7 +58,7 @@ Reader = Literal["libsndfile", "matroska", "mp4", "amr", "flac", "ogg", "aac"]
 
 
 class NotReadable(Exception):
-    """The file is damaged, or is not what its first bytes say."""
+    """The file is damaged, or does not match its first bytes."""
 
 
 def reader_of(raw: bytes) -> Reader:
@@ -72,7 +72,7 @@ def reader_of(raw: bytes) -> Reader:
         return demuxer
     if raw.startswith((b"fLaC", b"OggS", b"ID3")) or raw[8:12] == b"WAVE" or _is_mpeg_frame(raw[:2]):
         return "libsndfile"
-    raise NotReadable("is of no format that is read")
+    raise NotReadable("has an unknown format")
 
 
 def _demuxer_of(raw: bytes) -> Reader | None:
@@ -92,7 +92,7 @@ def _demuxer_of(raw: bytes) -> Reader | None:
 
 
 def without_tags(raw: bytes) -> bytes:
-    """Return the FLAC, MPEG or AAC audio behind ID3v2 tags, of which decoders skip one at most; all other files as they are."""
+    """Return the FLAC, MPEG or AAC audio behind ID3v2 tags, of which decoders skip at most one; all other files unchanged."""
     at = 0
     for _ in range(MAX_TAGS):
         if not raw.startswith(b"ID3", at):
@@ -103,9 +103,9 @@ def without_tags(raw: bytes) -> bytes:
 
 
 def complete_wav(raw: bytes) -> bytes:
-    """Return a WAV file with the sizes that its header lacks; all other files as they are.
+    """Return a WAV file with the sizes that its header lacks; all other files unchanged.
 
-    A recorder that streams leaves a size of 0 bytes where it cannot go back; the samples then last until the end of the file.
+    A streaming recorder leaves a size of 0; the samples then last until the end of the file.
     """
     if raw[:4] != b"RIFF" or raw[8:_RIFF_HEADER_LEN] != b"WAVE":
         return raw
@@ -116,7 +116,7 @@ def complete_wav(raw: bytes) -> bytes:
         name, size = _CHUNK_HEADER.unpack_from(raw, at)
         samples = at + _CHUNK_HEADER.size
         if name == b"data":
-            # a chunk behind it: the file holds metadata, and no samples indeed
+            # a chunk follows: the file holds metadata and no samples
             if size or _is_wav_chunk(raw, samples):
                 break
             riff = _CHUNK_HEADER.pack(b"RIFF", min(len(raw) - _CHUNK_HEADER.size, MAX_UINT32))
@@ -167,7 +167,7 @@ def read_blocks(raw: bytes, demuxer: str, max_s: float, where: str) -> Iterator[
 
 
 class _Packing:
-    """Puts the channels of a frame beside each other where there are so many that PyAV reads beyond the last one.
+    """Interleaves the channels of a frame that has so many planes that PyAV would read beyond the last one.
 
     Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first `MAX_PLANES` are followed by).
     """
@@ -186,7 +186,7 @@ class _Packing:
 
 
 def _frames(container: InputContainer, max_s: float, where: str) -> Iterator[AudioFrame]:
-    """Frames of the first audio track. The last packet of a cut recording may be undecodable; an earlier one means damage.
+    """Yield the frames of the first audio track. The last packet of a cut recording may be undecodable; an earlier one is damage.
 
     Raises: NotReadable, errors.FFmpegError; BadInput, InputTooLarge naming `where`.
     """
@@ -209,8 +209,8 @@ def _frames(container: InputContainer, max_s: float, where: str) -> Iterator[Aud
 def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext:
     name = context.codec.name if context is not None else "unknown"
     if context is None or name not in CODECS:
-        raise BadInput(f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
-    # either is 0 where only a frame can say it; each frame is looked at as well
+        raise BadInput(f"{where}: audio of codec {name} is not supported; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
+    # 0 if only frames have the value; each frame is checked too
     check_format(context.sample_rate or MIN_RATE_HZ, context.layout.nb_channels or 1, where)
     if name not in _DECODERS_WITH_DTX:
         return context
@@ -220,14 +220,14 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
 
 
 def _declared_s(container: InputContainer, stream: Stream) -> float:
-    """Return the least duration that the header promises; 0 for containers whose header does not count it."""
+    """Return the least duration that the header declares; 0 for containers without a declared duration."""
     if stream.duration is None or stream.time_base is None or "mp4" not in container.format.name.split(","):
         return 0.0
     return float(stream.duration * stream.time_base) - MP4_PADDING_S
 
 
 def _num_mp4_samples(raw: bytes) -> int:
-    """Count the samples that the headers promise, since FFmpeg reserves memory for all of them. Raises: NotReadable."""
+    """Count the samples that the headers declare, since FFmpeg reserves memory for all of them. Raises: NotReadable."""
     start = total = 0
     for _ in range(MAX_MP4_BOXES):
         if start + _LONG_SIZE.size + _BOX_HEADER.size > len(raw):

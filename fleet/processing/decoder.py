@@ -1,7 +1,6 @@
-"""A decoder process: audio files come in, samples go out, within limits of CPU time and memory that the kernel holds.
+"""A decoder process: reads audio files, writes samples, within limits of CPU time and memory that the kernel enforces.
 
-What a crafted file does to a codec's library ends here: a crash, or a limit that is reached, costs one request. Knows no gateway:
-it ends when its input does.
+If a crafted file crashes a codec's library or exceeds a limit, only one request fails. Knows no gateway; it ends with its input.
 """
 
 import math
@@ -19,10 +18,10 @@ from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, rea
 
 
 def main() -> None:
-    # libraries that print must not print into the replies
+    # output of libraries must not mix with the replies
     jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # what is under way in the gateway when it is stopped may end
+    # a stopping gateway finishes its running requests
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,7 +49,7 @@ def _reply(job: DecodeJob) -> DecodeReply:
 
 
 def _limit(kind: int, value: int | None) -> None:
-    """Limit what the process may use from now on; None: as before. Beyond its CPU time the kernel ends it with SIGXCPU."""
+    """Limit a resource of this process; None removes the limit. Beyond its CPU time the kernel ends it with SIGXCPU."""
     _, most = resource.getrlimit(kind)
     if value is None or (most != resource.RLIM_INFINITY and value > most):
         value = most
@@ -58,7 +57,7 @@ def _limit(kind: int, value: int | None) -> None:
 
 
 def _cpu_s() -> int:
-    """Return the CPU time spent until now, rounded up."""
+    """Return the CPU time used so far, rounded up."""
     spent = resource.getrusage(resource.RUSAGE_SELF)
     return math.ceil(spent.ru_utime + spent.ru_stime)
 

@@ -20,11 +20,11 @@ from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, rea
 log = logging.getLogger(__name__)
 
 NICENESS = 5
-"""Answers under way, of this gateway and of workers beside it, come first: before what a decoder process imports, too."""
+"""Running answers of this gateway, and of workers on the same machine, have priority, also over a decoder's imports."""
 COMMAND = (sys.executable, "-P", "-c", f"import os; os.nice({NICENESS}); from fleet.processing.decoder import main; main()")
 MAX_PROCESSES = 2
 WALL_S_PER_CPU_S = 10
-"""A busy machine may take so much longer; a process that is stopped is not waited for."""
+"""Wall time per CPU time on a busy machine; a process that takes longer is killed."""
 END_S = 5.0
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
@@ -32,7 +32,7 @@ ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LA
 
 
 class DecoderPool:
-    """At most `size` files are decoded at one time; further jobs wait in the order in which they came."""
+    """At most `size` files are decoded at one time; further jobs wait in order of arrival."""
 
     def __init__(self, size: int = MAX_PROCESSES) -> None:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="decoder")
@@ -55,7 +55,7 @@ class DecoderPool:
             raise
 
     def close(self) -> None:
-        """End all processes, those that decode as well."""
+        """End all processes, busy ones too."""
         with self._lock:
             self._closed = True
             for decoder in self._busy:
@@ -66,26 +66,26 @@ class DecoderPool:
             decoder.end()
 
     def _run(self, call: "_Call") -> list[Samples]:
-        decoder = self._take()
+        decoder = self._acquire()
         try:
             return call.run(decoder)
         finally:
-            self._put_back(decoder)
+            self._release(decoder)
 
-    def _take(self) -> "_Decoder":
+    def _acquire(self) -> "_Decoder":
         with self._lock:
             self._idle = [decoder for decoder in self._idle if decoder.is_alive]
             decoder = self._idle.pop() if self._idle else _Decoder()
             self._busy.add(decoder)
             return decoder
 
-    def _put_back(self, decoder: "_Decoder") -> None:
+    def _release(self, decoder: "_Decoder") -> None:
         with self._lock:
             self._busy.discard(decoder)
-            keep = decoder.is_alive and not self._closed
-            if keep:
+            is_reusable = decoder.is_alive and not self._closed
+            if is_reusable:
                 self._idle.append(decoder)
-        if not keep:
+        if not is_reusable:
             decoder.end()
 
 
@@ -110,7 +110,7 @@ class _Call:
                 return []
             self._decoder = decoder
         try:
-            reply = decoder.ask(self._job)
+            reply = decoder.decode(self._job)
         finally:
             with self._lock:
                 self._decoder = None
@@ -123,9 +123,14 @@ class _Call:
         return [np.frombuffer(clip, np.float32) for clip in reply.clips]
 
     def _failure(self, status: int) -> FleetError:
-        """Return the error for a process that ended over the job."""
+        """Return the error for a process that ended during the job."""
         job, where = self._job, self._job.files[0].where
-        log.warning("a decoder process ended with status %d over %s (%d audio files)", status, where, len(job.files))
+        log.warning(
+            "decoder process ended with status %d while decoding %s (%d audio files); the request fails",
+            status,
+            where,
+            len(job.files),
+        )
         if status == -signal.SIGXCPU:
             limit = f"{job.cpu_s} s of CPU time, the limit for {job.max_audio_s:g} s of audio (limits.max_audio_s)"
         elif status == OUT_OF_MEMORY:
@@ -141,13 +146,13 @@ class _Decoder:
     """One decoder process."""
 
     def __init__(self) -> None:
-        kept = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
-        # one thread: each would reserve memory of its own
-        env = {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        inherited = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
+        # one thread, since each thread reserves memory
+        env = {**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         except OSError as error:
-            raise FleetError(f"no process could be started to decode audio: {error}") from error
+            raise FleetError(f"the decoder process for audio could not be started: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self._replies = self._process.stdin, self._process.stdout
         self._killed = self._overdue = False
@@ -156,8 +161,8 @@ class _Decoder:
     def is_alive(self) -> bool:
         return not self._killed and self._process.poll() is None
 
-    def ask(self, job: DecodeJob) -> DecodeReply | None:
-        """Return the reply; None if the process ended over the job, or was ended because it took too long."""
+    def decode(self, job: DecodeJob) -> DecodeReply | None:
+        """Return the reply; None if the process ended during the job, or was killed because it took too long."""
         try:
             write_message(self._jobs, job)
         except OSError:
@@ -175,14 +180,14 @@ class _Decoder:
         self._process.kill()
 
     def end(self) -> int:
-        """Wait for the end of a process that has nothing to do, or that has ended; return its exit status.
+        """Wait for the end of an idle or ended process; return its exit status.
 
-        One that was killed for want of an answer counts as one that took too much CPU time.
+        A process that was killed because it did not reply counts as one that exceeded its CPU time.
         """
         try:
             self._jobs.close()
         except OSError:
-            log.debug("a decoder process ended before it had read its job")
+            log.debug("decoder process ended before it had read its job")
         self._replies.close()
         try:
             status = self._process.wait(END_S)

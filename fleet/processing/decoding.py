@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
-"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
+"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a voice recording 0.003 s."""
 MEMORY_BYTES = 128 * 1024 * 1024
-"""Memory that a decoder may use beside the file and its samples."""
+"""Memory that a decoder may use in addition to the file and its samples."""
 FILE_COPIES, SAMPLE_COPIES = 4, 3
 """Numbers of copies of a file (as base64 and as bytes) and of its samples that are in memory at one time."""
 OUT_OF_MEMORY = 3
-"""The exit status of a process that ended over a job for want of memory."""
+"""Exit status of a process that ran out of memory."""
 NO_BASE64 = "?"
-"""Sent in place of a text that is refused in any case, and that might not even be Unicode."""
+"""Sent in place of a text that cannot be base64, since it may not be valid Unicode either."""
 _LENGTH = struct.Struct("<Q")
 
 

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive, and the end of an answer at a stop string. Knows no model and no request."""
+"""Incremental decoding of token ids to text, and the end of an answer at a stop string. Knows no model and no request."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 3
-"""A character of UTF-8 misses at most three bytes, each in a token of its own at most."""
+"""An incomplete UTF-8 character lacks at most three bytes, each at most one token."""
 
 
 class IncrementalDetokenizer:
-    """Decodes a window of the last ids and releases what later ids cannot change.
+    """Decodes a window of the last ids and releases the text that later ids cannot change.
 
-    Invariants: the pieces joined, `finish()` included, equal decoding all ids at once; no piece ends inside a
+    Invariants: the pieces joined, `finish()` included, equal the decoding of all ids together; no piece ends inside a
     character. The window opens one settled piece back, since some decoders drop a leading space. Others (byte fallback) write
     U+FFFD for every byte of a row of byte tokens while its end is incomplete, the context's included.
     """
@@ -21,11 +21,11 @@ class IncrementalDetokenizer:
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_settled = 0
-        """Ids at the head of the window that are there for context only."""
+        """Ids at the head of the window that serve as context only."""
         self._num_released = 0
         """Characters of the window's own text (beyond the context) already released."""
         self._num_unsure = 0
-        """Ids since the text last ended in a whole character."""
+        """Ids since the text last ended in a complete character."""
 
     def add(self, ids: Sequence[int]) -> str:
         return "".join(self._add_one(token_id) for token_id in ids)
@@ -42,7 +42,7 @@ class IncrementalDetokenizer:
         text = self._own_text()
         held = len(text) - len(text.rstrip(REPLACEMENT))
         self._num_unsure = self._num_unsure + 1 if held else 0
-        if self._num_unsure > MAX_HELD:  # no beginning of a character; one may begin at its end
+        if self._num_unsure > MAX_HELD:  # not the start of a character, though its last bytes may be
             held = min(held, MAX_HELD)
         piece = text[self._num_released : len(text) - held]
         self._num_released += len(piece)
@@ -59,9 +59,9 @@ class IncrementalDetokenizer:
 
 
 class StopTrimmer:
-    """Passes text through up to the first stop string, holding back what might become one.
+    """Passes text through up to the first stop string, and holds back text that could become one.
 
-    Invariants: no released text holds a stop string or a part of the one that ended the answer.
+    Invariants: no released text contains a stop string or a part of the one that ended the answer.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

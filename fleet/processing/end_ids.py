@@ -1,20 +1,20 @@
-"""Which tokens end an answer, as a checkpoint's own files say it; gateway and worker ask the same. Knows no tokenizer."""
+"""End tokens of a checkpoint, from its own files; gateway and worker read the same ones. Knows no tokenizer."""
 
 from pathlib import Path
 
 from fleet.processing.template import read_json
 
-_SAID = (
+_SOURCES = (
     ("generation_config.json", "eos_token_id"),
     ("config.json", "eos_token_id"),
     ("config.json", "im_end_token_id"),
 )
-"""Where they may stand, the first that does counts. The last is what Qwen3-Omni's Thinker ends by without the others."""
+"""Files and keys in order of precedence. The last one is the end token of Qwen3-Omni's Thinker without the others."""
 
 
 def read_end_ids(checkpoint: Path) -> frozenset[int]:
-    """Empty where no file says. Raises: ConfigError if one is not JSON."""
-    for name, key in _SAID:
+    """Return the ids; empty if no file has any. Raises: ConfigError if a file is not JSON."""
+    for name, key in _SOURCES:
         found = read_json(checkpoint / name).get(key)
         if isinstance(found, int):
             return frozenset([found])

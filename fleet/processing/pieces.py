@@ -1,4 +1,4 @@
-"""Cutting a long text where somebody who reads it aloud would pause. Knows no tokenizer and no model."""
+"""Splits a long text at the pauses of a reader. Knows no tokenizer and no model."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ _CUTS = (
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """As few pieces as may be, each of which fits: of whole sentences, else of their parts, of words, of characters.
+    """Split the text into as few pieces as possible, each of which fits: at sentences, else at clauses, words, characters.
 
     Invariants: the pieces joined are the text; only a single character may not fit.
     """
@@ -34,7 +34,7 @@ def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[st
 
 
 def _parts(text: str, cut: re.Pattern[str]) -> Iterator[str]:
-    """What ends with a cut, which is kept, and the rest."""
+    """Yield the parts that end with a cut, the cut included, and the rest."""
     ends = [found.end() for found in cut.finditer(text)]
     for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
         if start < end:

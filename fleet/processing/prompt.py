@@ -1,4 +1,4 @@
-"""What every language model's frontend shares: tokenizer, chat template, end tokens, prompt limits. Knows no audio."""
+"""Prompt construction for all language models: tokenizer, chat template, end tokens, limits. Knows no audio."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,12 +37,12 @@ class PromptBuilder:
         return IncrementalDetokenizer(self.tokenizer)
 
     def tokenize(self, chat: ChatRequest) -> list[int]:
-        """The prompt's ids, one placeholder per audio part.
+        """Return the prompt's ids, with one placeholder per audio part.
 
         Raises: BadInput, ContextLengthExceeded naming the field.
         """
         if not chat.messages:
-            raise BadInput("messages: give at least one message", param="messages")
+            raise BadInput("messages: send at least one message", param="messages")
         text = self._template.render([self._for_template(message) for message in chat.messages])
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
@@ -51,14 +51,14 @@ class PromptBuilder:
         return self._encode(text)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
-        """Raises: ContextLengthExceeded if the prompt, its audio positions included, is beyond the limit."""
+        """Check the prompt, audio positions included. Raises: ContextLengthExceeded beyond the limit."""
         if len(ids) > self.limits.max_prompt_tokens:
             raise ContextLengthExceeded.of(where, self.limits.max_prompt_tokens, f"the prompt has {len(ids)} tokens")
 
     def given_ids(self, given: GivenAnswer) -> tuple[int, ...]:
-        """A text's tokens, and the one that ends an answer.
+        """Return the tokens of a given answer, with an end token after a text.
 
-        Raises: BadInput if it holds a control token, or nothing that the model can say.
+        Raises: BadInput if it contains a control token, or nothing that the model can say.
         """
         if isinstance(given, tuple):
             return given
@@ -68,12 +68,12 @@ class PromptBuilder:
         return (*ids, self._end_id)
 
     def pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """The text in pieces of at most so many tokens, the end token included; those that have none are left out."""
+        """Split the text into pieces of at most `max_tokens`, end token included; pieces without tokens are dropped."""
         cut = split_text(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
         return [piece for piece in cut if self._encode(piece)]
 
     def checked(self, part: TextPart) -> str:
-        """The text, unless it holds a control token: one could forge a turn or an audio position. Raises: BadInput."""
+        """Return the text of a part. Raises: BadInput if it contains a control token, which could forge a turn or audio."""
         for token in self._control_tokens:
             if token in part.text:
                 raise BadInput(f"{part.where}: holds the model's control token {token!r}; remove it", param=part.where)
@@ -84,7 +84,7 @@ class PromptBuilder:
         return part.text
 
     def _end_of_answer(self, checkpoint: Path) -> int | None:
-        """Of the end tokens the one that the tokenizer calls its own; the others end other texts."""
+        """Return the end token that the tokenizer names; other end tokens end other kinds of text."""
         named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
         found = self.tokenizer.token_to_id(named) if named is not None else None
         return found if found in self.end_ids else min(self.end_ids, default=None)
@@ -97,7 +97,7 @@ class PromptBuilder:
             return {"role": message.role, "content": self.checked(message.content)}
         parts: list[dict[str, str]] = []
         before = ""
-        """The end of the text parts before: a template may join them, and a token begun there would end in the next."""
+        """End of the previous text parts: a template may join parts, so a control token may span two of them."""
         for part in message.content:
             if isinstance(part, TextPart):
                 parts.append({"type": "text", "text": self.checked(part)})
@@ -111,7 +111,7 @@ class PromptBuilder:
 
 
 def _examples(checkpoint: Path) -> list[str]:
-    """`{"examples": [...]}` in examples.json, a file of our own beside the checkpoint's."""
+    """`{"examples": [...]}` in examples.json, a file that Fleet adds to a checkpoint."""
     listed = read_json(checkpoint / "examples.json").get("examples", [])
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise ConfigError(f"{checkpoint / 'examples.json'}: examples must be a list of texts", param="checkpoint")

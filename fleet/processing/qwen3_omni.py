@@ -41,11 +41,11 @@ VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
     "shimmer": _LIGHT,
     "verse": _YOUNG,
 }
-"""OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is taken."""
+"""OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is used."""
 
 
 class OmniFrontend:
-    """Raises: ConfigError if the checkpoint lacks the tokenizer, the chat template or the ids it needs."""
+    """The frontend of one checkpoint. Raises: ConfigError if it lacks the tokenizer, the chat template or a needed id."""
 
     sample_rate_hz = ANSWER_RATE_HZ
 
@@ -90,14 +90,14 @@ class OmniFrontend:
         self._prompt.checked(text)
 
     def speech_prompt(self, text: str) -> str:
-        """A user's turn, which the Talker hears too; Pocket knows it from its training."""
+        """Return a user's turn, which the Talker reads too; Pocket was trained on this one."""
         return f"Repeat after me: {text}"
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
         return self._prompt.pieces(text, max_tokens)
 
     def transcription_prompt(self) -> str:
-        """One that Pocket was trained on, and any other model understands."""
+        """Return a question that Pocket was trained on and other models understand."""
         return "Please transcribe the audio."
 
     def detokenizer(self) -> Detokenizer:

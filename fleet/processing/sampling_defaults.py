@@ -1,4 +1,4 @@
-"""How a checkpoint says that its stages sample: generation_config.json, in the field names of `Sampling`. Knows no stage."""
+"""Sampling defaults of a checkpoint: its generation_config.json in the field names of `Sampling`. Knows no stage."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,19 +17,19 @@ _FIELD_OF = {
 
 
 def read_checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:
-    """What the file says under `prefix` ("talker_temperature"); a `do_sample` of false is temperature 0.
+    """Return the values whose keys begin with `prefix` ("talker_temperature"); a `do_sample` of false is temperature 0.
 
     Raises: ConfigError naming the file and the key if a value is not a number.
     """
-    given = read_json(checkpoint / FILE)
+    config = read_json(checkpoint / FILE)
     fields: dict[str, float | int] = {}
     for key, name in _FIELD_OF.items():
-        value = given.get(prefix + key)
+        value = config.get(prefix + key)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{checkpoint / FILE}: {prefix + key} must be a number, not {value!r}", param="checkpoint")
         fields[name] = value
-    if given.get(prefix + "do_sample") is False:
+    if config.get(prefix + "do_sample") is False:
         fields["temperature"] = 0.0
     return fields

@@ -21,7 +21,7 @@ TemplateMessage = Mapping[str, object]
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks for training what the assistant said; here it is only a scope."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is only a scope."""
 
     tags = {"generation"}
 
@@ -73,7 +73,7 @@ def load_template(checkpoint: Path) -> ChatTemplate:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a file; empty where there is no such file. Raises: ConfigError if it is not one."""
+    """Read a JSON object; empty if there is no such file. Raises: ConfigError if it is not a JSON object."""
     if not path.is_file():
         return {}
     try:
@@ -100,7 +100,7 @@ def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | No
 
 
 def token_text(value: object) -> str | None:
-    """A special token as tokenizer_config.json writes it: its text, or an object that holds it."""
+    """Return the text of a special token in tokenizer_config.json: a string, or an object with its content."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

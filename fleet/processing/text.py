@@ -17,7 +17,7 @@ MAIN = "lm"
 
 
 class TextFrontend:
-    """Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
+    """The frontend of one checkpoint. Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
 
     sample_rate_hz = 0
     audio_rate_hz = 0
@@ -57,7 +57,7 @@ class TextFrontend:
         return self._prompt.pieces(text, max_tokens)
 
     def transcription_prompt(self) -> str:
-        """It hears nothing."""
+        """Return nothing: the model accepts no audio."""
         return ""
 
     def detokenizer(self) -> Detokenizer:

@@ -12,7 +12,7 @@ class Pull(Protocol):
     """A read in progress. Poll it; the engine's loop never waits for it."""
 
     def poll(self) -> bytes | None:
-        """Return the verified bytes once they are here, else None. Raises: TransferError on deadline, checksum or generation."""
+        """Return the verified bytes once they have arrived, else None. Raises: TransferError at the deadline or on a mismatch."""
         ...
 
     def cancel(self) -> None:

@@ -95,7 +95,7 @@ def _publish(fd: int, sizes: Sequence[int]) -> None:
     tensors = [transfer.publish(REQUEST, "uint8", (size,), bytes(size)) for size in sizes]
     with Connection(fd) as connection:
         connection.send_bytes(msgspec.msgpack.encode(_Offer(metadata=transfer.metadata(), tensors=tensors)))
-        # Nothing is ever sent: this returns when the reader has ended, for whatever reason.
+        # Nothing is ever sent: this returns when the reader has ended, for any reason.
         connection.poll(None)
 
 

@@ -1,4 +1,4 @@
-"""Whether a worker accepts tasks: an operator's orders (drain, resume, stop) and standby. Knows no task."""
+"""A worker's readiness to accept tasks: an operator's orders (drain, resume, stop) and standby. Knows no task."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ from fleet.core.telemetry import WorkerOrder
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
-"""How long a worker that was ordered to stop may finish its tasks."""
+"""Time in which a worker that was ordered to stop may finish its tasks."""
 
 
 class Availability:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 KV = "kv"
 OFFER_LEASE_S = 10.0
-"""How long an offer stands that no worker imports."""
+"""Lifetime of an offer that no worker imports."""
 NO_MEMORY = (MemoryError, RuntimeError)
 """Errors of a failed allocation: torch raises the second."""
 

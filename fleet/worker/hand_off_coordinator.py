@@ -25,13 +25,13 @@ from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
 from fleet.transfer.base import Transfer
 from fleet.worker.hand_off import AbandonedImports, KVImport, Offer, Offers
 from fleet.worker.pending_calls import PendingCall, ignore_reply, receipt_calls
-from fleet.worker.task import Phase, Task
+from fleet.worker.task import Task, TaskPhase
 from fleet.worker.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
 CONNECT_S = 2.0
-"""How often the list of source workers is read for new ones."""
+"""Interval between reads of the list of source workers."""
 METADATA = "hand_off"
 
 
@@ -84,10 +84,10 @@ class HandOffCoordinator:
         `output` is the task's last one of this step: tokens of an answer that the request contains are all returned in one step.
         """
         is_next = self._serves.next is not None and output.walk == self._walks[-1]
-        started = task.phase is Phase.HANDED_OFF
+        started = task.phase is TaskPhase.HANDED_OFF
         if not is_next or output.final or started or task.all_ended() or task.request not in self._tasks:
             return
-        task.enter(Phase.HANDED_OFF)
+        task.enter(TaskPhase.HANDED_OFF)
         self._pending.append(_PendingHandOff(task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us))
 
     def record_resumption(self, task: Task, resumed_us: int) -> None:

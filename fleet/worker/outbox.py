@@ -62,7 +62,7 @@ class Outbox:
         return appends, relocations
 
     def _idle_reports(self) -> list[PendingCall]:
-        """Report tasks that run alone and wait for input: from now on, the worker's death is not theirs.
+        """Report tasks that run alone and wait for input: later deaths of the worker are not attributed to them.
 
         Others need no report, since only a task that ran alone is condemned for a death.
         """

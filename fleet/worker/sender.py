@@ -24,7 +24,7 @@ INLINE_BYTES = 1024
 class Sender:
     """Turns drafts into appends, in order per task.
 
-    Arena slots are freed when requests end, so requests that each hold part of a full arena could wait for each other for ever:
+    Arena slots are freed when requests end, so requests that each hold part of a full arena could block each other indefinitely:
     a tensor without room is sent inline instead, which is slower.
     """
 

@@ -21,7 +21,7 @@ from fleet.worker.inbound import InboundEdge
 from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
 
 
-class Phase(Enum):
+class TaskPhase(Enum):
     """The state of a task's request in the engine, which computes it in `RUNNING` only."""
 
     IMPORTING = "importing"
@@ -32,11 +32,11 @@ class Phase(Enum):
     """The engine has finished this role's walks; the task ends here once the hand-off is written."""
 
 
-TRANSITIONS: dict[Phase, frozenset[Phase]] = {
-    Phase.IMPORTING: frozenset({Phase.RUNNING, Phase.OUT_OF_CREDIT}),
-    Phase.RUNNING: frozenset({Phase.IMPORTING, Phase.OUT_OF_CREDIT, Phase.HANDED_OFF}),
-    Phase.OUT_OF_CREDIT: frozenset({Phase.RUNNING}),
-    Phase.HANDED_OFF: frozenset(),
+TRANSITIONS: dict[TaskPhase, frozenset[TaskPhase]] = {
+    TaskPhase.IMPORTING: frozenset({TaskPhase.RUNNING, TaskPhase.OUT_OF_CREDIT}),
+    TaskPhase.RUNNING: frozenset({TaskPhase.IMPORTING, TaskPhase.OUT_OF_CREDIT, TaskPhase.HANDED_OFF}),
+    TaskPhase.OUT_OF_CREDIT: frozenset({TaskPhase.RUNNING}),
+    TaskPhase.HANDED_OFF: frozenset(),
 }
 
 
@@ -60,7 +60,7 @@ class Task:
     outbound: dict[EdgeName, OutboundEdge]
     producers: dict[EdgeName, StageName]
     strides: dict[EdgeName, int]
-    phase: Phase = Phase.RUNNING
+    phase: TaskPhase = TaskPhase.RUNNING
     unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     alone: bool = False
@@ -79,25 +79,25 @@ class Task:
 
     @property
     def paused(self) -> bool:
-        return self.phase in (Phase.IMPORTING, Phase.OUT_OF_CREDIT)
+        return self.phase in (TaskPhase.IMPORTING, TaskPhase.OUT_OF_CREDIT)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: TaskPhase) -> None:
         assert phase in TRANSITIONS[self.phase], f"request {self.request}: {self.phase} cannot become {phase}"
         self.phase = phase
 
     def begin_import(self, kv_import: KVImport) -> None:
-        self.enter(Phase.IMPORTING)
+        self.enter(TaskPhase.IMPORTING)
         self.kv_import = kv_import
 
     def end_import(self) -> KVImport | None:
         kv_import, self.kv_import = self.kv_import, None
         return kv_import
 
-    def next_phase(self) -> Phase:
+    def next_phase(self) -> TaskPhase:
         """Return the phase after a feed: that of an import while it lasts, else as credit allows."""
-        if self.kv_import is not None or self.phase is Phase.HANDED_OFF:
+        if self.kv_import is not None or self.phase is TaskPhase.HANDED_OFF:
             return self.phase
-        return Phase.RUNNING if self.has_credit() else Phase.OUT_OF_CREDIT
+        return TaskPhase.RUNNING if self.has_credit() else TaskPhase.OUT_OF_CREDIT
 
     def add_output(self, output: EngineOutput, num_answers: int = 1) -> None:
         """Turn an engine output into chunks ready to send; items for edges that the request does not run are discarded.

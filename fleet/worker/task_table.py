@@ -82,7 +82,7 @@ class TaskTable(dict[RequestId, Task]):
         self.finish(task)
 
     def drop(self, request: RequestId, *, keep_cached: bool = False) -> None:
-        """Forget a request in whatever state it is, and free all that it holds.
+        """Forget a request in any state, and free all that it holds.
 
         `keep_cached`: what its session had cached stays cached, as after a turn that ended normally.
         """

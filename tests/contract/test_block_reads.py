@@ -1,4 +1,4 @@
-"""What reads of blocks promise, between two processes: every block in its place, and that place its own while it may land."""
+"""Contract of block reads between two processes: each block is written to its destination, reserved while it may be written."""
 
 from collections.abc import Iterator
 
@@ -164,7 +164,7 @@ def test_block_read_from_forgotten_frozen_peer_writes_nothing(tcp_peer: PeerProc
         read.poll()
     tcp_reader.paint()
     tcp_peer.thaw()
-    # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
+    # What it had still to send now meets a closed connection. UCX may end such a peer, which is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES

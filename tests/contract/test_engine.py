@@ -1,4 +1,4 @@
-"""One contract for every engine: the fake, the autoregressive loop and the codec loop are driven alike, and must behave alike."""
+"""Contract of engines: the fake, the autoregressive loop and the codec loop must behave alike."""
 
 import ctypes
 import json
@@ -32,13 +32,13 @@ NUM_TOKENS = 6
 class Subject:
     """An engine and how to feed it: `piece(n)` is n rows of valid input.
 
-    `keeps`: whether it keeps anything for a session; `keeps_answer`: more than the input.
+    `caches`: it caches rows for a session; `caches_answer`: those of the answer too.
     """
 
     engine: Engine
     piece: Callable[[int], Arrays]
-    keeps: bool = False
-    keeps_answer: bool = False
+    caches: bool = False
+    caches_answer: bool = False
 
 
 def ids(length: int) -> Arrays:
@@ -58,12 +58,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> 
 def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject:
     match request.param:
         case "fake":
-            return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids, keeps=True)
+            return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids, caches=True)
         case "fake codec":
             return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
         case "autoregressive":
             options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
-            return Subject(engine=text.build(options).engine, piece=ids, keeps=True, keeps_answer=True)
+            return Subject(engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True)
         case _:
             options = BuildOptions(stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4)
             return Subject(engine=code2wav.build(options).engine, piece=codes)
@@ -76,8 +76,8 @@ def submit(
     request = RequestId(name)
     sampling = sampling or Sampling(max_tokens=NUM_TOKENS)
     params = {NUM_POSITIONS: "64"}
-    asked = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
-    subject.engine.submit(asked)
+    engine_request = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
+    subject.engine.submit(engine_request)
     subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
     return request
 
@@ -92,7 +92,7 @@ def run_out(engine: Engine, most_steps: int = 200) -> list[EngineOutput]:
 
 
 def joined(outputs: list[EngineOutput], request: RequestId) -> list[bytes]:
-    """Everything made for a request, by array name."""
+    """Return all output of a request, one array per name."""
     mine = [output for output in outputs if output.request_id == request and output.arrays]
     names = sorted({name for output in mine for name in output.arrays})
     return [np.concatenate([o.arrays[n].ravel() for o in mine if n in o.arrays]).tobytes() for n in names]
@@ -164,10 +164,10 @@ def ending(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: P
     """An engine whose end token, where it has one, is the first that it would draw."""
     if request.param == "fake":
         return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids)
-    whole = made(run_lm(folders["text"]))["token"].tolist()
+    whole = output_of(run_lm(folders["text"]))["token"].tolist()
     folder = shutil.copytree(folders["text"], tmp_path / "ending")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": whole[0]}))
-    assert made(run_lm(folder))["token"].tolist() == whole[:1]
+    assert output_of(run_lm(folder))["token"].tolist() == whole[:1]
     return Subject(engine=lm_of(folder), piece=ids)
 
 
@@ -185,11 +185,11 @@ def run_lm(folder: Path) -> list[EngineOutput]:
 def test_answer_respects_min_tokens_and_ignore_eos(ending: Subject, wanted: Sampling) -> None:
     sampling = replace(wanted, max_tokens=NUM_TOKENS)
     submit(ending, "a", sampling=sampling)
-    whole = made(run_out(ending.engine))
+    whole = output_of(run_out(ending.engine))
     (tokens,) = whole.values()
     assert len(tokens) == NUM_TOKENS if wanted.ignore_eos else 4 <= len(tokens) <= NUM_TOKENS
     submit(ending, "a", sampling=sampling, history={name: array[:2] for name, array in whole.items()})
-    again = made(run_out(ending.engine))
+    again = output_of(run_out(ending.engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
 
 
@@ -213,8 +213,8 @@ def test_finish_ends_request_without_further_output(subject: Subject) -> None:
     assert subject.engine.stats().running == 0
 
 
-def made(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
-    """Everything made, by array name, joined along axis 0."""
+def output_of(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
+    """Return all output by array name, joined along axis 0."""
     names = {name for output in outputs for name in output.arrays}
     return {name: np.concatenate([o.arrays[name] for o in outputs if name in o.arrays]) for name in names}
 
@@ -222,10 +222,10 @@ def made(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("num_known", [1, 3, NUM_TOKENS])
 def test_history_is_returned_again_and_continued(subject: Subject, num_known: int) -> None:
     submit(subject, "a")
-    whole = made(run_out(subject.engine))
+    whole = output_of(run_out(subject.engine))
     submit(subject, "a", history={name: array[:num_known] for name, array in whole.items()})
     outputs = run_out(subject.engine)
-    again = made(outputs)
+    again = output_of(outputs)
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert outputs[-1].final and subject.engine.stats().pages_used == 0
 
@@ -233,9 +233,9 @@ def test_history_is_returned_again_and_continued(subject: Subject, num_known: in
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_exported_rows_can_be_imported_and_continued(subject: Subject, num_steps: int) -> None:
     submit(subject, "a", length=20)
-    whole = made(run_out(subject.engine))
+    whole = output_of(run_out(subject.engine))
     first = submit(subject, "first", length=20)
-    begun = made([output for _ in range(num_steps) for output in subject.engine.step()])
+    begun = output_of([output for _ in range(num_steps) for output in subject.engine.step()])
     blocks = subject.engine.export_kv(first)
     subject.engine.finish(first)
     second = submit(subject, "second", length=20, history=begun)
@@ -244,25 +244,25 @@ def test_exported_rows_can_be_imported_and_continued(subject: Subject, num_steps
         assert not subject.engine.import_kv(second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])), "not whole pages"
         assert subject.engine.import_kv(second, blocks)
         assert not subject.engine.import_kv(second, blocks), "it has begun"
-    again = made(run_out(subject.engine))
+    again = output_of(run_out(subject.engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert subject.engine.stats().pages_used == 0
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_lent_pages_can_be_read_and_imported(subject: Subject, num_steps: int) -> None:
-    """As by another process: byte for byte from one place to the other."""
+    """The bytes are copied as another process would."""
     engine = subject.engine
     submit(subject, "a", length=20)
-    whole = made(run_out(engine))
+    whole = output_of(run_out(engine))
     first = submit(subject, "first", length=20)
-    begun = made([output for _ in range(num_steps) for output in engine.step()])
+    begun = output_of([output for _ in range(num_steps) for output in engine.step()])
     lent = engine.lend_pages(first)
     if lent is None:
         assert engine.kv_memory() is None
         return
     assert lent.num_rows == 20 + num_steps - 1
-    assert engine.stats().running == 0 and not engine.is_ready(), "who lends has finished"
+    assert engine.stats().running == 0 and not engine.is_ready(), "lending ends the request"
     second = submit(subject, "second", length=20, history=begun)
     received = engine.reserve_pages(lent.num_rows)
     assert received is not None
@@ -271,7 +271,7 @@ def test_lent_pages_can_be_read_and_imported(subject: Subject, num_steps: int) -
     assert engine.import_kv(second, received)
     assert not engine.import_kv(second, lent), "it has begun"
     engine.free_pages(lent)
-    again = made(run_out(engine))
+    again = output_of(run_out(engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert engine.stats().pages_used == 0
 
@@ -280,10 +280,10 @@ def test_reserved_pages_without_import_can_be_freed(subject: Subject) -> None:
     received = subject.engine.reserve_pages(20)
     if received is not None:
         assert subject.engine.stats().pages_used == len(received.at.pages) > 0
-        assert not subject.engine.import_kv(RequestId("nobody"), received)
+        assert not subject.engine.import_kv(RequestId("unknown"), received)
         subject.engine.free_pages(received)
     assert subject.engine.stats().pages_used == 0
-    assert subject.engine.lend_pages(RequestId("nobody")) is None
+    assert subject.engine.lend_pages(RequestId("unknown")) is None
 
 
 def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]) -> None:
@@ -299,17 +299,17 @@ def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]
 
 
 def test_session_reuses_rows_without_changing_output(subject: Subject) -> None:
-    """Turn by turn; each is followed by the same one without a session, for comparison."""
+    """Each turn is followed by the same one without a session, for comparison."""
     engine, kept, lengths = subject.engine, 0, (8, 12, 12, 5)
     for turn, length in enumerate(lengths):
         before = engine.stats().rows_reused
         request = submit(subject, f"turn-{turn}", length=length, session="talk")
-        spared = engine.stats().rows_reused - before
-        assert spared == (min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0)
-        assert engine.num_cached_rows("talk") == 0, "it is the request's now"
+        reused = engine.stats().rows_reused - before
+        assert reused == (min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0)
+        assert engine.num_cached_rows("talk") == 0, "its pages belong to the request now"
         mine = joined(run_out(engine), request)
         kept = engine.num_cached_rows("talk")
-        assert kept == (length + (NUM_TOKENS - 1) * subject.keeps_answer if subject.keeps else 0)
+        assert kept == (length + (NUM_TOKENS - 1) * subject.caches_answer if subject.caches else 0)
         request = submit(subject, f"alone-{turn}", length=length)
         assert joined(run_out(engine), request) == mine
         stats = engine.stats()
@@ -326,9 +326,9 @@ def test_feed_returns_number_of_reused_rows(subject: Subject) -> None:
     sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
     second = EngineRequest(request_id=RequestId("second"), sampling=sampling, params=params, session="talk")
     subject.engine.submit(second)
-    spared = subject.engine.feed(second.request_id, EngineInput(walk=WALK, arrays=subject.piece(10), final=True))
-    assert spared == (8 if subject.keeps else 0)
-    assert subject.engine.feed(RequestId("nobody"), EngineInput(walk=WALK, arrays=subject.piece(2))) == 0
+    reused = subject.engine.feed(second.request_id, EngineInput(walk=WALK, arrays=subject.piece(10), final=True))
+    assert reused == (8 if subject.caches else 0)
+    assert subject.engine.feed(RequestId("unknown"), EngineInput(walk=WALK, arrays=subject.piece(2))) == 0
     run_out(subject.engine)
     subject.engine.drop_cached()
     assert subject.engine.stats().pages_used == 0
@@ -344,11 +344,11 @@ def test_aborted_turn_leaves_nothing_cached(subject: Subject) -> None:
 
 
 def test_calls_for_unknown_requests_are_ignored(subject: Subject) -> None:
-    nobody = RequestId("nobody")
-    subject.engine.feed(nobody, EngineInput(walk=WALK, arrays=subject.piece(2), final=True))
-    subject.engine.pause(nobody, paused=True)
-    subject.engine.finish(nobody)
-    subject.engine.abort(nobody)
+    unknown = RequestId("unknown")
+    subject.engine.feed(unknown, EngineInput(walk=WALK, arrays=subject.piece(2), final=True))
+    subject.engine.pause(unknown, paused=True)
+    subject.engine.finish(unknown)
+    subject.engine.abort(unknown)
     assert not subject.engine.is_ready()
 
 

@@ -1,4 +1,4 @@
-"""A source frozen in mid-read over TCP: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
+"""A source frozen during a read over TCP: its late bytes are written to unused memory or not at all.
 
 Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
 """
@@ -48,19 +48,19 @@ class TensorReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where a read of `LENGTH_BYTES` lands."""
+    """Destination of a read of `LENGTH_BYTES`."""
 
     memory: HostMemory
     start: int
 
     def num_landed(self) -> int:
-        """Of places a step apart, how many are not painted any more. The last place is the last byte."""
+        """Count the overwritten places, one per step. The last place is the last byte."""
         end = self.start + LENGTH_BYTES
         paint = bytes([PAINT]) * 8
         return sum(bytes(self.memory.view[at : at + 8]) != paint for at in (*range(self.start, end, STEP_BYTES), end - 8))
 
-    def come_to_rest(self) -> None:
-        """What the sockets hold still lands; then nothing more does."""
+    def wait_until_unchanged(self) -> None:
+        """Wait until the bytes in the sockets have been written."""
         seen: list[int] = []
 
         def same_again() -> bool:
@@ -87,7 +87,7 @@ def source() -> Iterator[PeerProcess]:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
-    """Another that has the same bytes, and is never frozen."""
+    """Another source of the same bytes, which is never frozen."""
     with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
@@ -123,7 +123,7 @@ def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRea
 def freeze_in_mid_read(
     source: PeerProcess, reader: TensorReader, *, blocks: bool = False
 ) -> tuple[NixlPull | NixlBlockRead, Destination]:
-    """Freeze the source when some of its bytes are here and some are not; a read that was too fast for that is done again."""
+    """Freeze the source when a part of its bytes has arrived; a read that was too fast for that is repeated."""
     small = ref_of(source.publish("small", SEED, SMALL_BYTES))
     assert finish(reader.transfer.pull(small, source.metadata, DEADLINE_S)) == pattern(SEED, SMALL_BYTES), "they are connected"
     for _ in range(MOST_TRIES):
@@ -132,7 +132,7 @@ def freeze_in_mid_read(
         while not into.num_landed() and time.monotonic() < until:
             pass
         source.freeze()
-        into.come_to_rest()
+        into.wait_until_unchanged()
         if 0 < into.num_landed() < NUM_PLACES:
             return read, into
         source.thaw()
@@ -192,7 +192,7 @@ def test_late_tensor_is_written_to_quarantined_slot_only(
 def test_late_blocks_are_written_to_their_reserved_destination_only(
     source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
-    """Pages have no checksum: who reads into them keeps them until the read is settled."""
+    """Pages have no checksum: they stay reserved until the read is settled."""
     read, into = freeze_in_mid_read(source, reader, blocks=True)
     give_up(source, reader, read)
     healthy, ref = elsewhere
@@ -205,7 +205,7 @@ def test_late_blocks_are_written_to_their_reserved_destination_only(
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
 def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
-    """The destination of a forgotten peer's read is used again at once."""
+    """The destination of a forgotten peer's read is reused immediately."""
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)
     reader.transfer.forget_peer(source.worker)
@@ -213,8 +213,8 @@ def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: Te
     into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
 
     source.thaw()
-    # What it had still to send meets a closed connection. UCX may take such a peer down, which a forgotten one can bear.
+    # What it had still to send meets a closed connection. UCX may end such a peer, which is harmless once it is forgotten.
     source.send(PeerCommand(op="used"))
     wait_until(lambda: source.ended() or source.answered(), "the source to run on")
-    into.come_to_rest()
+    into.wait_until_unchanged()
     assert bytes(into.memory.view) == bytes([PAINT]) * len(into.memory.view)

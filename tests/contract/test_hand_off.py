@@ -1,4 +1,4 @@
-"""Both ends of a hand-off of blocks, on real engines and real transfers: lent pages and copies alike, and what may go wrong."""
+"""Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and failures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ REQUEST = RequestId("handed")
 NUM_ROWS, NUM_TOKENS = 40, 6
 DEADLINE_S, LEASE_S = 10.0, 3600.0
 NAMES = iter(range(1_000_000))
-"""A worker's id is never used again."""
+"""Worker ids are never reused."""
 
 
 @dataclass(slots=True, kw_only=True)
-class End:
-    """One worker's engine and transfer, and what it offers."""
+class HandOffEnd:
+    """One worker's engine, transfer and offers."""
 
     worker: WorkerId
     engine: Engine
@@ -55,7 +55,7 @@ class End:
         self.engine.feed(REQUEST, EngineInput(walk=Walk("prefill"), arrays={"ids": ids}, final=True))
 
     def run(self, most_steps: int = 100) -> list[int]:
-        """Everything drawn until there is nothing to do."""
+        """Return all tokens drawn until the engine is idle."""
         made: list[int] = []
         for _ in range(most_steps):
             made += self.step()
@@ -71,12 +71,15 @@ class End:
         return self.engine.stats().pages_used, self.transfer.used_slots()
 
 
+Ends = tuple[HandOffEnd, HandOffEnd]
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("lm"))
 
 
-def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> End:
+def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd:
     worker = WorkerId(f"lm@here:{next(NAMES)}")
     options = BuildOptions(
         stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens,
@@ -90,7 +93,7 @@ def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: i
         transfer = NixlTransfer(worker, ARENA_BYTES, ARENA_BYTES)
     if kind == "pages":
         share_pool(engine, transfer)
-    return End(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
+    return HandOffEnd(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
 
 
 @pytest.fixture(params=["pages", "copies", "inline"])
@@ -99,7 +102,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ends(checkpoint: Path, kind: str) -> Iterator[tuple[End, End]]:
+def ends(checkpoint: Path, kind: str) -> Iterator[Ends]:
     both = (new_end(checkpoint, kind), new_end(checkpoint, kind))
     yield both
     for end in both:
@@ -107,8 +110,8 @@ def ends(checkpoint: Path, kind: str) -> Iterator[tuple[End, End]]:
         end.transfer.close()
 
 
-def offered(source: End) -> tuple[Offer, list[int]]:
-    """The prompt is read by `source`, which draws the first token and gives the request up."""
+def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
+    """Let `source` prefill the prompt, draw the first token and offer the request."""
     source.open()
     begun: list[int] = []
     while not begun:
@@ -118,25 +121,25 @@ def offered(source: End) -> tuple[Offer, list[int]]:
     return offer, begun
 
 
-def adoption_of(offer: Offer, source: End, target: End, deadline_s: float = DEADLINE_S) -> KVImport:
+def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd, deadline_s: float = DEADLINE_S) -> KVImport:
     return KVImport(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), deadline_s)
 
 
-def pulled(adoption: KVImport) -> None:
+def pulled(kv_import: KVImport) -> None:
     def came() -> bool:
-        adoption.poll()
-        return adoption.blocks is not None or adoption.failed
+        kv_import.poll()
+        return kv_import.blocks is not None or kv_import.failed
 
     wait_until(came, "the blocks to come")
-    assert not adoption.failed
+    assert not kv_import.failed
 
 
-def undisturbed(end: End) -> list[int]:
+def undisturbed(end: HandOffEnd) -> list[int]:
     end.open()
     return end.run()
 
 
-def test_importing_engine_continues_where_the_source_ended(ends: tuple[End, End], kind: str) -> None:
+def test_importing_engine_continues_where_the_source_ended(ends: Ends, kind: str) -> None:
     source, target = ends
     whole = undisturbed(source)
     offer, begun = offered(source)
@@ -144,41 +147,41 @@ def test_importing_engine_continues_where_the_source_ended(ends: tuple[End, End]
         kind == this for this in ("pages", "copies", "inline")
     )
     target.open({"ids": np.array(begun, np.int32)})
-    adoption = adoption_of(offer, source, target)
-    pulled(adoption)
-    assert adoption.pulled_us is not None
-    assert adoption.import_into(REQUEST)
-    assert adoption.free_pages(), "what was adopted is the engine's"
+    kv_import = kv_import_of(offer, source, target)
+    pulled(kv_import)
+    assert kv_import.pulled_us is not None
+    assert kv_import.import_into(REQUEST)
+    assert kv_import.free_pages(), "what was adopted is the engine's"
     source.offers.free(REQUEST)
     assert source.holds() == (0, 0), "freed as soon as it is taken"
     assert target.run() == whole
 
 
-def test_unconfirmed_import_frees_its_pages(ends: tuple[End, End]) -> None:
+def test_unconfirmed_import_frees_its_pages(ends: Ends) -> None:
     source, target = ends
     offer, _ = offered(source)
-    adoption = adoption_of(offer, source, target)
-    pulled(adoption)
-    assert adoption.free_pages()
+    kv_import = kv_import_of(offer, source, target)
+    pulled(kv_import)
+    assert kv_import.free_pages()
     source.offers.free(REQUEST)
 
 
-def test_cancelled_import_frees_its_pages_once_no_read_can_write_to_them(ends: tuple[End, End]) -> None:
+def test_cancelled_import_frees_its_pages_once_no_read_can_write_to_them(ends: Ends) -> None:
     source, target = ends
     offer, _ = offered(source)
-    adoption = adoption_of(offer, source, target)
-    adoption.poll()
-    adoption.cancel()
+    kv_import = kv_import_of(offer, source, target)
+    kv_import.poll()
+    kv_import.cancel()
 
     def taken_back() -> bool:
         target.transfer.used_slots()  # takes in what has landed, as a worker's slow poll does
-        return adoption.free_pages()
+        return kv_import.free_pages()
 
     wait_until(taken_back, "the place to be free")
     source.offers.free(REQUEST)
 
 
-def test_offer_stands_until_withdrawn_or_replaced(ends: tuple[End, End]) -> None:
+def test_offer_stands_until_withdrawn_or_replaced(ends: Ends) -> None:
     source, _ = ends
     for _ in range(2):
         offered(source)
@@ -186,7 +189,7 @@ def test_offer_stands_until_withdrawn_or_replaced(ends: tuple[End, End]) -> None
         assert source.offers.overdue() == []
     source.offers.expire(REQUEST)
     assert source.offers.overdue() == [REQUEST]
-    assert sum(source.holds()) > 0, "it is freed only when nobody can take it any more"
+    assert sum(source.holds()) > 0, "it is freed only once no worker can import it"
     source.offers.free(REQUEST)
     source.offers.free(REQUEST)
     source.offers.expire(REQUEST)
@@ -194,17 +197,17 @@ def test_offer_stands_until_withdrawn_or_replaced(ends: tuple[End, End]) -> None
 
 
 @pytest.mark.parametrize("kind", ["pages", "copies"], indirect=True)
-def test_import_from_missing_source_fails(ends: tuple[End, End]) -> None:
+def test_import_from_missing_source_fails(ends: Ends) -> None:
     source, target = ends
     offer, _ = offered(source)
 
     def gone(_worker: WorkerId) -> bytes:
         raise TransferError("it is gone")
 
-    adoption = KVImport(offer, target.engine, target.transfer, gone, DEADLINE_S)
-    adoption.poll()
-    assert adoption.failed and adoption.blocks is None
-    assert adoption.free_pages()
+    kv_import = KVImport(offer, target.engine, target.transfer, gone, DEADLINE_S)
+    kv_import.poll()
+    assert kv_import.failed and kv_import.blocks is None
+    assert kv_import.free_pages()
     source.offers.free(REQUEST)
 
 
@@ -212,9 +215,9 @@ def test_import_from_missing_source_fails(ends: tuple[End, End]) -> None:
 def test_import_into_different_or_too_small_pool_fails(checkpoint: Path, kv_pages: int, page_size_tokens: int) -> None:
     source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", kv_pages, page_size_tokens)
     offer, _ = offered(source)
-    adoption = adoption_of(offer, source, target)
-    adoption.poll()
-    assert adoption.failed and adoption.free_pages()
+    kv_import = kv_import_of(offer, source, target)
+    kv_import.poll()
+    assert kv_import.failed and kv_import.free_pages()
     source.offers.free(REQUEST)
     for end in (source, target):
         assert end.holds() == (0, 0)
@@ -230,12 +233,12 @@ def test_blocks_of_another_dtype_or_page_size_are_recomputed(
     target.open({"ids": np.array(begun, np.int32)})
     whole = target.run()
     target.open({"ids": np.array(begun, np.int32)})
-    adoption = adoption_of(offer, source, target)
-    wait_until(lambda: adoption.poll() or adoption.failed or adoption.blocks is not None, "the blocks to come, or not")
-    assert adoption.failed == (kind == "pages"), "pages are not even read"
-    assert not adoption.import_into(REQUEST)
+    kv_import = kv_import_of(offer, source, target)
+    wait_until(lambda: kv_import.poll() or kv_import.failed or kv_import.blocks is not None, "the blocks to come, or not")
+    assert kv_import.failed == (kind == "pages"), "pages are not even read"
+    assert not kv_import.import_into(REQUEST)
     assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (kind != "pages")
-    assert adoption.free_pages() and target.run() == whole
+    assert kv_import.free_pages() and target.run() == whole
     source.offers.free(REQUEST)
     for end in (source, target):
         assert end.holds() == (0, 0)
@@ -250,9 +253,9 @@ def test_pages_are_copied_when_pool_is_short_of_pages(checkpoint: Path, monkeypa
     assert offer.pages is None and offer.location
     assert source.holds() == (0, 1)
     target.open({"ids": np.array(begun, np.int32)})
-    adoption = adoption_of(offer, source, target)
-    pulled(adoption)
-    assert not isinstance(adoption.blocks, KVPages) and adoption.import_into(REQUEST)
+    kv_import = kv_import_of(offer, source, target)
+    pulled(kv_import)
+    assert not isinstance(kv_import.blocks, KVPages) and kv_import.import_into(REQUEST)
     assert target.run() == whole
     source.offers.free(REQUEST)
     for end in (source, target):
@@ -265,7 +268,7 @@ def raising(_place: object, *_args: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
-def test_copy_without_memory_is_not_offered(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_without_memory_is_not_offered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = ends
     source.open()
     while not source.step():
@@ -276,37 +279,37 @@ def test_copy_without_memory_is_not_offered(ends: tuple[End, End], monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
-def test_rows_are_recomputed_when_import_finds_no_memory(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_recomputed_when_import_finds_no_memory(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = ends
     whole = undisturbed(target)
     offer, begun = offered(source)
     target.open({"ids": np.array(begun, np.int32)})
-    adoption = adoption_of(offer, source, target)
-    pulled(adoption)
+    kv_import = kv_import_of(offer, source, target)
+    pulled(kv_import)
     monkeypatch.setattr(KVPool, "write", raising)
-    assert not adoption.import_into(REQUEST) and adoption.free_pages()
+    assert not kv_import.import_into(REQUEST) and kv_import.free_pages()
     assert target.holds()[0] == 0, "pages that were written in part are no request's"
     assert target.run() == whole
     source.offers.free(REQUEST)
 
 
-def test_request_fails_when_memory_runs_out_after_import(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_fails_when_memory_runs_out_after_import(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages are the request's by then, and go with it, once."""
     source, target = ends
     offer, begun = offered(source)
     target.open({"ids": np.array(begun, np.int32)})
-    adoption = adoption_of(offer, source, target)
-    pulled(adoption)
+    kv_import = kv_import_of(offer, source, target)
+    pulled(kv_import)
     with monkeypatch.context() as scarce:
         scarce.setattr(CausalTask, "on_computed", raising)
-        assert adoption.import_into(REQUEST) and adoption.free_pages()
+        assert kv_import.import_into(REQUEST) and kv_import.free_pages()
     (output,) = target.engine.step()
     assert isinstance(output.error, OutOfMemory)
     source.offers.free(REQUEST)
 
 
 def test_decode_worker_connects_to_each_source_once_in_advance(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that joins later, and nobody twice: the first read of all would else take its time from an answer."""
+    """A worker that joins later too, and none twice: otherwise the first read would delay an answer."""
     met: list[tuple[str, WorkerId]] = []
     meet = NixlTransfer.connect
 

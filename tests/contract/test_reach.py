@@ -19,8 +19,8 @@ from tests.contract.transfer_peer import PeerProcess, pattern, peer_process
 from tests.support import REPO, cli_env, wait_until
 
 MIB = 1024 * 1024
-NOBODY = 65534
-STRANGERS = [("tcp", os.getuid())] + ([("shared memory", NOBODY), ("tcp", NOBODY)] if os.getuid() == 0 else [])
+OTHER_USER = 65534
+STRANGERS = [("tcp", os.getuid())] + ([("shared memory", OTHER_USER), ("tcp", OTHER_USER)] if os.getuid() == 0 else [])
 """Only root can become another user. A process of the same user can read any process of that user, with or without UCX."""
 SHARED_BYTES = MIB
 """Shared memory of one agent, of the 64 MiB that a container has."""

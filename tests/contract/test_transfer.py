@@ -1,4 +1,4 @@
-"""What a transfer promises, between two processes: NIXL and the inline twin alike, then what only NIXL can get wrong."""
+"""Contract of transfers between two processes: for NIXL and inline alike, then failures that only NIXL can have."""
 
 import logging
 import sys
@@ -313,7 +313,7 @@ def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfe
     canary = pattern(1, 11 * MIB)
     canaries = [tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
     tcp_peer.thaw()
-    # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
+    # What it had still to send now meets a closed connection. UCX may end such a peer, which is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     for number, tensor in enumerate(canaries):

@@ -32,7 +32,7 @@ ANSWER_S = 20.0
 
 
 def pattern(seed: int, length_bytes: int) -> bytes:
-    """Bytes that both ends can make; two seeds give different ones."""
+    """Return bytes that both processes can compute; they differ by seed."""
     return random.Random(seed).randbytes(length_bytes)
 
 
@@ -74,13 +74,13 @@ class PeerProcess:
         return answer.tensor
 
     def lend(self, seed: int, length_bytes: int) -> int:
-        """Where the pattern begins from now on."""
+        """Write the pattern to the registered memory; return its address."""
         self.call(PeerCommand(op="lend", seed=seed, length_bytes=length_bytes))
         assert self.lent is not None, "this kind of transfer lends nothing"
         return self.lent.address
 
     def release(self, request: str) -> int:
-        """How many slots the peer holds afterwards."""
+        """Release a request; return the number of slots still in use."""
         return self.call(PeerCommand(op="release", request=RequestId(request))).used_slots
 
     def call(self, command: PeerCommand) -> PeerReply:
@@ -88,11 +88,11 @@ class PeerProcess:
         return self._answer(ANSWER_S)
 
     def send(self, command: PeerCommand) -> None:
-        """Send a command whose answer is taken later, by `answered`."""
+        """Send a command whose answer `answered` consumes later."""
         self._connection.send_bytes(msgspec.msgpack.encode(command))
 
     def answered(self) -> bool:
-        """Whether the answer to `send` is here; it is taken. False from a peer that has died with it unsaid."""
+        """Return True, and consume the answer, if the answer to `send` has arrived; False if the peer died before it answered."""
         try:
             if not self._connection.poll(0):
                 return False
@@ -128,22 +128,22 @@ def peer_process(
     kind: str, worker: str, arena_bytes: int, env: Mapping[str, str] | None = None, interface: str = ""
 ) -> Iterator[PeerProcess]:
     """A peer whose request cap is half its arena; killed at the end. `interface`: as `transfer.interface`, "" for null."""
-    ours, theirs = socket.socketpair()
-    options = [str(theirs.fileno()), kind, worker, str(arena_bytes), interface]
+    parent_end, child_end = socket.socketpair()
+    options = [str(child_end.fileno()), kind, worker, str(arena_bytes), interface]
     command = [sys.executable, "-m", "tests.contract.transfer_peer", *options]
     process = subprocess.Popen(
-        command, cwd=REPO, env=cli_env(env), pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, cwd=REPO, env=cli_env(env), pass_fds=[child_end.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    theirs.close()
+    child_end.close()
     try:
-        with Connection(ours.detach()) as connection:
+        with Connection(parent_end.detach()) as connection:
             yield PeerProcess(process, connection, WorkerId(worker))
     finally:
         process.kill()
         process.wait()
 
 
-def obey(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> PeerReply:
+def execute(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> PeerReply:
     tensor: WireTensor | None = None
     if command.op == "publish":
         data = pattern(command.seed, command.length_bytes)
@@ -176,7 +176,7 @@ def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int,
             raw = connection.recv_bytes()
         except EOFError:
             return
-        answer = obey(transfer, memory, msgspec.msgpack.decode(raw, type=PeerCommand))
+        answer = execute(transfer, memory, msgspec.msgpack.decode(raw, type=PeerCommand))
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ def attack(agent: Agent, memory: HostMemory, metadata: bytes, address: int, user
                 return f"read {bytes(memory.view).hex()}"
     except TransferError as error:
         return f"refused: {error.message}"
-    return "refused: nothing came"
+    return "refused: no bytes arrived"
 
 
 if __name__ == "__main__":
     own = HostMemory(LENGTH_BYTES)
-    stranger = Agent("stranger", [own.region], LOCAL if sys.argv[4] == "shared memory" else Reach(tuple(psutil.net_if_addrs())))
-    print(attack(stranger, own, bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), flush=True)
-    # Another user than the one that it began as cannot open even its own shared memory, which the end of an agent waits for.
+    reader = Agent("reader", [own.region], LOCAL if sys.argv[4] == "shared memory" else Reach(tuple(psutil.net_if_addrs())))
+    print(attack(reader, own, bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), flush=True)
+    # After a change of user it cannot open its own shared memory, for which closing an agent would wait.
     os._exit(0)

@@ -97,7 +97,7 @@ def speech(text: str) -> Pcm:
 def microphone(browsers: Browsers, fleet: VoiceFleet) -> AbstractContextManager[Page]:
     """Open a page whose microphone holds the question once, after `LEAD_IN_S`."""
     pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    return visiting(browsers.hearing("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
+    return visiting(browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
 
 
 def answers(page: Page) -> list[dict[str, Any]]:

@@ -245,7 +245,7 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0, "refused": {}}
     table = call_cli("status", "--once", cwd=tmp_path, env=env).stdout
-    assert "0 live requests; nobody serves " + ", ".join(roles) in table
+    assert "0 live requests; missing: " + ", ".join(roles) in table
     assert all(heading in table for heading in ("queued", "oldest", "lag", "workers", "running"))
     assert table.count("0/0") == len(roles), table
 

@@ -58,7 +58,9 @@ def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, An
     """Check that every sample of the stages was played, despite any fault, and every word shown."""
     whole = fleet.audio(answer["requestId"])
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
-    probe.assert_played(probe.carried(page, "player"), whole, probe.runs_of(probe.heard(page), answer["serial"]))
+    probe.assert_played(
+        probe.read_recording(page, "player"), whole, probe.find_runs(probe.playback_events(page), answer["serial"])
+    )
     assert answer["text"].strip() == fleet.trace(answer)["answer"].strip()
 
 
@@ -99,7 +101,7 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browser
         begun_ms, quiet_ms = probe.quiet_at_ms(page)
         assert begun_ms < quiet_ms
         assert cut["cut"] and cut["played"] < cut["received"]
-        order = [one.kind for one in probe.heard(page) if one.serial == cut["serial"]]
+        order = [one.kind for one in probe.playback_events(page) if one.serial == cut["serial"]]
         assert order[-1] == "flushed", "nothing of it is played any more"
     wait_until(lambda: fleet.num_running() == 0, "every stage to be idle")
     assert fleet.trace(cut)["state"] in ("aborted", "finished")

@@ -1,4 +1,4 @@
-"""The requests every comparison with the oracle runs: eight that differ in kind, and what `transformers` answers to each."""
+"""The requests of every comparison with the oracle: eight of different kinds, and their answers by `transformers`."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ OF_GENERATE: Samplings = {
     TALKER: Sampling(repetition_penalty=1.05, top_k=50),
     CODE2WAV: Sampling(),
 }
-"""How `generate()` draws where it is told nothing but the temperature."""
+"""Sampling of `generate()` by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def said(role: str, text: str) -> Message:
 
 
 def speech_like(seconds: float, seed: int) -> NDArray[np.float32]:
-    """A voiced glide with noise: nothing like speech, but every mel band moves."""
+    """Return a voiced glide with noise: unlike speech, but every mel band changes."""
     rng = np.random.default_rng(seed)
     time_s = np.arange(int(seconds * RATE_HZ)) / RATE_HZ
     pitch_hz = 120 + 60 * np.sin(2 * np.pi * 1.3 * time_s + seed)
@@ -93,7 +93,7 @@ CASES: tuple[Case, ...] = (
 def spec_of(
     case: Case, frontend: OmniFrontend, *, temperature: float | None = 0.0, seed: int = 0, sampling: Samplings = OF_GENERATE
 ) -> tuple[RequestSpec, bytes | None]:
-    """The request as a gateway would make it, greedy unless told otherwise; without a temperature, at that of `sampling`."""
+    """Return the request as a gateway creates it, greedy by default; with `temperature` None, at that of `sampling`."""
     said: dict[str, float] = {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
     resolved = {
         THINKER: msgspec.structs.replace(sampling[THINKER], max_tokens=case.tokens, **said),
@@ -113,7 +113,7 @@ def spec_of(
 
 
 def expected(oracle: Oracle, spec: RequestSpec, blob: bytes | None, case: Case) -> OracleAnswer:
-    """What `transformers` makes of the same prompt ids and samples."""
+    """Return the answer of `transformers` to the same prompt ids and samples."""
     samples = np.frombuffer(blob or b"", dtype=np.float32)
     clips = [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
     return oracle.answer(
@@ -132,5 +132,5 @@ def make_frontend(checkpoint: Path) -> OmniFrontend:
 
 
 def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:
-    """The samples a client gets for a float wave."""
+    """Convert a float wave to the samples that a client receives."""
     return np.round(np.clip(wave, -1, 1) * 32767).astype(np.int16)

@@ -1,4 +1,4 @@
-"""What every comparison with `transformers` starts from, computed once a run: it takes longer than what is compared."""
+"""Fixtures of every comparison with `transformers`, computed once per run, since they take longer than the comparisons."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a fleet answers to the cases: tokens, code frames and samples, asked through a gateway, compared with the oracle's."""
+"""Answers of a fleet to the cases through a gateway: tokens, code frames and samples, for comparison with the oracle's."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,13 +33,13 @@ async def ask(
     fleet: ThreadFleet,
     checkpoint: Path,
     *,
-    at_once: bool,
+    concurrently: bool,
     temperature: float | None = 0.0,
     seed: int = 11,
     cases: Sequence[Case] = CASES,
     sampling: Samplings = OF_GENERATE,
 ) -> dict[str, SpokenAnswer]:
-    """Every case's answer from a running fleet, by its name."""
+    """Return every case's answer from a running fleet, by name."""
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
 
@@ -48,14 +48,14 @@ async def ask(
             got = await answer(client, spec, blob)
             return SpokenAnswer(ids=got[TEXT], codes=await codes_of(fleet.url, spec.id), pcm=got[AUDIO].astype(np.int16))
 
-        if at_once:
+        if concurrently:
             answers = await asyncio.gather(*(one(case) for case in cases))
             return {case.name: spoken for case, spoken in zip(cases, answers, strict=True)}
         return {case.name: await one(case) for case in cases}
 
 
 async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
-    """The code frames on the edge, as its log keeps them."""
+    """Return the code frames in the edge's log."""
     async with redis.asyncio.Redis.from_url(url) as client:
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await client.xrange(keys.edge(request, CODES)))
     frames = [

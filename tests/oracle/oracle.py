@@ -1,6 +1,6 @@
-"""The oracle: what `transformers` answers, speaks and plays for a request, greedily, by one `generate()` call.
+"""The oracle: text, codes and audio of a greedy request by one `generate()` call of `transformers`.
 
-Whatever Fleet computes for a greedy request is compared with this. Does not know about Fleet.
+Fleet's results for greedy requests are compared with it. Knows nothing of Fleet.
 """
 
 import warnings
@@ -43,7 +43,7 @@ class _EndOfAnswer(Exception):
 
 
 def n_audio_tokens(num_samples: int, longest_samples: int | None = None) -> int:
-    """Audio positions that the processor makes of a clip.
+    """Return the number of audio positions of a clip in the processor's prompt.
 
     Units: samples at 16 kHz, more than 200 of them (the feature extractor reflects its padding). A clip padded to a
     longer one of the same request (`longest_samples`) keeps its last partial hop of 10 ms, which a clip on its own
@@ -110,7 +110,7 @@ class Oracle:
         )
 
     def audio_inputs(self, audio: Sequence[NDArray[np.float32]]) -> dict[str, Tensor]:
-        """Features as `Qwen3OmniMoeProcessor` makes them; empty without audio.
+        """Return features as `Qwen3OmniMoeProcessor` computes them; empty without audio.
 
         Shapes: `input_features` clips x 128 mel bins x frames, `feature_attention_mask` clips x frames.
         """
@@ -128,7 +128,7 @@ class Oracle:
 
     @torch.no_grad()
     def decode(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The whole waveform of `codes`, Q codebooks x T frames."""
+        """Decode the whole waveform of `codes`, Q codebooks x T frames."""
         return self.model.code2wav(torch.as_tensor(codes)[None]).flatten().numpy()
 
     @contextmanager
@@ -168,7 +168,7 @@ def _require_more_than_one(result: Any, num_sampled: int) -> Any:
 
 @contextmanager
 def _replaced(module: torch.nn.Module, name: str, function: Callable[..., Any]) -> Generator[None]:
-    """Shadow a method of one module object, and only of it."""
+    """Replace a method of one module object only."""
     assert name not in vars(module)
     setattr(module, name, function)
     try:

@@ -1,4 +1,4 @@
-"""Aborts of real models in split stages: pages, lent or received, come back to their pools, and later requests are answered."""
+"""Aborts of real models in split stages: all pages return to their pools, and later requests are answered."""
 
 import random
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO
 
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60", *in_step(QWEN3_OMNI))
-"""With so few credits a request is at work whenever it is aborted."""
+"""With so few credits, a request is still running at any abort."""
 KINDS = ("text", "audio", "three turns", "other voice", "text outlasts speech")
 ASKED = [case for case in CASES if case.name in KINDS]
 NUM_ABORTS, AT_ONCE, MOST_TURNS = 20, 10, 12

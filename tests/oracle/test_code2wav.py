@@ -27,7 +27,7 @@ FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
 LENGTHS = (1, 2, 3, 10, 59, 350)
 RAMP = (2, 4, 8, 16, 25)
 SETTLING_FRAMES = 10
-"""What the convolutions see."""
+"""Context of the convolutions."""
 CHUNKINGS = {"one by one": (1,), "ramp": RAMP, "all at once": (10_000,)}
 TOLERANCE = 2e-5
 """Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured here: 6e-6."""
@@ -71,7 +71,7 @@ def invariant(folder: Path) -> BuiltStage:
 
 @dataclass(slots=True)
 class WaveCollector:
-    """One request's task, the chunks still to be fed to it, and what it has made."""
+    """One request's task, its remaining chunks, and its output."""
 
     task: TaskAdapter
     chunks: Iterator[tuple[Codes, bool]]
@@ -85,7 +85,7 @@ class WaveCollector:
         made = [item.arrays["pcm"] for item in self.items if item.arrays]
         return np.concatenate(made) if made else np.zeros(0, np.int16)
 
-    def hear(self, output: EngineOutput) -> None:
+    def add(self, output: EngineOutput) -> None:
         assert output.error is None
         assert not (self.items and self.items[-1].final), "an output after the final one"
         self.items += self.task.produce(output)
@@ -105,35 +105,35 @@ def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> It
 
 def serve(
     stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1,
-    made: LoggedOutput = NO_OUTPUT,
+    logged: LoggedOutput = NO_OUTPUT,
 ) -> dict[str, WaveCollector]:  # fmt: skip
-    """Feed every request a chunk a round and step the engine in between, until all have ended. `made`: what the logs hold."""
+    """Feed every request one chunk per round and step the engine in between, until all have ended. `logged`: of all requests."""
     engine = stage.engine
-    listeners: dict[str, WaveCollector] = {}
+    collectors: dict[str, WaveCollector] = {}
     for name, chunks in answers.items():
         task = stage.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
-        request, pieces = task.open(made)
+        request, pieces = task.open(logged)
         assert not pieces
         engine.submit(request)
-        listeners[name] = WaveCollector(task, chunks)
+        collectors[name] = WaveCollector(task, chunks)
     fed = True
     while fed or engine.is_ready():
         fed = False
-        for name, listener in listeners.items():
-            for frames, final in [chunk] if (chunk := next(listener.chunks, None)) else []:
+        for name, collector in collectors.items():
+            for frames, final in [chunk] if (chunk := next(collector.chunks, None)) else []:
                 fed = True
-                for piece in listener.task.consume(CODES, DECODE, {"codes": frames}, final=final):
+                for piece in collector.task.consume(CODES, DECODE, {"codes": frames}, final=final):
                     engine.feed(RequestId(name), piece)
         for _ in range(steps_per_round):
             for output in engine.step() if engine.is_ready() else ():
-                listeners[output.request_id].hear(output)
-    assert all(listener.items[-1].final for listener in listeners.values())
+                collectors[output.request_id].add(output)
+    assert all(collector.items[-1].final for collector in collectors.values())
     assert engine.stats().running == 0
-    return listeners
+    return collectors
 
 
-def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], made: LoggedOutput = NO_OUTPUT) -> WaveCollector:
-    return serve(stage, {"only": chunks}, made=made)["only"]
+def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], logged: LoggedOutput = NO_OUTPUT) -> WaveCollector:
+    return serve(stage, {"only": chunks}, logged=logged)["only"]
 
 
 def error_over_signal(wave: Wave, expected: Wave) -> float:
@@ -146,19 +146,19 @@ def error_over_signal(wave: Wave, expected: Wave) -> float:
 def test_streamed_audio_equals_one_whole_decode(
     num_frames: int, chunking: str, fast: BuiltStage, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    heard = serve_one(fast, chunked(codes[:num_frames], CHUNKINGS[chunking]))
-    assert len(heard.wave()) == FRAME_SAMPLES * num_frames - LOOKAHEAD_SAMPLES
-    assert error_over_signal(heard.wave(), whole[num_frames]) < TOLERANCE
-    assert (heard.pcm() == np.rint(heard.wave() * 32767)).all()
-    assert np.abs(heard.pcm() - whole[num_frames] * 32767).max() < 2
+    collected = serve_one(fast, chunked(codes[:num_frames], CHUNKINGS[chunking]))
+    assert len(collected.wave()) == FRAME_SAMPLES * num_frames - LOOKAHEAD_SAMPLES
+    assert error_over_signal(collected.wave(), whole[num_frames]) < TOLERANCE
+    assert (collected.pcm() == np.rint(collected.wave() * 32767)).all()
+    assert np.abs(collected.pcm() - whole[num_frames] * 32767).max() < 2
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 def test_end_may_arrive_after_the_last_frame(
     numerics: str, request: pytest.FixtureRequest, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
-    assert error_over_signal(heard.wave(), whole[10]) < TOLERANCE
+    collected = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
+    assert error_over_signal(collected.wave(), whole[10]) < TOLERANCE
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
@@ -177,28 +177,28 @@ def test_audio_continues_where_its_log_ends_without_decoding_it_again(
     decode = Code2Wav.decode
     monkeypatch.setattr(Code2Wav, "decode", counted)
     logged = {(AUDIO, DECODE): {"pcm": undisturbed.pcm()[:num_known]}}
-    heard = serve_one(stage, chunked(codes[:120], RAMP), logged)
-    assert heard.pcm()[:num_known].tobytes() == undisturbed.pcm()[:num_known].tobytes()
+    collected = serve_one(stage, chunked(codes[:120], RAMP), logged)
+    assert collected.pcm()[:num_known].tobytes() == undisturbed.pcm()[:num_known].tobytes()
     if numerics == "invariant":
-        assert heard.pcm().tobytes() == undisturbed.pcm().tobytes()
-    assert np.abs(heard.pcm().astype(np.int32) - undisturbed.pcm()).max() < 2
+        assert collected.pcm().tobytes() == undisturbed.pcm().tobytes()
+    assert np.abs(collected.pcm().astype(np.int32) - undisturbed.pcm()).max() < 2
     assert sum(decoded) <= 120 - num_known // FRAME_SAMPLES + SETTLING_FRAMES + 2 * max(RAMP)
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 def test_answer_without_frames_is_an_empty_end(numerics: str, request: pytest.FixtureRequest, codes: Codes) -> None:
-    heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:0], (1,)))
-    assert [(item.edge, dict(item.arrays), item.final) for item in heard.items] == [("audio", {}, True)]
+    collected = serve_one(request.getfixturevalue(numerics), chunked(codes[:0], (1,)))
+    assert [(item.edge, dict(item.arrays), item.final) for item in collected.items] == [("audio", {}, True)]
 
 
 def test_eight_batched_answers_equal_each_alone(fast: BuiltStage, codes: Codes, oracle: Oracle) -> None:
     lengths = (1, 2, 7, 25, 30, 59, 64, 100)
     parts = {str(n): codes[3 * n :][:n] for n in lengths}
-    heard = serve(fast, {name: chunked(part, (5, 1, 9)) for name, part in parts.items()})
+    collected = serve(fast, {name: chunked(part, (5, 1, 9)) for name, part in parts.items()})
     for name, part in parts.items():
         alone = serve_one(fast, chunked(part, RAMP)).wave()
-        assert error_over_signal(heard[name].wave(), alone) < TOLERANCE
-        assert error_over_signal(heard[name].wave(), oracle.decode(part.T.astype(np.int64))) < TOLERANCE
+        assert error_over_signal(collected[name].wave(), alone) < TOLERANCE
+        assert error_over_signal(collected[name].wave(), oracle.decode(part.T.astype(np.int64))) < TOLERANCE
 
 
 def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
@@ -211,11 +211,11 @@ def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
     chunkings = ((1,), RAMP, (7, 1, 30), (10_000,), (119,))
     together = {str(sizes): chunked(codes[:120], sizes) for sizes in chunkings}
     others = {f"other {n}": chunked(codes[n:][:n], (n, 1)) for n in (4, 40)}
-    heard = serve(invariant, {**together, **others}, steps_per_round=3)
+    collected = serve(invariant, {**together, **others}, steps_per_round=3)
     for name in together:
-        assert [len(wave) for wave in heard[name].waves] == sizes
-        assert heard[name].wave().tobytes() == expected.wave().tobytes(), name
-        assert heard[name].pcm().tobytes() == expected.pcm().tobytes(), name
+        assert [len(wave) for wave in collected[name].waves] == sizes
+        assert collected[name].wave().tobytes() == expected.wave().tobytes(), name
+        assert collected[name].pcm().tobytes() == expected.pcm().tobytes(), name
 
 
 def test_fast_and_invariant_numerics_agree(fast: BuiltStage, invariant: BuiltStage, codes: Codes) -> None:
@@ -293,7 +293,7 @@ def test_pcm_is_rounded_and_clipped() -> None:
 
 
 def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
-    """Another decoder of `transformers` with random weights, and ours with the same."""
+    """Return a decoder of `transformers` with random weights, and Fleet's with the same."""
     modeling = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     sizes: dict[str, Any] = {
         "codebook_size": 32, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_quantizers": 3,
@@ -304,29 +304,29 @@ def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = modeling.Qwen3OmniMoeCode2Wav._from_config(modeling.Qwen3OmniMoeCode2WavConfig(**sizes)).eval()
+        reference = modeling.Qwen3OmniMoeCode2Wav._from_config(modeling.Qwen3OmniMoeCode2WavConfig(**sizes)).eval()
     with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
+        for name, parameter in reference.named_parameters():
             if name.endswith(("scale", "gamma")):
                 parameter.fill_(0.5)
             elif parameter.dim() > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
     known = {name: value for name, value in sizes.items() if name in Code2WavConfig.__struct_fields__}
-    return theirs, Code2Wav(Code2WavConfig(**known), theirs.state_dict().__getitem__)
+    return reference, Code2Wav(Code2WavConfig(**known), reference.state_dict().__getitem__)
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"upsample_rates": (5,), "upsampling_ratios": (2, 2)}])
 def test_decoder_sizes_follow_the_config(changes: dict[str, Any]) -> None:
-    theirs, ours = small_decoder(**changes)
+    reference, decoder = small_decoder(**changes)
     codes = np.random.default_rng(1).integers(0, 32, (40, 3), dtype=np.int32)
     with torch.no_grad():
-        expected = theirs(torch.from_numpy(codes.T[None].astype(np.int64))).flatten().numpy()
-    config = ours.config
+        expected = reference(torch.from_numpy(codes.T[None].astype(np.int64))).flatten().numpy()
+    config = decoder.config
     assert len(expected) == 40 * config.samples_per_frame - config.lookahead_samples
-    state: StreamState = ours.open()
+    state: StreamState = decoder.open()
     waves: list[Wave] = []
     for part in np.split(codes, [1, 2, 9, 30]):
-        (state,), wave = ours.decode([state], part[None].copy())
+        (state,), wave = decoder.decode([state], part[None].copy())
         waves.append(wave[0])
     assert error_over_signal(np.concatenate(waves), expected) < TOLERANCE
 

@@ -1,7 +1,7 @@
-"""The fleet against `transformers`: through real Redis, real scripts and the worker's own loop, token by token, frame by frame.
+"""The fleet against `transformers`, token by token and frame by frame, with real Redis, scripts and worker loops.
 
-Each way of running it (walks driven by producer or conductor, chunks or all at the end, prompts in pieces of 1, 7 or whole, eight
-requests at once or one by one) must give what single `generate()` calls give. In `invariant` numerics the bytes are the same.
+Each deployment (walks driven by producer or conductor, chunks or all at the end, prompts in pieces of 1, 7 or whole, eight
+concurrent requests or one by one) must give the results of single `generate()` calls, byte-equal in `invariant` numerics.
 """
 
 from collections.abc import Generator, Mapping
@@ -28,19 +28,19 @@ async def test_eight_concurrent_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer], way: str
 ) -> None:
     with thread_fleet(redis_url, *TORCH, *WAYS[way], checkpoint=tiny_checkpoint) as fleet:
-        assert_matches(await ask(fleet, tiny_checkpoint, at_once=True), truth)
+        assert_matches(await ask(fleet, tiny_checkpoint, concurrently=True), truth)
 
 
 async def test_sequential_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer]
 ) -> None:
     with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:
-        assert_matches(await ask(fleet, tiny_checkpoint, at_once=False), truth)
+        assert_matches(await ask(fleet, tiny_checkpoint, concurrently=False), truth)
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
-    """The first invariant answers by temperature, for the others to be equal to."""
+    """The first invariant answers by temperature, for comparison with the others."""
     yield {}
 
 
@@ -56,7 +56,7 @@ async def test_invariant_numerics_are_byte_equal_in_every_deployment(
 ) -> None:
     overrides = (*TORCH, "numerics=invariant", *WAYS[way])
     with thread_fleet(redis_url, *overrides, checkpoint=tiny_checkpoint) as fleet:
-        got = await ask(fleet, tiny_checkpoint, at_once=way != "as configured", temperature=temperature)
+        got = await ask(fleet, tiny_checkpoint, concurrently=way != "as configured", temperature=temperature)
     first = undisturbed.setdefault(temperature, got)
     for name, spoken in first.items():
         np.testing.assert_array_equal(got[name].ids, spoken.ids, err_msg=name)

@@ -1,4 +1,4 @@
-"""A source frozen while its blocks are pulled over TCP: they are computed again, and the answers are the same to the byte."""
+"""A source frozen while its blocks are pulled over TCP: they are recomputed, and the answers stay byte-equal."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from tests.support import start_cli, wait_until
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
 ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", f"graph={QWEN3_OMNI.name}")
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")
-"""2 MiB of keys and values a request, however short its prompt."""
+"""2 MiB of keys and values per request, for any prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 OVER_TCP = ("transfer.kind=nixl", "transfer.interface=lo")
 IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_ttl_s=2.0")
@@ -35,14 +35,14 @@ START_S = 150.0
 
 
 @dataclass(slots=True)
-class Freezes:
-    """Stops the process that is read from when the second read of it begins: the first is under way, or has just come."""
+class FreezeOnSecondRead:
+    """Stops the source process when the second read from it begins: the first is in progress, or has just completed."""
 
     pid: int
     reads: int = 0
     frozen: threading.Event = field(default_factory=threading.Event)
 
-    def sit_in(self, loop: WorkerLoop) -> None:
+    def watch(self, loop: WorkerLoop) -> None:
         transfer = loop.transfer
         assert isinstance(transfer, NixlTransfer) and transfer.shares_memory
         read = transfer.read_blocks
@@ -58,8 +58,8 @@ class Freezes:
         transfer.read_blocks = watched
 
 
-def take_its_place(fleet: ThreadFleet, freezes: Freezes) -> None:
-    """Prompts that the source still holds are another worker's once its lease is over."""
+def replace_source(fleet: ThreadFleet, freezes: FreezeOnSecondRead) -> None:
+    """Add a worker that gets the source's tasks once its lease has expired."""
     assert freezes.frozen.wait(timeout=START_S), "no second read began"
     fleet.add_worker(SOURCE)
 
@@ -84,12 +84,12 @@ async def test_source_frozen_during_import_changes_no_answer(
         start_cli("worker", SOURCE, *sets, cwd=tmp_path, env=env) as child,
     ):
         child.wait_for("is ready", timeout_s=START_S)
-        freezes = Freezes(child.process.pid)
+        freezes = FreezeOnSecondRead(child.process.pid)
         taker = next(loop for loop in fleet.loops if loop.role == OTHER_HALF)
-        freezes.sit_in(taker)
+        freezes.watch(taker)
         with caplog.at_level(logging.WARNING):
-            told = await asyncio.gather(ask_all(fleet, tiny_checkpoint), asyncio.to_thread(take_its_place, fleet, freezes))
-        for got, want in zip(told[0], expected, strict=True):
+            results = await asyncio.gather(ask_all(fleet, tiny_checkpoint), asyncio.to_thread(replace_source, fleet, freezes))
+        for got, want in zip(results[0], expected, strict=True):
             assert_same(got, want)
         assert "could not be pulled; it is computed here" in caplog.text
 
@@ -98,6 +98,6 @@ async def test_source_frozen_during_import_changes_no_answer(
         assert psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.process.pid, signal.SIGCONT)
         # What it had still to send meets a closed connection. UCX may take it down for that; else it finds itself fenced.
-        wait_until(lambda: child.process.poll() is not None or child.output().count("is ready") == 2, "its next life", START_S)
+        wait_until(lambda: child.process.poll() is not None or child.output().count("is ready") == 2, "it to join again", START_S)
         for got, want in zip(await ask_all(fleet, tiny_checkpoint), expected, strict=True):
             assert_same(got, want)

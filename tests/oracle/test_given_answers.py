@@ -1,6 +1,6 @@
-"""Answers that are given, and not drawn: they are spoken as if they had been drawn, and what follows is what would have.
+"""Answers that requests contain (`RequestSpec.given`) are spoken and continued exactly like drawn ones.
 
-In `invariant` numerics, to the byte: whole or split, undisturbed or after a worker's death.
+In `invariant` numerics byte-equal: whole or split, undisturbed or after a worker's death.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ async def fleet(request: pytest.FixtureRequest, redis_url: str, tiny_checkpoint:
         wait_until(lambda: all(loop.engine.stats().pages_used == 0 for loop in living), "pools to be empty")
 
 
-def asked(
+def given_request(
     fleet: ThreadFleet, given: Sequence[int] = (), *, stop: str = "", **sampling: float
 ) -> tuple[RequestSpec, bytes | None]:
-    """The case, its main stage sampling as said."""
+    """Return the case's request with this sampling of its main stage."""
     temperature = sampling.pop("temperature", 0.0)
     spec, blob = spec_of(CASE, make_frontend(fleet.checkpoint), temperature=temperature, seed=4)
     of_main = msgspec.structs.replace(spec.sampling[THINKER], stop=(stop,) if stop else (), **sampling)
@@ -49,51 +49,53 @@ def tokens(answer: dict[EdgeName, np.ndarray]) -> list[int]:
 
 
 async def test_given_answer_is_spoken_like_a_drawn_one(fleet: ThreadFleet) -> None:
-    """The end token is given too; nothing is drawn after it, though there would be room."""
+    """The end token is given too; nothing is drawn after it within the length limit."""
     end = min(make_frontend(fleet.checkpoint).end_ids())
     async with gateway(fleet) as client:
-        drawn = await answer(client, *asked(fleet, max_tokens=NUM_GIVEN + 1))
+        drawn = await answer(client, *given_request(fleet, max_tokens=NUM_GIVEN + 1))
         given = [*tokens(drawn)[:NUM_GIVEN], end]
-        assert_same(await answer(client, *asked(fleet, given)), {TEXT: np.array(given), AUDIO: drawn[AUDIO]})
+        assert_same(await answer(client, *given_request(fleet, given)), {TEXT: np.array(given), AUDIO: drawn[AUDIO]})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("num_given", [1, NUM_GIVEN])
 async def test_answer_continues_from_its_given_beginning(fleet: ThreadFleet, num_given: int, temperature: float) -> None:
     async with gateway(fleet) as client:
-        whole = await answer(client, *asked(fleet, temperature=temperature))
+        whole = await answer(client, *given_request(fleet, temperature=temperature))
         given = tokens(whole)[:num_given]
-        assert_same(await answer(client, *asked(fleet, given, temperature=temperature)), whole)
+        assert_same(await answer(client, *given_request(fleet, given, temperature=temperature)), whole)
 
 
 async def test_length_limit_counts_given_tokens(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        whole = await answer(client, *asked(fleet))
+        whole = await answer(client, *given_request(fleet))
         given = tokens(whole)[:NUM_GIVEN]
-        assert tokens(await answer(client, *asked(fleet, given, max_tokens=4))) == given[:4]
-        assert tokens(await answer(client, *asked(fleet, given, max_tokens=NUM_GIVEN + 2))) == tokens(whole)[: NUM_GIVEN + 2]
+        assert tokens(await answer(client, *given_request(fleet, given, max_tokens=4))) == given[:4]
+        assert (
+            tokens(await answer(client, *given_request(fleet, given, max_tokens=NUM_GIVEN + 2))) == tokens(whole)[: NUM_GIVEN + 2]
+        )
 
 
 async def test_stop_string_is_detected_in_drawn_tokens_only(fleet: ThreadFleet) -> None:
     detokenizer = make_frontend(fleet.checkpoint).detokenizer()
     async with gateway(fleet) as client:
-        whole = await answer(client, *asked(fleet))
+        whole = await answer(client, *given_request(fleet))
         texts = [detokenizer.add([token]) for token in tokens(whole)]
         at = next(at for at in range(2, NUM_GIVEN) if texts[at])
-        assert len(tokens(await answer(client, *asked(fleet, stop=texts[at])))) <= at + 1
+        assert len(tokens(await answer(client, *given_request(fleet, stop=texts[at])))) <= at + 1
         later = len("".join(texts[NUM_GIVEN:]).partition(texts[at])[0])
-        got = tokens(await answer(client, *asked(fleet, tokens(whole)[:NUM_GIVEN], stop=texts[at])))
+        got = tokens(await answer(client, *given_request(fleet, tokens(whole)[:NUM_GIVEN], stop=texts[at])))
         assert got == tokens(whole)[: len(got)] and len(got) > NUM_GIVEN
         assert len("".join(texts[NUM_GIVEN : len(got)])) >= min(later, len("".join(texts[NUM_GIVEN:])))
 
 
 async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
-    """At its first chunk of sound, when the log of the text holds what was given and little more."""
+    """Deaths at the first chunk of audio, when the text's log holds little more than the given tokens."""
     async with gateway(fleet) as client:
-        whole = await answer(client, *asked(fleet, temperature=0.9))
+        whole = await answer(client, *given_request(fleet, temperature=0.9))
         for given in (tokens(whole)[:NUM_GIVEN], tokens(whole)):
             for stages in ((THINKER,), (THINKER, TALKER, CODE2WAV)):
-                spec, blob = asked(fleet, given, temperature=0.9)
+                spec, blob = given_request(fleet, given, temperature=0.9)
 
                 def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, dying: Sequence[StageName] = stages) -> None:
                     if (edge, index) == (AUDIO, 0):
@@ -103,7 +105,7 @@ async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:
-    """Kill whoever runs these stages of the request; a new worker of the role has joined before."""
+    """Kill the owners of these stages, each after a new worker of its role has joined."""
     for stage in stages:
         for loop in [loop for loop in fleet.loops if loop.stage == stage and spec.id in (*loop.tasks, *loop.tasks.lingering)]:
             if loop.worker not in fleet.killed:

@@ -1,4 +1,4 @@
-"""Invariant numerics: a request's bits do not depend on what runs beside it, nor on how its prompt is cut."""
+"""Invariant numerics: a request's bits depend neither on other requests nor on how its prompt is cut."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three tu
 
 @dataclass(slots=True)
 class Bits:
-    """What a run computed: logits by draw (its noise key names request, stage, index), accept-layer rows and answers by case."""
+    """Results of a run: logits by noise key (of request, stage and index), accept-layer rows and answers by case."""
 
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -41,7 +41,7 @@ class Bits:
 
 @pytest.fixture
 def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bits]:
-    """Run groups of cases one after another, each group at once, and keep the bits."""
+    """Run groups of cases one after another, each group concurrently, and record the bits."""
 
     def once(groups: list[list[Case]], chunk: int, temperature: float, kv_pages: int = 512) -> Bits:
         bits = Bits()
@@ -74,9 +74,9 @@ def test_invariant_bits_are_equal_for_every_batch_and_prompt_chunk(
 ) -> None:
     alone = run([[case] for case in SHORT], 256, temperature)
     assert any(alone.rows.values())
-    all_at_once, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
-    # with 12 pages, requests lose theirs and are computed again
-    for groups, chunk, kv_pages in ((all_at_once, 1, 512), (two_groups, 7, 512), (all_at_once, 256, 12)):
+    all_together, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
+    # with 12 pages, requests are evicted and recomputed
+    for groups, chunk, kv_pages in ((all_together, 1, 512), (two_groups, 7, 512), (all_together, 256, 12)):
         together = run(groups, chunk, temperature, kv_pages)
         assert together.rows == alone.rows, f"accept-layer rows, prompt chunks of {chunk}"
         assert together.logits == alone.logits, f"logits, prompt chunks of {chunk}"

@@ -1,4 +1,4 @@
-"""What the language stages load, what they put on which edge, and where an answer ends."""
+"""The language stages: the weights they load, their output on each edge, and the end of an answer."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, b
 
 
 def rewritten(checkpoint: Path, out_dir: Path) -> Path:
-    """The same weights as newer tools may write them: experts fused, the Thinker's text model nested deeper, two shards."""
+    """Write the same weights as newer tools do: experts fused, the Thinker's text model nested deeper, two shards."""
     shutil.copytree(checkpoint, out_dir)
     weights = load_file(out_dir / "model.safetensors")
     (out_dir / "model.safetensors").unlink()
@@ -138,8 +138,8 @@ def test_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint:
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
     stop = tokenizer.decode(whole[4:7])
-    told = spec.sampling[THINKER]
-    stopping = replace(spec, sampling={**spec.sampling, THINKER: Sampling(max_tokens=told.max_tokens, stop=("unseen", stop))})
+    sampling = spec.sampling[THINKER]
+    stopping = replace(spec, sampling={**spec.sampling, THINKER: Sampling(max_tokens=sampling.max_tokens, stop=("unseen", stop))})
     answers = speaking_twin(built).run([stopping])
     shown = tokens_of(answers, spec.id)
     assert shown == whole[: len(shown)]
@@ -155,8 +155,8 @@ def test_stop_string_is_not_detected_before_min_tokens(tiny_checkpoint: Path, bu
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
-    told = replace(spec.sampling[THINKER], stop=(tokenizer.decode(whole[1:2]), tokenizer.decode(whole[8:9])), min_tokens=8)
-    answers = speaking_twin(built).run([replace(spec, sampling={**spec.sampling, THINKER: told})])
+    sampling = replace(spec.sampling[THINKER], stop=(tokenizer.decode(whole[1:2]), tokenizer.decode(whole[8:9])), min_tokens=8)
+    answers = speaking_twin(built).run([replace(spec, sampling={**spec.sampling, THINKER: sampling})])
     assert tokens_of(answers, spec.id) == whole[:9]
 
 

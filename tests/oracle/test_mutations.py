@@ -1,4 +1,4 @@
-"""The comparison with the oracle is itself compared: each mistake that a peer has made, or that is easily made, must fail it."""
+"""Mutation tests of the comparison with the oracle: each common mistake must make it fail."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,14 +40,14 @@ def truth(tiny_checkpoint: Path) -> dict[int, OracleAnswer]:
 
 
 def late_text(edge: Edge) -> ChunkPolicy:
-    """Answer tokens come in bursts, so that a Talker that does not wait for its text is found out."""
+    """Send answer tokens in bursts, to detect a Talker that does not wait for its text."""
     return ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6)) if edge.transitions else edge.policy
 
 
 def matches(
     checkpoint: Path, truth: dict[int, OracleAnswer], case: Case = CASE, *, left_context: int | None = None, penalty: float = 1.05
 ) -> bool:
-    """Whether the stages, driven by hand, give the oracle's tokens, codes and samples."""
+    """Return True if the stages, run without a fleet, give the oracle's tokens, codes and samples."""
     config = load_config(None, ("device=cpu", "dtype=float32"))
     built: dict[StageName, BuiltStage] = {}
     for name, build in (("thinker", thinker.build), ("talker", talker.build), ("code2wav", code2wav.build)):

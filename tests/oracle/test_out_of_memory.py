@@ -1,4 +1,4 @@
-"""A request that finds no memory fails with an error that names cause and way out; its batch mates go on to the same bytes."""
+"""A request without memory fails with an error that names cause and remedy; other requests of its batch are unaffected."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from tests.storm import assert_nothing_left
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 SMALL_POOLS = ("stages.thinker.kv_pages=14", "stages.talker.kv_pages=14", "limits.max_prompt_tokens=200")
-"""224 positions of 16 a page: any one of the mates fits."""
+"""224 positions in pages of 16: enough for each of the other requests alone."""
 MATES = [replace(case, tokens=24, frames=16) for case in CASES if case.name in ("text", "three turns", "text outlasts speech")]
 TOO_LONG = replace(MATES[0], name="too long an answer", tokens=400)
 TOO_LONG_SPOKEN = replace(MATES[0], name="too long a speech", frames=400)
@@ -40,7 +40,7 @@ async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> Edg
 async def ask_beside_mates(
     fleet: ThreadFleet, client: FleetClient, checkpoint: Path, spec: RequestSpec, blob: bytes | None
 ) -> FleetError:
-    """What the request ends with; its mates are answered as they are without it, and so is one more afterwards."""
+    """Return the request's error; others beside it, and one afterwards, are answered as without it."""
     frontend = make_frontend(checkpoint)
     expected = await asyncio.gather(*(answer(client, *spec_of(case, frontend)) for case in MATES))
     failed, *heard = await asyncio.gather(ask(client, spec, blob), *(ask(client, *spec_of(case, frontend)) for case in MATES))
@@ -65,7 +65,7 @@ async def test_request_larger_than_the_pool_is_refused_with_a_remedy(redis_url: 
 
 
 def make_hungry(monkeypatch: pytest.MonkeyPatch, hungry: RequestId, at_row: int) -> list[int]:
-    """From this row on, a pass over the request asks torch for more memory than there is. Returns the size of each such pass."""
+    """From this row on, make passes over the request allocate more memory than exists; return the list of their sizes."""
     sizes: list[int] = []
     found: list[ThinkerTask] = []
     forward, begin = Thinker.forward, Thinker.open

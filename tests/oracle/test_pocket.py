@@ -1,6 +1,6 @@
-"""The shipped checkpoint: a fleet answers, speaks and plays with it what `transformers` does, and drawn answers end and sound.
+"""The shipped checkpoint: a fleet's answers match `transformers`, and sampled answers end and are audible.
 
-How well Pocket does is `fleet pocket eval`'s to say: what stands here holds for any weights that are worth shipping.
+`fleet pocket eval` judges their quality; these tests hold for any weights worth shipping.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ from tests.oracle.oracle import Oracle
 from web.gateway.sampling import stage_defaults
 
 TOKENS, FRAMES = 64, 100
-"""Twice what the longest of these answers has: one that reaches a bound does not end of itself."""
+"""Twice the longest of these answers: one that reaches a limit does not end by itself."""
 SPOKEN = ("what day comes after monday", "what is my name")
 SOUND = (0.01, 0.5)
-"""RMS of full scale between which a whole answer lies; the teacher's speech is about 0.1."""
+"""Range of an answer's RMS, relative to full scale; the teacher's speech has about 0.1."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,13 @@ def frontend(checkpoint: Path) -> OmniFrontend:
 
 @pytest.fixture(scope="module")
 def own(frontend: OmniFrontend) -> Samplings:
-    """How each stage draws where a request says nothing."""
+    """Default sampling of each stage."""
     return stage_defaults(load_config(None, ()), frontend.sampling())
 
 
 @pytest.fixture(scope="module")
 def cases() -> tuple[Case, ...]:
-    """Typed and spoken by the teacher, one turn and two, in both voices."""
+    """Prompts typed and spoken by the teacher, one turn and two, in both voices."""
     after_monday, my_name = (_spoken_by(speech.samples) for speech in speak_all([(text, Voice()) for text in SPOKEN]))
     introduced = (user("My name is Anna."), said("assistant", "nice to meet you anna"))
     asked = {
@@ -65,7 +65,7 @@ def _spoken_by(samples: np.ndarray) -> Message:
 
 
 def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> None:
-    """Text and speech end of themselves, and the speech is neither silence nor clipping."""
+    """Check that text and speech end by themselves, and the speech is neither silent nor clipped."""
     for name, answer in answers.items():
         assert answer.ids[-1] in frontend.end_ids(), f"{name}: {TOKENS} tokens are no answer"
         # The frame that would be the last one allowed is never spoken: its place is the end's.
@@ -80,7 +80,7 @@ async def test_greedy_answers_match_single_generate_calls(
     oracle = Oracle(checkpoint)
     truth = {case.name: expected(oracle, *spec_of(case, frontend, sampling=own), case) for case in cases}
     with thread_fleet(redis_url, *TORCH, checkpoint=checkpoint) as fleet:
-        got = await ask(fleet, checkpoint, at_once=True, cases=cases, sampling=own)
+        got = await ask(fleet, checkpoint, concurrently=True, cases=cases, sampling=own)
     assert_matches(got, truth)
     assert_whole(got, frontend)
 
@@ -94,10 +94,10 @@ async def test_sampled_answer_ends_is_audible_and_repeats_with_its_seed(
     cases: tuple[Case, ...],
     temperature: float | None,
 ) -> None:
-    """Half of the cases. In `invariant` numerics, so that what else is in a batch changes no draw."""
+    """Half of the cases, in `invariant` numerics, so that no draw depends on the batch."""
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=checkpoint) as fleet:
         first, again, other = [
-            await ask(fleet, checkpoint, at_once=True, temperature=temperature, seed=seed, cases=cases[:2], sampling=own)
+            await ask(fleet, checkpoint, concurrently=True, temperature=temperature, seed=seed, cases=cases[:2], sampling=own)
             for seed in (5, 5, 6)
         ]
     assert_whole(first, frontend)

@@ -1,6 +1,6 @@
-"""Killed workers and real models: in `invariant` numerics the answer is the undisturbed one to the byte, drawn or greedy.
+"""Killed workers and real models: in `invariant` numerics the answer is byte-equal to the undisturbed one, sampled or greedy.
 
-In `fast` numerics what was published stays, and the answer goes on from there.
+In `fast` numerics published output stands, and the answer continues from there.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ CASE = next(case for case in CASES if case.name == "audio")
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, *stages: StageName) -> None:
-    """Kill whoever runs the stages; new workers have joined before."""
+    """Kill the owners of the stages, after new workers have joined."""
     for stage in stages:
         dying = fleet.owner(spec.id, stage)
         fleet.add_worker(stage)
@@ -28,7 +28,7 @@ def replace(fleet: ThreadFleet, spec: RequestSpec, *stages: StageName) -> None:
 
 
 def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], None]:
-    """At this chunk of sound."""
+    """Return a callback that acts once, at this chunk of audio."""
     return lambda edge, at: disturb() if (edge, at) == (AUDIO, index) else None
 
 
@@ -46,7 +46,7 @@ async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_
 
 
 async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tiny_checkpoint: Path) -> None:
-    """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, for nothing here ends by itself."""
+    """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, which ends by its limits only."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *TORCH, *in_step(QWEN3_OMNI), checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
@@ -59,7 +59,7 @@ async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tin
 
 @pytest.mark.parametrize("has_finished", [True, False])
 async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, tiny_checkpoint: Path, has_finished: bool) -> None:
-    """The Talker must read the prompt's rows anew, and the worker that held them is gone: it may have finished long before."""
+    """The Talker must read the prompt's rows again after the worker that held them died, perhaps long after it had finished."""
     frontend = make_frontend(tiny_checkpoint)
     credits = ("edges.codes.credits=2", "edges.audio.credits=2") if has_finished else in_step(QWEN3_OMNI)
     ways = (*TORCH, "numerics=invariant", *credits)

@@ -1,5 +1,5 @@
-"""A conversation whose turns take over what the last one computed: in `invariant` numerics every turn's text and sound is to the
-byte what it is without, and only new positions are computed.
+"""Conversations whose turns reuse the rows of earlier ones: in `invariant` numerics text and audio are byte-equal to those
+without reuse, and only new positions are computed.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ Forward = Callable[[object, Entries], PassDone]
 
 @dataclass(slots=True)
 class OracleConversation:
-    """What was asked and answered so far. Answers go into the next prompt as they were drawn, token by token."""
+    """Questions and answers so far. Answers are put into the next prompt as they were drawn, token by token."""
 
     frontend: OmniFrontend
     temperature: float = 0.0
@@ -57,7 +57,7 @@ class OracleConversation:
         return replace(spec, prompt_ids=self._with_answers(spec.prompt_ids)), blob
 
     def _with_answers(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """The prompt ends in an assistant's header; each such header but this one is followed by what was answered there."""
+        """Insert the answers: the prompt ends in an assistant header, and each earlier one is followed by its answer."""
         header, made, answers = list(ids[-HEADER_LEN:]), list[int](), iter(self.answers)
         for at in range(len(ids)):
             made.append(ids[at])
@@ -65,13 +65,13 @@ class OracleConversation:
                 made += next(answers, [])
         return tuple(made)
 
-    def told(self, got: Heard) -> None:
+    def add_answer(self, got: Heard) -> None:
         self.answers.append([int(token) for token in got[TEXT]])
 
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """How many rows were computed, by the kind of task."""
+    """Number of computed rows by class of task."""
     counts: Counter[str] = Counter()
     for runner in (FastRunner, TileRunner):
         real = cast("Forward", runner.forward)
@@ -88,7 +88,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleTurn:
     got: Heard
-    spared: Mapping[StageName, int]
+    reused: Mapping[StageName, int]
     computed: Counter[str]
 
 
@@ -98,12 +98,12 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
     got = await answer(client, spec, blob)
     view = await client.telemetry.trace(spec.id)
     assert view is not None
-    spared = {task.stage: task.cached_rows for task in view.tasks}
-    return OracleTurn(got=got, spared=spared, computed=Counter(rows))
+    reused = {task.stage: task.cached_rows for task in view.tasks}
+    return OracleTurn(got=got, reused=reused, computed=Counter(rows))
 
 
-def heard_by_talker(spec: RequestSpec, frontend: OmniFrontend) -> int:
-    """Positions of user turns: those from a turn's start on, if the role after it is the user's."""
+def num_user_positions(spec: RequestSpec, frontend: OmniFrontend) -> int:
+    """Count the positions of user turns: those from a turn's start on, if the role after it is the user's."""
     start, by_user = (frontend._prompt.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))  # pyright: ignore[reportPrivateUsage]
     inside, count = False, 0
     for at, token in enumerate(spec.prompt_ids):
@@ -112,7 +112,7 @@ def heard_by_talker(spec: RequestSpec, frontend: OmniFrontend) -> int:
     return count
 
 
-def assert_kept_only(fleet: ThreadFleet) -> None:
+def assert_only_cached_pages(fleet: ThreadFleet) -> None:
     wait_until(lambda: not held(fleet), "workers to hold nothing")
     for loop in fleet.loops:
         stats = loop.engine.stats()
@@ -136,27 +136,27 @@ async def test_turns_with_cached_prefix_are_byte_equal_to_those_without(
                 assert len(alone.got[AUDIO])
                 if last is not None:
                     # All of the last turn but its last token, which was drawn and not computed; and of it what the Talker hears.
-                    assert with_session.spared[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
-                    assert with_session.spared[TALKER] == heard_by_talker(last, frontend)
-                assert alone.spared == dict.fromkeys(alone.spared, 0)
+                    assert with_session.reused[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
+                    assert with_session.reused[TALKER] == num_user_positions(last, frontend)
+                assert alone.reused == dict.fromkeys(alone.reused, 0)
                 for kind, stage in (("ThinkerTask", THINKER), ("TalkerTask", TALKER)):
-                    assert with_session.computed[kind] == alone.computed[kind] - with_session.spared[stage], kind
-                talk.told(alone.got)
+                    assert with_session.computed[kind] == alone.computed[kind] - with_session.reused[stage], kind
+                talk.add_answer(alone.got)
                 last = spec
-            assert_kept_only(fleet)
+            assert_only_cached_pages(fleet)
 
 
 async def second_turn(
     client: FleetClient, talk: OracleConversation, first: Message, then: Message
 ) -> tuple[RequestSpec, bytes | None]:
-    """The first turn is asked and answered, within the session; what is to be asked next."""
+    """Run the first turn within the session; return the request of the second."""
     spec, blob = talk.ask(first)
-    talk.told(await answer(client, replace(spec, session=TALK), blob))
+    talk.add_answer(await answer(client, replace(spec, session=TALK), blob))
     spec, blob = talk.ask(then)
     return replace(spec, session=TALK), blob
 
 
-async def spared_of(client: FleetClient, spec: RequestSpec, stage: StageName) -> int:
+async def reused_rows(client: FleetClient, spec: RequestSpec, stage: StageName) -> int:
     view = await client.telemetry.trace(spec.id)
     assert view is not None
     return next(task.cached_rows for task in view.tasks if task.stage == stage)
@@ -167,7 +167,7 @@ def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
 
 
 async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: str, tiny_checkpoint: Path) -> None:
-    """The new owners compute all of it, and lay it against a log that began with rows nobody had computed."""
+    """The new owners compute all rows, and match them with a log whose first rows were reused."""
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
@@ -187,7 +187,7 @@ async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: 
 
 
 async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
-    """A Thinker that computes everything anew makes the very rows that the Talker has, and keeps."""
+    """A Thinker that recomputes everything produces the same rows as those that the Talker has cached."""
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
@@ -197,7 +197,7 @@ async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, 
             fleet.add_worker(THINKER)
             fleet.kill(keeper)
             got = await answer(client, spec, blob)
-            assert await spared_of(client, spec, THINKER) == 0 < await spared_of(client, spec, TALKER)
+            assert await reused_rows(client, spec, THINKER) == 0 < await reused_rows(client, spec, TALKER)
             assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))
 
 
@@ -206,11 +206,11 @@ async def test_text_only_turn_caches_the_rows_a_spoken_turn_needs(redis_url: str
     with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             spec, blob = talk.ask(TURNS[0])
-            talk.told(await answer(client, replace(spec, session=TALK, outputs=(TEXT,)), blob))
+            talk.add_answer(await answer(client, replace(spec, session=TALK, outputs=(TEXT,)), blob))
             spec, blob = talk.ask(TURNS[1])
             with_session = replace(spec, session=TALK)
             got = await answer(client, with_session, blob)
-            assert await spared_of(client, with_session, THINKER) > first_audio(spec, talk.frontend)
+            assert await reused_rows(client, with_session, THINKER) > first_audio(spec, talk.frontend)
             assert_same(got, await answer(client, replace(spec, id=new_request_id()), blob))
 
 
@@ -226,7 +226,7 @@ async def test_other_audio_with_equal_ids_is_not_reused(redis_url: str, tiny_che
             assert other.prompt_ids == spec.prompt_ids and other_blob != blob
             other = replace(other, session=TALK)
             got = await answer(client, other, other_blob)
-            assert await spared_of(client, other, THINKER) == first_audio(other, talk.frontend)
+            assert await reused_rows(client, other, THINKER) == first_audio(other, talk.frontend)
             if numerics == "invariant":
                 assert_same(got, await answer(client, replace(other, id=new_request_id(), session=""), other_blob))
 
@@ -235,17 +235,17 @@ async def test_other_audio_with_equal_ids_is_not_reused(redis_url: str, tiny_che
 async def test_longer_clip_invalidates_earlier_clips_in_invariant_numerics_only(
     redis_url: str, tiny_checkpoint: Path, numerics: str
 ) -> None:
-    """Clips are padded to the longest. Where bits count, what was computed beside a shorter one is of no use; elsewhere it is."""
+    """Clips are padded to the longest. In invariant numerics rows computed beside a shorter one cannot be reused."""
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             longer = user("And now?", wav_part(speech_like(LONGEST_S + 1, 3)))
             spec, blob = await second_turn(client, talk, TURNS[0], longer)
             got = await answer(client, spec, blob)
-            spared = await spared_of(client, spec, THINKER)
+            reused = await reused_rows(client, spec, THINKER)
             if numerics == "fast":
                 first, _ = OracleConversation(talk.frontend).ask(TURNS[0])
-                assert spared == len(first.prompt_ids) + len(talk.answers[0]) - 1
+                assert reused == len(first.prompt_ids) + len(talk.answers[0]) - 1
             else:
-                assert spared == first_audio(spec, talk.frontend)
+                assert reused == first_audio(spec, talk.frontend)
                 assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))

@@ -1,4 +1,4 @@
-"""Prefill and decode by workers of their own: in `invariant` numerics the same bytes as one worker for both, by YAML alone."""
+"""Prefill and decode by separate workers: in `invariant` numerics byte-equal to one worker for both."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Answers = dict[str, Mapping[EdgeName, np.ndarray]]
 
 
 async def ask_all(fleet: ThreadFleet, checkpoint: Path, temperature: float) -> Answers:
-    """Every case at once, so that hand-offs of one meet the batches of the others."""
+    """Run all cases concurrently, so that hand-offs of one overlap with batches of the others."""
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
         specs = [spec_of(case, frontend, temperature=temperature, seed=5) for case in ASKED]
@@ -60,7 +60,7 @@ async def test_split_stages_give_the_answers_of_whole_ones(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch,
     split: str, temperature: float, transfer: str, way: str,
 ) -> None:  # fmt: skip
-    """Pages are lent where they lie, or, where none can be spared, copied: the slow twin."""
+    """Pages are lent in place or, if the pool is short, copied (the slower way)."""
     if way == "copied":
         monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
@@ -73,7 +73,7 @@ async def test_split_stages_give_the_answers_of_whole_ones(
 
 @pytest.mark.parametrize("transfer", ["nixl", "redis"])
 async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
-    """Of each stage that was handed off, moment by moment."""
+    """The trace has the timings of each stage that was handed off."""
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
     with thread_fleet(redis_url, *TORCH, *THINKER_PD, checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
@@ -82,9 +82,9 @@ async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Pa
             await answer(client, spec, blob)
             view = await client.telemetry.trace(spec.id)
     assert view is not None
-    told = {task.stage: task.hand_off for task in view.tasks}
-    assert [stage for stage, hand_off in told.items() if hand_off is not None] == [THINKER]
-    way = told[StageName(THINKER)]
+    hand_offs = {task.stage: task.hand_off for task in view.tasks}
+    assert [stage for stage, hand_off in hand_offs.items() if hand_off is not None] == [THINKER]
+    way = hand_offs[StageName(THINKER)]
     assert way is not None and way.pulled_us is not None and way.confirmed_us is not None and way.resumed_us is not None
     # The data of an offer without NIXL comes with the logs, so before the task is open.
     moments = [way.prefilled_us, way.handed_us, way.claimed_us, way.opened_us, way.pulled_us, way.confirmed_us, way.resumed_us]

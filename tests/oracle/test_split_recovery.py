@@ -1,4 +1,4 @@
-"""Tensors that a prefill half published and took with it: the decode half, which adopted its blocks, must not leave them so."""
+"""Recovery of tensors that were lost with the prefill half that published them: the decode half must recompute them."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CASE = next(case for case in CASES if case.name == "audio")
 
 
 async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, tiny_checkpoint: Path) -> None:
-    """The Talker must read the prompt's rows anew while the Thinker, which skipped them, is still at work and out of credit."""
+    """The Talker must read the prompt's rows again while the Thinker, which imported them, is still running and out of credit."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *WAYS, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         async with gateway(fleet) as client:

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model of `transformers` by its config's name, and what that has beyond the small sizes."""
+    """A model of `transformers` by its config's name, with settings beside the small sizes."""
 
     name: str
     more: dict[str, Any]
@@ -84,11 +84,11 @@ MORE = {
     "Mpt": {"d_model": 48, "n_heads": 4, "n_layers": 3},
     "Qwen2Moe": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3, "num_experts": 4},
 }
-"""How architectures that Fleet's attention cannot serve are refused."""
+"""Further settings of architectures that Fleet refuses."""
 
 
 def write_model(family: Family, folder: Path) -> Path:
-    """Weights so random that every part of the model shows in its answers."""
+    """Write random weights with which every part of the model affects the answers."""
     transformers = import_module("transformers")
     torch.manual_seed(7)
     config = getattr(transformers, f"{family.name}Config")(**{**SMALL, **family.more})
@@ -97,7 +97,7 @@ def write_model(family: Family, folder: Path) -> Path:
 
 
 def greedy(folder: Path, prompts: Sequence[list[int]], max_tokens: int, **options: Any) -> list[list[int]]:
-    """One `generate()` call a prompt, with the attention that masks the same way for every architecture."""
+    """Run one `generate()` call per prompt, with the attention that masks the same way for every architecture."""
     model = from_pretrained("AutoModelForCausalLM", folder, dtype=torch.float32, attn_implementation="eager").eval()
     answers: list[list[int]] = []
     for prompt in prompts:

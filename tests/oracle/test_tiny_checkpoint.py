@@ -1,4 +1,4 @@
-"""The tiny checkpoint is worth testing against: audible, loadable everywhere, and every input of the model matters."""
+"""The tiny checkpoint suits tests: it is audible, loads everywhere, and its answers depend on every input."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ def config(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prompt(folder: Path) -> Callable[..., list[int]]:
-    """Token ids of one user turn: sound of so many samples, if any, then text."""
+    """Return the token ids of one user turn: audio of `num_samples`, if any, then text."""
     tokenizer = from_pretrained("AutoTokenizer", folder)
 
     def build(text: str, num_samples: int = 0) -> list[int]:
@@ -54,7 +54,7 @@ def prompt(folder: Path) -> Callable[..., list[int]]:
 
 @pytest.fixture(scope="module")
 def answer(oracle: Oracle, prompt: Callable[..., list[int]]) -> Answer:
-    """Answer a prompt of text and sound; equal questions are computed once."""
+    """Answer a prompt of text and audio; equal questions are computed once."""
     known: dict[str, OracleAnswer] = {}
 
     def ask(
@@ -82,7 +82,7 @@ def long_codes(answer: Answer) -> NDArray[np.int64]:
 
 
 def warble(pitch_hz: float) -> NDArray[np.float32]:
-    """1.3 s of a tone that moves, with a little noise."""
+    """1.3 s of a changing tone with little noise."""
     time_s = np.arange(int(1.3 * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     noise = np.random.default_rng(0).standard_normal(time_s.size)
     return (0.3 * np.sin(2 * np.pi * pitch_hz * time_s * (1 + 0.2 * time_s)) + 0.02 * noise).astype(np.float32)

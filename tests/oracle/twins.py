@@ -1,4 +1,4 @@
-"""The slow twin of the speaking graph, built for a test: which stages, which numerics, which chunks."""
+"""The slow twin of the speaking graph, for tests with other stages, numerics or chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TwinRequests:
 
 
 def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0) -> TwinRequests:
-    """Each case's request as a gateway would make it; seeds differ."""
+    """Return each case's request as a gateway creates it, with different seeds."""
     frontend = make_frontend(checkpoint)
     made = [spec_of(case, frontend, temperature=temperature, seed=100 + n) for n, case in enumerate(cases)]
     blobs = {spec.id: blob for spec, blob in made if blob is not None}
@@ -50,7 +50,7 @@ def speaking_stages(
     kv_pages: int = 512,
     stages: Sequence[StageName] = SPEAKING,
 ) -> dict[StageName, BuiltStage]:
-    """The stages, each with options alike."""
+    """Build the stages with equal options."""
     graph = get_graph("qwen3_omni")
     return {
         stage: build_stage(
@@ -77,7 +77,7 @@ def tokens_of(answers: Answers, request: RequestId) -> list[int]:
 
 
 def codes_of(answers: Answers, request: RequestId) -> NDArray[np.int32]:
-    """[Q, frames]; Q is 0 where nothing was spoken."""
+    """Return codes [Q, frames]; Q is 0 without speech."""
     frames = [arrays["codes"] for arrays in answers[request][CODES]]
     return np.concatenate(frames).T if frames else np.empty((0, 0), np.int32)
 

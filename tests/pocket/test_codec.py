@@ -42,7 +42,7 @@ def codes_of(codec: Codec, count: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_the_lean_forward_is_the_models_own(codec: Codec) -> None:
+def test_training_forward_equals_transformers(codec: Codec) -> None:
     codes = codes_of(codec, 9)
     theirs = codec.module(codes)[:, 0]
     ours = decode(codec.module, codes)
@@ -51,7 +51,7 @@ def test_the_lean_forward_is_the_models_own(codec: Codec) -> None:
 
 
 @torch.no_grad()
-def test_a_frame_is_heard_no_earlier_than_its_lookahead(codec: Codec) -> None:
+def test_code_changes_no_sample_before_its_lookahead(codec: Codec) -> None:
     """So sample i of the output is sample i of the target."""
     codes = codes_of(codec, 9)
     changed = codes.clone()
@@ -62,7 +62,7 @@ def test_a_frame_is_heard_no_earlier_than_its_lookahead(codec: Codec) -> None:
 
 
 @torch.no_grad()
-def test_before_training_it_is_neither_silent_nor_deaf(codec: Codec) -> None:
+def test_untrained_codec_output_depends_on_codes(codec: Codec) -> None:
     codes = codes_of(codec, 6)
     wave = decode(codec.module, codes)
     assert 0.01 < float(wave.std()) < 1
@@ -72,7 +72,7 @@ def test_before_training_it_is_neither_silent_nor_deaf(codec: Codec) -> None:
         assert float((decode(codec.module, changed) - wave).std()) > 1e-3
 
 
-def test_a_step_is_a_function_of_its_rng_and_teaches_every_weight(codec: Codec) -> None:
+def test_codec_step_is_deterministic_and_trains_every_weight(codec: Codec) -> None:
     codec.module.zero_grad()
     first, figures = codec.loss(np.random.default_rng(3), 0)
     first.backward()
@@ -87,12 +87,12 @@ def test_a_step_is_a_function_of_its_rng_and_teaches_every_weight(codec: Codec) 
     assert untaught == []
 
 
-def test_the_same_seed_is_the_same_start(book: Codebook, codec: Codec) -> None:
+def test_codec_initial_weights_depend_on_seed_only(book: Codebook, codec: Codec) -> None:
     fresh = code2wav(book, seed=5).state_dict()
     assert all(torch.equal(weight, fresh[name]) for name, weight in codec.module.state_dict().items())
 
 
-def test_the_loss_is_nothing_for_the_target_itself_and_finite_for_silence() -> None:
+def test_wave_loss_is_zero_for_target_and_finite_for_silence() -> None:
     target = torch.from_numpy(synthesise(frames(0).features, frames(0).cycles))[None]
     assert sum(float(term) for term in wave_loss(target, target).values()) == 0
     silence = torch.zeros_like(target, requires_grad=True)
@@ -100,7 +100,7 @@ def test_the_loss_is_nothing_for_the_target_itself_and_finite_for_silence() -> N
     assert silence.grad is not None and silence.grad.isfinite().all() and silence.grad.any()
 
 
-def test_pitch_is_right_within_a_semitone() -> None:
+def test_pitch_within_a_semitone_counts_as_right() -> None:
     wave = synthesise(frames(0).features, np.full(NUM_FRAMES, 11, np.int16))
     steady = np.full(8 * NUM_FRAMES, 137.5, np.float16)
     assert pitch_right(wave, steady) == 1
@@ -108,7 +108,7 @@ def test_pitch_is_right_within_a_semitone() -> None:
     assert pitch_right(wave, np.zeros_like(steady)) == 1
 
 
-def test_what_is_found_on_held_out_sentences_has_names_and_is_finite(codec: Codec) -> None:
+def test_codec_evaluation_figures_are_finite(codec: Codec) -> None:
     figures = codec.evaluate()
     assert set(figures) == {"log_mel_l1", "snr_db", "pitch_right"}
     assert all(np.isfinite(value) for value in figures.values())

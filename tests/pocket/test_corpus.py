@@ -35,52 +35,52 @@ def texts(split: Split, role: str | None = None) -> Iterator[str]:
             yield exchange.answer
 
 
-def test_every_family_comes_equally_often(drawn: list[Dialogue]) -> None:
+def test_families_are_drawn_equally_often(drawn: list[Dialogue]) -> None:
     counts = Counter(dialogue.family for dialogue in drawn)
     assert set(counts) == set(families())
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_seed_is_a_corpus(split: Split) -> None:
+def test_dialogues_depend_on_seed_only(split: Split) -> None:
     whole = list(dialogues(split, 60, seed=3))
     assert list(dialogues(split, 40, seed=3)) == whole[:40]
     assert list(dialogues(split, 60, seed=4)) != whole
     assert list(sentences(split, 60, seed=3)) == list(islice(sentences(split, 90, seed=3), 60))
 
 
-def test_the_user_begins_and_the_assistant_ends(drawn: list[Dialogue]) -> None:
+def test_dialogue_alternates_from_user_to_assistant(drawn: list[Dialogue]) -> None:
     for dialogue in drawn:
         roles = [turn.role for turn in dialogue.turns]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
     assert {len(dialogue.turns) // 2 for dialogue in drawn} >= {1, 2, 3, 4}
 
 
-def test_every_turn_can_be_spoken_and_is_short(drawn: list[Dialogue]) -> None:
+def test_turns_are_short_spoken_text(drawn: list[Dialogue]) -> None:
     for turn in (turn for dialogue in drawn for turn in dialogue.turns):
         limit = MAX_ANSWER_WORDS if turn.role == "assistant" else MAX_QUESTION_WORDS
         assert encode(turn.text) and len(turn.text.split()) <= limit, turn
 
 
-def test_what_a_held_out_user_says_is_said_nowhere_in_training() -> None:
+def test_held_out_user_turns_are_not_in_training() -> None:
     assert set(texts("train")).isdisjoint(texts("held_out", "user"))
 
 
-def test_no_held_out_sentence_is_one_of_training() -> None:
+def test_held_out_sentences_are_not_in_training() -> None:
     trained = set(sentences("train", NUM_DRAWN, seed=5)) | set(texts("train"))
     assert trained.isdisjoint(sentences("held_out", NUM_DRAWN, seed=5))
     held_out = set(texts("held_out", "user")) | set(sentences("held_out", NUM_DRAWN, seed=6))
     assert held_out.isdisjoint(sentences("train", NUM_DRAWN, seed=7))
 
 
-def test_an_answer_said_to_be_new_is_no_answer_of_training() -> None:
+def test_new_answers_are_not_in_training() -> None:
     trained = {text for family in TABLES for each in list_exchanges("train", family) for text in (each.question, each.answer)}
     new = {each.answer for family in TABLES for each in list_exchanges("held_out", family) if each.is_new_answer}
     assert len(new) > 100
     assert trained.isdisjoint(new)
 
 
-def test_held_out_phrasings_are_made_of_known_words() -> None:
+def test_held_out_phrasings_use_training_words() -> None:
     known = {word for text in texts("train") for word in text.split()}
     tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
     asks = [ask for table in tables for ask in table.new_asks]
@@ -89,20 +89,20 @@ def test_held_out_phrasings_are_made_of_known_words() -> None:
     assert not unknown
 
 
-def test_a_rule_has_rows_to_learn_and_rows_to_be_tested_with() -> None:
+def test_rule_tables_have_training_and_held_out_rows() -> None:
     tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
     for table in tables:
         assert len(table.known_rows) + len(table.new_rows) == len(table.rows)
         assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, table.asks[0]
 
 
-def test_every_question_has_one_answer() -> None:
+def test_question_has_one_answer() -> None:
     answers: dict[str, str] = {}
     for exchange in (each for family in TABLES for split in SPLITS for each in list_exchanges(split, family)):
         assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, exchange.question
 
 
-def test_sums_are_right() -> None:
+def test_sums_are_correct() -> None:
     operations = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
     num_checked = 0
     for exchange in (each for split in SPLITS for each in list_exchanges(split, "sums")):
@@ -116,7 +116,7 @@ def test_sums_are_right() -> None:
     assert num_checked > 5000
 
 
-def test_the_clock_goes_round() -> None:
+def test_hours_wrap_around_the_clock() -> None:
     for exchange in list_exchanges("train", "times"):
         if found := re.fullmatch(r"(.+) hours? (after|before) (.+) o'clock is (.+) o'clock", exchange.answer):
             gap, way, start, end = found.groups()
@@ -124,14 +124,14 @@ def test_the_clock_goes_round() -> None:
             assert (moved - VALUE_OF[end]) % 12 == 0
 
 
-def test_spelling_is_the_word_letter_by_letter() -> None:
+def test_spelling_lists_the_letters_of_the_word() -> None:
     for exchange in list_exchanges("train", "spelling"):
         word = exchange.question.split()[-1]
         if exchange.question.startswith("spell "):
             assert exchange.answer.replace(" ", "") == word
 
 
-def test_memory_answers_from_what_was_said(drawn: list[Dialogue]) -> None:
+def test_memory_answers_follow_from_earlier_turns(drawn: list[Dialogue]) -> None:
     seen: Counter[str] = Counter()
     for dialogue in drawn:
         if dialogue.family != "memory":
@@ -160,7 +160,7 @@ def told(said: list[str], fact: memory.Fact) -> set[str]:
     return {tells[text] for text in said if text in tells}
 
 
-def test_words_that_do_not_exist_stand_where_any_word_can() -> None:
+def test_invented_words_appear_in_slots_for_any_word() -> None:
     """In questions and in what is remembered, spelled and said after the user; and nothing of it is held out."""
     real = {word for text in texts("train") for word in text.split()}
     strange: Counter[str] = Counter()
@@ -175,18 +175,18 @@ def test_words_that_do_not_exist_stand_where_any_word_can() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_what_is_to_be_repeated_is_repeated(split: Split) -> None:
+def test_repeat_answers_with_the_text(split: Split) -> None:
     rng = Random(8)
     for exchange in (repeat(rng, split) for _ in range(500)):
         assert exchange.question.endswith(exchange.answer)
 
 
-def test_salad_is_of_the_length_asked_for() -> None:
+def test_salad_has_the_requested_number_of_words() -> None:
     rng = Random(9)
     assert {len(salad(rng, "train", 3, 5).split()) for _ in range(200)} == {3, 4, 5}
 
 
-def test_an_answer_is_right_word_for_word() -> None:
+def test_answer_must_match_word_for_word() -> None:
     turns = (ChatTurn(role="user", text="what is one plus one"), ChatTurn(role="assistant", text="one plus one is two"))
     dialogue = Dialogue(turns=turns, family="sums")
     assert is_right(dialogue, "one plus one is two")

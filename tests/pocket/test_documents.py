@@ -15,7 +15,7 @@ MAX_WAV_BYTES, MAX_PNG_BYTES, MAX_CHECKPOINT_BYTES = 200_000, 300_000, 60_000_00
 LIMITS = {PICTURE: MAX_PNG_BYTES} | {f"{scene.name}.wav": MAX_WAV_BYTES for scene in SCENES}
 
 
-def test_the_card_shows_the_spectrograms_and_links_what_is_there() -> None:
+def test_model_card_links_existing_files() -> None:
     targets = [target for target in LINK.findall((CHECKPOINT / "README.md").read_text()) if "//" not in target]
     assert f"../../docs/{PICTURE}" in targets
     assert {f"../../docs/{scene.name}.wav" for scene in SCENES} <= set(targets)
@@ -23,15 +23,15 @@ def test_the_card_shows_the_spectrograms_and_links_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_document_is_small(name: str) -> None:
+def test_document_is_small(name: str) -> None:
     assert 1_000 < (DOCS / name).stat().st_size < LIMITS[name]
 
 
-def test_the_checkpoint_is_small() -> None:
+def test_checkpoint_is_small() -> None:
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) < MAX_CHECKPOINT_BYTES
 
 
-def test_everything_that_ships_is_package_data() -> None:
+def test_shipped_files_are_package_data() -> None:
     patterns = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
     shipped = {path for pattern in patterns for path in POCKET.glob(pattern)}
     wanted = {path for folder in (CHECKPOINT, DOCS) for path in folder.rglob("*") if path.is_file()}

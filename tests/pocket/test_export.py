@@ -57,7 +57,7 @@ def folder(parts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return export(parts, tmp_path_factory.mktemp("pocket") / "out")
 
 
-def test_transformers_loads_every_weight_that_was_trained(folder: Path, parts: dict[str, Path]) -> None:
+def test_transformers_loads_every_trained_weight(folder: Path, parts: dict[str, Path]) -> None:
     model, found = from_pretrained("Qwen3OmniMoeForConditionalGeneration", folder, dtype=torch.float32, output_loading_info=True)
     assert not any(found.values()), found
     state: Mapping[str, Tensor] = model.state_dict()
@@ -72,7 +72,7 @@ def test_transformers_loads_every_weight_that_was_trained(folder: Path, parts: d
     assert torch.equal(state["thinker.model.language_model.embed_tokens.weight"], shape.text_table())
 
 
-def test_fleet_answers_as_the_trainer_does(folder: Path) -> None:
+def test_fleet_and_trainer_give_equal_answers(folder: Path) -> None:
     frontend = load_frontend("fleet.processing.qwen3_omni:OmniFrontend", folder, Limits())
     chat = ChatRequest(
         id=RequestId("req-1"),
@@ -100,19 +100,19 @@ def _greedy(thinker: ThinkerModel, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_weights_are_stored_in_half_precision_and_computed_in_single(folder: Path) -> None:
+def test_weights_are_stored_in_half_and_loaded_in_single_precision(folder: Path) -> None:
     assert {value.dtype for value in load_file(folder / "model.safetensors").values()} == {torch.float16}
     assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
 
 
-def test_equal_parts_give_equal_bytes(folder: Path, parts: dict[str, Path], tmp_path: Path) -> None:
+def test_export_of_equal_parts_is_byte_identical(folder: Path, parts: dict[str, Path], tmp_path: Path) -> None:
     again = export(parts, tmp_path / "again")
     assert {file.name: file.read_bytes() for file in again.iterdir()} == {
         file.name: file.read_bytes() for file in folder.iterdir()
     }
 
 
-def test_defaults_are_read_by_fleet_as_they_were_given(tmp_path: Path) -> None:
+def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
     talker = Speaking(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
     config = Answering(talker=talker).config()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
@@ -123,14 +123,14 @@ def test_defaults_are_read_by_fleet_as_they_were_given(tmp_path: Path) -> None:
     assert config["eos_token_id"] == shape.TOKEN_ID["<|im_end|>"]
 
 
-def test_a_missing_part_must_be_allowed(parts: dict[str, Path], tmp_path: Path) -> None:
+def test_export_refuses_missing_part_unless_allowed(parts: dict[str, Path], tmp_path: Path) -> None:
     some = {name: parts[name] for name in ("thinker", "talker")}
     with pytest.raises(ConfigError, match="codec, hearing missing"):
         export(some, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_part_and_a_missing_file_are_named(parts: dict[str, Path], tmp_path: Path) -> None:
+def test_export_names_unknown_part_and_missing_file(parts: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no part is called 'vision'"):
         export(parts | {"vision": parts["talker"]}, tmp_path)
     with pytest.raises(ConfigError, match="hearing has no file"):
@@ -145,7 +145,7 @@ def test_an_unknown_part_and_a_missing_file_are_named(parts: dict[str, Path], tm
         ({"lm_head.weight": torch.full((80, 256), 1e6)}, "not finite in half precision"),
     ],
 )
-def test_weights_of_another_shape_are_refused(
+def test_export_refuses_weights_of_wrong_shape(
     parts: dict[str, Path], tmp_path: Path, change: dict[str, Tensor], complaint: str
 ) -> None:
     bad = tmp_path / "thinker.safetensors"
@@ -154,7 +154,7 @@ def test_weights_of_another_shape_are_refused(
         export({"thinker": bad}, tmp_path / "out", may_lack_parts=True)
 
 
-def test_a_part_without_a_weight_is_refused(parts: dict[str, Path], tmp_path: Path) -> None:
+def test_export_refuses_part_with_missing_weight(parts: dict[str, Path], tmp_path: Path) -> None:
     bad = tmp_path / "thinker.safetensors"
     save_file({"lm_head.weight": torch.zeros(80, 256)}, bad)
     with pytest.raises(ConfigError, match="found nothing"):

@@ -69,13 +69,13 @@ def clip(num_samples: int, seed: int = 1) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).standard_normal(num_samples) * 0.1).astype(np.float32)
 
 
-def test_training_never_hears_an_unseen_variant() -> None:
+def test_training_voices_exclude_unseen_variants() -> None:
     variants = {"+" + known_voice(Random(seed)).name.partition("+")[2] for seed in range(2000)}
     assert len(variants) > 40 and not variants & set(UNSEEN)
     assert {"+" + unseen_voice(Random(seed)).name.partition("+")[2] for seed in range(500)} == set(UNSEEN)
 
 
-def test_recordings_come_back_as_they_were_made(known: Recordings) -> None:
+def test_recordings_load_as_written(known: Recordings) -> None:
     assert len(known.dialogues) == 13 and len(known.sentences) == 3
     for talk in known.dialogues:
         assert [each.text for each in talk.recordings] == [turn.text for turn in talk.dialogue.turns if turn.role == "user"]
@@ -85,12 +85,12 @@ def test_recordings_come_back_as_they_were_made(known: Recordings) -> None:
         assert each.samples.dtype == np.int16 and int(np.abs(each.samples.astype(int)).max()) > 1000
 
 
-def test_a_folder_without_recordings_says_how_to_make_them(tmp_path: Path) -> None:
+def test_folder_without_recordings_is_refused_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fleet.pocket.hearing.recordings"):
         load(tmp_path, "train")
 
 
-def test_what_is_spoilt_is_another_every_time_and_the_same_for_a_seed(known: Recordings) -> None:
+def test_augmentation_depends_on_seed_only(known: Recordings) -> None:
     clips = [each.samples for each in known.all()]
     made = [augment(clips[0], clips, np.random.default_rng(seed)) for seed in range(40)]
     assert all(each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() <= 1 for each in made)
@@ -99,7 +99,7 @@ def test_what_is_spoilt_is_another_every_time_and_the_same_for_a_seed(known: Rec
 
 
 @pytest.mark.parametrize("kind", ["white", "pink", "brown"])
-def test_noise_is_as_loud_as_it_is_asked_for(kind: str) -> None:
+def test_noise_has_the_requested_level(kind: str) -> None:
     speech = clip(32_000)
     noise = coloured(kind, 32_000, np.random.default_rng(2))
     added = add_noise(speech, noise, 15) - speech
@@ -108,7 +108,7 @@ def test_noise_is_as_loud_as_it_is_asked_for(kind: str) -> None:
     assert ratio_db == pytest.approx(15, abs=4 if kind == "brown" else 1)
 
 
-def test_features_are_those_of_the_server(tmp_path: Path) -> None:
+def test_features_equal_those_of_the_server(tmp_path: Path) -> None:
     write_processor_files(tmp_path)
     clips = [clip(length, seed) for seed, length in enumerate((16_000, 7_777, 20_160, 33_333))]
     served = feature_extractor(tmp_path)(clips)
@@ -118,7 +118,7 @@ def test_features_are_those_of_the_server(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_lean_tower_is_the_models_own() -> None:
+def test_batched_tower_equals_transformers() -> None:
     """Also where a clip is longer than the attention's window, and where its last chunk is a stump."""
     tower = Hearing(seed=1).eval().audio_tower
     heard = log_mel([clip(length, seed) for seed, length in enumerate((16_000, 31_040, 1_600, 150_000))])
@@ -131,7 +131,7 @@ def test_the_lean_tower_is_the_models_own() -> None:
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-def test_two_slots_of_a_position_are_read_one_after_the_other() -> None:
+def test_slots_of_a_position_are_read_in_order() -> None:
     hot = torch.full((1, 8), BLANK)
     hot[0, :5] = torch.tensor([3, 3, BLANK, 3, 4])
     scores = torch.nn.functional.one_hot(hot, BLANK + 1).float()
@@ -139,7 +139,7 @@ def test_two_slots_of_a_position_are_read_one_after_the_other() -> None:
     assert symbols(scores, torch.tensor([2])) == [[3, 3]]
 
 
-def test_the_tower_learns_what_it_is_told() -> None:
+def test_tower_learns_a_small_batch() -> None:
     hearing = Hearing(seed=1)
     heard = log_mel([clip(9_600, 1), clip(9_600, 2)])
     targets = [encode("hot"), encode("cold")]
@@ -155,7 +155,7 @@ def test_the_tower_learns_what_it_is_told() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_a_spoken_turn_has_rows_of_sound_in_its_text_s_place(known: Recordings) -> None:
+def test_spoken_turn_has_audio_rows_in_place_of_text(known: Recordings) -> None:
     talk = next(talk for talk in known.dialogues if len(talk.recordings) == 1)
     clips = Clips()
     turns = spoken_turns(talk, clips, [clip(17_600)])
@@ -172,7 +172,7 @@ def test_a_spoken_turn_has_rows_of_sound_in_its_text_s_place(known: Recordings) 
 
 
 @torch.no_grad()
-def test_a_spoken_dialogue_is_computed_as_the_whole_model_does(known: Recordings, listener: ListeningThinker) -> None:
+def test_spoken_dialogue_equals_whole_model(known: Recordings, listener: ListeningThinker) -> None:
     """Several clips of several rows, against the Thinker that is served: places of the sound, positions and all."""
     talk = max(known.dialogues, key=lambda talk: len(talk.recordings))
     clips, sounds = Clips(), [clip(16_000 + 4_800 * index, index) for index in range(len(talk.recordings))]
@@ -203,7 +203,7 @@ def _served(listener: ListeningThinker, ids: list[int], sounds: list[NDArray[np.
     return result.logits[0]
 
 
-def test_both_losses_reach_both_parts(known: Recordings, listener: ListeningThinker) -> None:
+def test_joint_losses_reach_both_parts(known: Recordings, listener: ListeningThinker) -> None:
     clips = Clips()
     batch = pack(SampleSource(known).samples(np.random.default_rng(3), clips), num_rows=1)
     embedded = embed(listener, batch.ids, clips)
@@ -217,7 +217,7 @@ def test_both_losses_reach_both_parts(known: Recordings, listener: ListeningThin
     listener.zero_grad()
 
 
-def test_the_towers_last_layer_begins_with_the_rows_of_what_it_heard(known: Recordings, listener: ListeningThinker) -> None:
+def test_solved_projection_yields_rows_of_recognized_symbols(known: Recordings, listener: ListeningThinker) -> None:
     table = shape.text_table()
     slots = torch.tensor([[BLANK, 5, 5, 6, BLANK, BLANK]])
     assert torch.allclose(symbol_rows(slots, table)[0], torch.stack([table[5], table[6], table[PAD]]))
@@ -228,7 +228,7 @@ def test_the_towers_last_layer_begins_with_the_rows_of_what_it_heard(known: Reco
     assert (listener.audio_tower.proj2(states) - wanted).square().mean() < 0.9 * wanted.square().mean()
 
 
-def test_questions_of_any_length_are_answered_together(known: Recordings, listener: ListeningThinker) -> None:
+def test_batched_answers_equal_single_answers(known: Recordings, listener: ListeningThinker) -> None:
     clips = Clips()
     prompts = [prompt(spoken_turns(talk, clips, [clip(16_000) for _ in talk.recordings])) for talk in known.dialogues[:3]]
     together = answer(listener, prompts, clips, max_len=4)

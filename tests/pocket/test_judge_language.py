@@ -13,7 +13,7 @@ from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.words import MISSING, TEACHERS_WAY, dictionary_text, known_words, unsayable
 
 
-def test_the_recogniser_can_say_every_word_of_the_corpus() -> None:
+def test_recogniser_knows_every_corpus_word() -> None:
     said = {word for split in ("train", "held_out") for text in sentences(split, 3000, 9) for word in text.split()}
     assert said <= set(known_words())
     assert unsayable(known_words()) == []
@@ -22,13 +22,13 @@ def test_the_recogniser_can_say_every_word_of_the_corpus() -> None:
     assert {line.split()[0].partition("(")[0] for line in lines} == set(known_words())
 
 
-def test_only_missing_words_are_spelt_out_here() -> None:
+def test_own_pronunciations_cover_missing_words_only() -> None:
     with pytest.raises(ConfigError, match="cannot say flurb"):
         dictionary_text(["cat", "flurb"])
     assert all(word in known_words() for word in MISSING)
 
 
-def test_the_teachers_way_is_said_beside_the_dictionarys() -> None:
+def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
     assert set(TEACHERS_WAY) <= set(known_words())
     lines = dictionary_text(["baa", "opposite"]).splitlines()
     assert lines == [
@@ -37,13 +37,13 @@ def test_the_teachers_way_is_said_beside_the_dictionarys() -> None:
     ]  # fmt: skip
 
 
-def test_no_way_to_say_a_word_is_given_twice() -> None:
+def test_pronunciations_are_unique() -> None:
     ways = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
     said = [(way[0], *(part for part in way[1:] if not part.startswith("("))) for way in ways]
     assert len(said) == len(set(said))
 
 
-def test_what_can_follow_a_word_sums_to_one() -> None:
+def test_bigram_probabilities_sum_to_one() -> None:
     vocabulary = ["a", "b", "c", "never"]
     model = arpa(["a b", "a c", "a b c", "b"], vocabulary)
     share, left, pairs = _read(model)
@@ -69,14 +69,14 @@ def _read(model: str) -> tuple[dict[str, float], dict[str, float], dict[str, dic
     return share, left, pairs
 
 
-def test_the_grammar_says_what_tables_answer_in_either_split() -> None:
+def test_grammar_accepts_answers_of_both_splits() -> None:
     for split in ("train", "held_out"):
         for family, tables in TABLES.items():
             answers = {exchange.answer for table in tables for exchange in table.exchanges(split)}
             assert not [answer for answer in answers if not says(answer)], family
 
 
-def test_the_grammar_says_far_more_than_is_right_and_nothing_free() -> None:
+def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
     for text in ("the opposite of hot is small", "two plus two is thirty one", "your name is peter", "a cow says woof"):
         assert says(text), text
     for text in ("the opposite of hot", "two plus two is a cow", "your name is peter and paul", "say hello"):
@@ -87,7 +87,7 @@ def test_the_grammar_says_far_more_than_is_right_and_nothing_free() -> None:
     assert quoted and not any(map(says, quoted))
 
 
-def test_no_answer_is_written_out_in_the_grammar() -> None:
+def test_grammar_contains_no_complete_answer() -> None:
     """Only templates are: a line for each list of values, and one for the templates."""
     lines = jsgf().splitlines()
     lists = {values for _, slots in templates() for values in slots.values()}
@@ -95,7 +95,7 @@ def test_no_answer_is_written_out_in_the_grammar() -> None:
     assert "the (capital of" not in jsgf() or "paris" not in lines[-1]
 
 
-def test_no_question_is_asked_twice() -> None:
+def test_questions_are_unique() -> None:
     asked = distinct(300, seed=4)
     assert len({dialogue.turns for dialogue in asked}) == 300
     assert distinct(100, seed=4) == asked[:100]

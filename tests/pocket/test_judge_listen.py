@@ -53,7 +53,7 @@ def _value(figures: Names, name: str) -> float:
     return value
 
 
-def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, SynthesizedSpeech]) -> None:
+def test_teacher_speech_is_the_error_floor(said: dict[str, SynthesizedSpeech]) -> None:
     lead = np.zeros(4 * 1920, np.float32)
     figures = _judged(TEXTS, [np.concatenate([lead, said[text].samples]) for text in TEXTS])
     for kind in ("bigram", "grammar"):
@@ -66,7 +66,7 @@ def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, SynthesizedSpe
     assert _value(figures, "answers without end or sound") == 0
 
 
-def test_wrong_words_are_found_out(said: dict[str, SynthesizedSpeech]) -> None:
+def test_wrong_words_raise_the_error_rate(said: dict[str, SynthesizedSpeech]) -> None:
     """Clear speech in the right voice, but of another text."""
     figures = _judged(TEXTS[:2], [said[text].samples for text in OTHERS])
     for kind in ("bigram", "grammar"):
@@ -75,7 +75,7 @@ def test_wrong_words_are_found_out(said: dict[str, SynthesizedSpeech]) -> None:
         assert _value(figures, f"WER, {kind}, the teacher's own speech") < 30
 
 
-def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, SynthesizedSpeech]) -> None:
+def test_answer_without_end_or_audio_is_counted(said: dict[str, SynthesizedSpeech]) -> None:
     samples = said[SHORT].samples
     endless = np.tile(samples, 6)
     silent = np.zeros_like(samples)
@@ -84,7 +84,7 @@ def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, Synthesized
     assert _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
 
 
-def test_what_was_heard_before_changes_nothing(said: dict[str, SynthesizedSpeech]) -> None:
+def test_recognition_is_independent_of_earlier_audio(said: dict[str, SynthesizedSpeech]) -> None:
     ear = Recogniser("grammar")
     alone = ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
     assert alone == TEXTS[0]
@@ -98,7 +98,7 @@ def _locked(text: str, speech: SynthesizedSpeech) -> tuple[Track, SentenceFrames
     return track, lock(track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
 
 
-def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, SynthesizedSpeech]) -> None:
+def test_pitch_shift_is_measured(said: dict[str, SynthesizedSpeech]) -> None:
     track, frames = _locked(TEXTS[0], said[TEXTS[0]])
     shifted = replace(track, pitch_hz=track.pitch_hz * np.float32(2 ** (2 / 12)))
     assert float(np.median(errors(shifted, frames))) == pytest.approx(2, abs=0.05)
@@ -106,14 +106,14 @@ def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, Synth
     assert (within(errors(shifted, frames)) or 0) < 0.1
 
 
-def test_speech_at_another_rate_is_the_same_melody(said: dict[str, SynthesizedSpeech]) -> None:
+def test_pitch_measure_ignores_speech_rate(said: dict[str, SynthesizedSpeech]) -> None:
     track, frames = _locked(TEXTS[2], said[TEXTS[2]])
     slow = np.repeat(np.arange(len(track.pitch_hz)), 2)
     slower = Track(features=track.features[slow], pitch_hz=track.pitch_hz[slow], is_voiced=track.is_voiced[slow])
     assert (within(errors(slower, frames)) or 0) > 0.9
 
 
-def test_perfect_codes_err_by_their_rounding() -> None:
+def test_perfect_codes_have_rounding_error_only() -> None:
     frames = SentenceFrames(
         features=np.zeros((2, 8, 51), np.float16),
         pitch_hz=np.array([[125.0] * 8, [0.0] * 8], np.float16),
@@ -124,7 +124,7 @@ def test_perfect_codes_err_by_their_rounding() -> None:
     assert carried_errors(replace(frames, cycles=np.array([11, 8], np.int16))) == pytest.approx([12 * np.log2(1.1)] * 8)
 
 
-def test_alignment_finds_what_was_stretched() -> None:
+def test_alignment_finds_stretched_speech() -> None:
     rng = np.random.default_rng(0)
     first = rng.standard_normal((20, 5)).astype(np.float32)
     stretch = np.repeat(np.arange(20), rng.integers(1, 4, 20))
@@ -136,7 +136,7 @@ def test_alignment_finds_what_was_stretched() -> None:
     assert align(first[:1], first[:4]).tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
 
 
-def test_silence_around_speech_is_no_speech() -> None:
+def test_surrounding_silence_is_not_speech() -> None:
     tone = np.sin(np.arange(4800) / 10).astype(np.float32)
     quiet = np.full(2400, 1e-4, np.float32)
     assert extent(np.concatenate([quiet, tone, quiet, quiet])) == slice(2400, 7200)

@@ -5,7 +5,6 @@ import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+from tests.support import HttpHandler, serve_http
 
 SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
 Samples = NDArray[np.float32]
@@ -68,6 +68,13 @@ class FakeFleet:
         samples = self.speech(text, body["audio"]["voice"]) if "audio" in body else None
         return _streamed(text, samples) if body["stream"] else _whole(text, samples)
 
+    def serve(self, handler: HttpHandler) -> None:
+        if handler.command == "GET":
+            handler.send(200, b'{"data":[{"id":"pocket"}]}')
+            return
+        body = msgspec.json.decode(handler.read_body())
+        handler.send(self.status, self.reply(body) if self.status == 200 else b'{"error":{"message":"too busy"}}')
+
 
 def _whole(text: str, samples: Samples | None) -> bytes:
     message: dict[str, Any] = {"content": text}
@@ -91,40 +98,15 @@ def _streamed(text: str, samples: Samples | None) -> bytes:
 def fleet() -> Iterator[FakeFleet]:
     fake = FakeFleet()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, b'{"data":[{"id":"pocket"}]}')
-
-        def do_POST(self) -> None:
-            body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
-            good = fake.status == 200
-            self._send(fake.status, fake.reply(body) if good else b'{"error":{"message":"too busy"}}')
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serve_http(fake.serve) as fake.url:
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _named(report: JudgeReport, name: str) -> Figure:
     return next(figure for figure in report.figures if figure.name == name)
 
 
-def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_path: Path) -> None:
+def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path) -> None:
     fleet.learn(400)
     report = run(fleet.url, replace(SMALL, sounds=tmp_path / "sounds"))
     assert list(report.took_s) == ["speed", "typed", "speech_out", "speech_in"]
@@ -146,7 +128,7 @@ def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_p
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_answers_are_counted_by_family(fleet: FakeFleet) -> None:
+def test_wrong_answers_are_counted_per_family(fleet: FakeFleet) -> None:
     fleet.learn(400)
     fleet.forget = True
     report = run(fleet.url, JudgeOptions(parts=("typed",), typed=130, memory=10, unknown=10))
@@ -156,7 +138,7 @@ def test_wrong_answers_are_counted_by_family(fleet: FakeFleet) -> None:
     assert 0 < right < 130
 
 
-def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -> None:
+def test_questions_are_greedy_without_own_sampling(fleet: FakeFleet) -> None:
     for own_sampling in (False, True):
         run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3))
     greedy = [body for body in fleet.bodies if "temperature" in body]
@@ -164,13 +146,13 @@ def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -
     assert {body["seed"] for body in fleet.bodies} == {3}
 
 
-def test_a_refusal_ends_the_evaluation_with_its_reason(fleet: FakeFleet) -> None:
+def test_refused_request_ends_the_evaluation_with_its_reason(fleet: FakeFleet) -> None:
     fleet.status = 503
     with pytest.raises(ApiError, match="too busy"):
         run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1))
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_unreachable_gateway_is_one_line() -> None:
     with pytest.raises(ApiError, match="nothing answers"):
         run("http://127.0.0.1:9", JudgeOptions(parts=("typed",)))
 
@@ -179,7 +161,7 @@ def test_nobody_there_is_one_line() -> None:
     ("given", "field"),
     [({"typed": 0}, "typed"), ({"parts": ("singing",)}, "parts"), ({"parts": ()}, "parts"), ({"workers": 0}, "workers")],
 )
-def test_a_mistake_names_its_field(given: dict[str, Any], field: str) -> None:
+def test_invalid_option_names_its_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as raised:
         JudgeOptions(**given)
     assert raised.value.param == field
@@ -200,7 +182,7 @@ class Hears(JudgeClient):
         return [ChatReply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32)) for text in texts]
 
 
-def test_spoken_questions_are_sound_and_noise_is_15_db_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
     """One voice in both conditions: what differs is the noise."""
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))

@@ -8,7 +8,7 @@ from fleet.pocket.judge.spectrogram import DEPTH_DB, HOP_SAMPLES, TOP_HZ, Panel,
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
 
 
-def test_a_tone_is_one_line_and_all_else_is_silence() -> None:
+def test_spectrogram_of_tone_is_one_line() -> None:
     tone = 0.3 * np.sin(2 * np.pi * 2000 * np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ).astype(np.float32)
     levels = levels_db(np.concatenate([np.zeros_like(tone), tone]))
     assert levels.shape[1] == 2 * SAMPLE_RATE_HZ // HOP_SAMPLES + 1
@@ -20,7 +20,7 @@ def test_a_tone_is_one_line_and_all_else_is_silence() -> None:
     assert np.mean(of_tone == -DEPTH_DB) > 0.9
 
 
-def test_silence_and_nothing_are_drawn_too(tmp_path: Path) -> None:
+def test_spectrogram_of_silence_and_empty_audio_is_drawn(tmp_path: Path) -> None:
     assert set(levels_db(np.zeros(0, np.float32)).ravel().tolist()) == {-DEPTH_DB}
     panels = [Panel(title=str(length), samples=np.zeros(length, np.float32)) for length in (0, 2400)]
     draw(panels, tmp_path / "silence.png")

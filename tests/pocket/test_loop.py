@@ -38,7 +38,7 @@ class Toy:
         return {"sum": float(self.module.weight.detach().sum())}
 
 
-def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_ends_with_weights_of_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     whole = Toy()
     train(whole, tmp_path / "whole", SCHEDULE, seed=1)
@@ -51,7 +51,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path
     assert file.is_file() and len(list(file.parent.glob("toy.*.safetensors"))) == 2
 
 
-def test_it_learns_and_its_rate_warms_up_and_ends_at_nothing(tmp_path: Path) -> None:
+def test_learning_rate_warms_up_and_ends_at_zero(tmp_path: Path) -> None:
     toy = Toy()
     train(toy, tmp_path, SCHEDULE, seed=2)
     assert toy.evaluate()["sum"] == pytest.approx(4, abs=0.5)

@@ -26,25 +26,25 @@ def buzz(pitch_hz: float, seconds: float = 0.6) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("pitch_hz", [110.0, 200.0])
-def test_the_pitch_of_a_buzz_is_found(pitch_hz: float) -> None:
+def test_pitch_of_buzz_is_found(pitch_hz: float) -> None:
     track = analyse(buzz(pitch_hz))
     inner = slice(5, -5)
     assert track.is_voiced[inner].all()
     assert track.pitch_hz[inner] == pytest.approx(pitch_hz, rel=0.01)
 
 
-def test_a_buzz_has_less_noise_than_noise() -> None:
+def test_buzz_has_lower_aperiodicity_than_noise() -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(14_400).astype(np.float32)
     assert analyse(buzz(120)).features[10:-10, NUM_MELS].mean() < -10
     assert analyse(noise).features[10:-10, NUM_MELS:].mean() > -3
 
 
-def test_twice_as_loud_is_four_times_the_power_in_every_audible_band() -> None:
+def test_double_amplitude_is_four_times_the_power() -> None:
     quiet, loud = (analyse(gain * buzz(120)).features[10:-10, :20] for gain in (np.float32(1), np.float32(2)))
     assert loud - quiet == pytest.approx(np.log(4), abs=0.01)
 
 
-def test_nothing_is_quieter_than_silence() -> None:
+def test_loudness_is_not_below_silence() -> None:
     track = analyse(np.zeros(4800, np.float32))
     assert track.features.shape == (4800 // HOP_SAMPLES + 1, NUM_FEATURES)
     assert np.array_equal(track.features, silence(len(track.features)))
@@ -52,14 +52,14 @@ def test_nothing_is_quieter_than_silence() -> None:
     assert (track.features[:, :NUM_MELS] == LOUDNESS_FLOOR).all()
 
 
-def test_the_contour_is_drawn_through_the_unvoiced_and_past_short_octave_jumps() -> None:
+def test_contour_bridges_unvoiced_hops_and_octave_jumps() -> None:
     pitch = np.full(40, 100.0)
     pitch[10:14] = 200
     pitch[20:30] = 0
     assert contour(pitch, pitch > 0) == pytest.approx(100)
 
 
-def test_a_band_listens_at_its_centre() -> None:
+def test_mel_filter_peaks_at_its_centre() -> None:
     filters = mel_filters()
     assert filters.shape == (NUM_MELS, 513)
     assert filters.sum(1) == pytest.approx(1)

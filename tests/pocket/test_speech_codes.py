@@ -39,29 +39,29 @@ def error(book: Codebook, groups: int) -> float:
     return float(np.sqrt(((made - fresh.astype(np.float32))[..., :NUM_MELS] ** 2).mean()))
 
 
-def test_every_group_brings_unseen_frames_nearer(book: Codebook) -> None:
+def test_each_code_group_reduces_the_error(book: Codebook) -> None:
     errors = [error(book, groups) for groups in range(NUM_SOUND_GROUPS + 1)]
     assert all(after < before for before, after in zip(errors, errors[1:], strict=False)), errors
     assert errors[-1] < 0.3 * errors[0]
 
 
-def test_codes_are_in_range_and_the_last_is_the_cycles(book: Codebook) -> None:
+def test_codes_are_in_range_and_end_with_cycles(book: Codebook) -> None:
     codes = book.encode(frames(300, seed=2), cycles(300))
     assert codes.shape == (300, 8) and codes.dtype == np.int16
     assert np.array_equal(codes[:, -1], cycles(300))
     assert codes[:, :-1].min() == 0 and codes[:, :-1].max() < 16
 
 
-def test_no_centroid_is_idle(book: Codebook) -> None:
+def test_every_centroid_is_used(book: Codebook) -> None:
     codes = book.encode(frames(400, seed=1), cycles(400))
     assert all(len(np.unique(codes[:, group])) >= 15 for group in range(NUM_SOUND_GROUPS))
 
 
-def test_axes_are_orthonormal(book: Codebook) -> None:
+def test_codebook_axes_are_orthonormal(book: Codebook) -> None:
     assert (book.axes.T @ book.axes).numpy() == pytest.approx(np.eye(book.axes.shape[1]), abs=1e-4)
 
 
-def test_the_same_seed_is_the_same_codebook_also_from_disk(book: Codebook, tmp_path: Path) -> None:
+def test_codebook_depends_on_seed_and_survives_saving(book: Codebook, tmp_path: Path) -> None:
     again = fit(frames(400, seed=1), seed=3, codebook_size=16)
     again.save(tmp_path / "book.safetensors")
     kept = Codebook.load(tmp_path / "book.safetensors")

@@ -21,37 +21,37 @@ def cycles(num_frames: int, count: int) -> NDArray[np.int16]:
 
 
 @pytest.mark.parametrize("count", [9, 12, 18])
-def test_the_pitch_is_that_of_the_cycles(count: int) -> None:
+def test_synthesised_pitch_follows_cycles(count: int) -> None:
     wave = synthesise(vowel(8), cycles(8, count))
     assert len(wave) == 8 * SAMPLES_PER_FRAME
     assert contour_hz(wave)[10:-10] == pytest.approx(12.5 * count, rel=0.01)
 
 
-def test_what_is_taken_apart_again_is_what_was_put_together() -> None:
+def test_analysis_of_synthesis_returns_the_features() -> None:
     """To 1 nat: WORLD smooths, and grains of neighbouring cycles overlap."""
     features = vowel(8)
     heard = analyse(synthesise(features, cycles(8, 12))).features[16:48]
     assert heard[:, 4:44].mean(0) == pytest.approx(features[0, 0, 4:44].astype(float), abs=1)
 
 
-def test_equal_frames_sound_equal() -> None:
+def test_equal_frames_give_equal_samples() -> None:
     wave = synthesise(vowel(6, noise_db=-3), cycles(6, 10)).reshape(6, -1)
     assert np.abs(wave).max() > 0.01
     assert wave[3] == pytest.approx(wave[2], abs=1e-5)
 
 
-def test_a_frame_without_cycles_is_noise_alone() -> None:
+def test_frame_without_cycles_is_noise() -> None:
     voiced, unvoiced = (synthesise(vowel(4, noise_db=-20), cycles(4, count)) for count in (12, 0))
     assert 0 < np.abs(unvoiced).max() < 0.3 * np.abs(voiced).max()
 
 
-def test_cycles_are_evenly_spaced_from_the_first_sample_of_the_frame() -> None:
+def test_cycles_are_evenly_spaced_in_the_frame() -> None:
     assert pulse_samples(np.array([2, 0, 3], np.int16)) == [0, 960, 3840, 4480, 5120]
     edges = np.diff(pulse_samples(cycles(3, 7)))
     assert edges.max() - edges.min() <= 1
 
 
-def test_what_comes_later_changes_nothing_before() -> None:
+def test_synthesis_is_causal() -> None:
     """But for the last 10 ms, where grains are drawn between two hops."""
     features = vowel(4)
     changed = features.copy()

@@ -28,7 +28,7 @@ def book(folder: Path, seed: int) -> Codebook:
     return fit(features, seed=seed, codebook_size=8)
 
 
-def test_sentences_come_in_order_and_voices_take_turns(data: Path) -> None:
+def test_shard_sentences_are_in_order_with_alternating_voices(data: Path) -> None:
     spoken = load_spoken(data, "train")
     assert [each.text for each in spoken] == [text for seed in range(2) for text in sentences("train", SIZE, seed=seed)]
     assert {each.voice for each in spoken[:2]} == set(VOICES)
@@ -37,7 +37,7 @@ def test_sentences_come_in_order_and_voices_take_turns(data: Path) -> None:
     assert len(load_spoken(data, "train", max_shards=1)) == SIZE
 
 
-def test_frames_agree_with_their_text(data: Path) -> None:
+def test_shard_frames_match_their_text(data: Path) -> None:
     for each in load_spoken(data, "train"):
         frames = each.frames
         assert len(frames.features) == len(frames.cycles) == len(frames.pitch_hz) == len(frames.pointer)
@@ -45,7 +45,7 @@ def test_frames_agree_with_their_text(data: Path) -> None:
         assert 0.5 < len(encode(each.text)) / len(frames.cycles) < 1.2
 
 
-def test_a_missing_shard_is_made_again_the_same_and_the_others_are_left_alone(data: Path) -> None:
+def test_missing_shard_is_rebuilt_identically(data: Path) -> None:
     first, second = sorted(data.glob("train-*.features.npz"))
     before, made_ns = second.read_bytes(), first.stat().st_mtime_ns
     second.unlink()
@@ -54,7 +54,7 @@ def test_a_missing_shard_is_made_again_the_same_and_the_others_are_left_alone(da
     assert first.stat().st_mtime_ns == made_ns
 
 
-def test_codes_are_made_once_and_anew_for_another_codebook(data: Path) -> None:
+def test_codes_are_recomputed_for_another_codebook_only(data: Path) -> None:
     ours = book(data, seed=1)
     assert load_utterances(data, "train") == []
     assert [encode_missing(data, "train", ours) for _ in range(2)] == [2, 0]
@@ -65,6 +65,6 @@ def test_codes_are_made_once_and_anew_for_another_codebook(data: Path) -> None:
     assert encode_missing(data, "train", book(data, seed=2)) == 2
 
 
-def test_too_few_shards_to_fit_on_is_an_error_that_says_so(data: Path) -> None:
+def test_codebook_needs_enough_shards(data: Path) -> None:
     with pytest.raises(ConfigError, match="2 of 3 shards"):
         fit_codebook(data, 3)

@@ -22,45 +22,45 @@ STARTS_S, END_S = (0.0, 0.05, 0.21), 0.45
 TEXT = "a bee sings"
 
 
-def test_every_word_lasts_whole_frames_and_at_least_one() -> None:
+def test_words_last_whole_frames() -> None:
     """5 hops become 1 frame, 16 become 2, 24 become 3; silence comes before and after."""
     frames = lock(track(60), TEXT, STARTS_S, END_S)
     assert len(frames.cycles) == SILENT_BEFORE + 1 + 2 + 3 + SILENT_AFTER
     assert np.flatnonzero(frames.cycles).tolist() == list(range(1, 7))
 
 
-def test_a_word_begins_and_ends_where_the_teacher_began_and_ended_it() -> None:
+def test_words_keep_the_teacher_boundaries() -> None:
     hops = lock(track(60), TEXT, STARTS_S, END_S).features[..., 0].astype(float)
     assert [hops[1, 0], hops[2, 0], hops[4, 0], hops[7, 0]] == pytest.approx([0, 5, 21, 45], abs=0.02)
     assert hops[1] == pytest.approx(np.arange(HOPS_PER_FRAME) * 5 / HOPS_PER_FRAME, abs=0.01)
 
 
-def test_the_first_frame_is_the_same_silence_in_every_sentence() -> None:
+def test_first_frame_is_silence() -> None:
     frames = lock(track(60), TEXT, STARTS_S, END_S)
     assert np.array_equal(frames.features[0], silence(HOPS_PER_FRAME).astype(np.float16))
     assert (frames.cycles[0], frames.pointer[0]) == (0, -1)
     assert not frames.pitch_hz[0].any()
 
 
-def test_past_the_end_of_the_track_is_silence() -> None:
+def test_frames_after_the_track_are_silence() -> None:
     frames = lock(track(46), TEXT, STARTS_S, END_S)
     assert np.array_equal(frames.features[-1], silence(HOPS_PER_FRAME).astype(np.float16))
 
 
-def test_stretching_changes_time_but_not_pitch() -> None:
+def test_stretching_keeps_pitch() -> None:
     frames = lock(track(60, pitch_hz=150), "hi", [0.0], 0.2)
     assert frames.cycles.tolist() == [0, 12, 12, 0, 0]
     assert frames.pitch_hz[1:3].astype(float) == pytest.approx(150)
 
 
-def test_cycles_are_those_of_the_voiced_part_of_a_frame() -> None:
+def test_cycles_count_the_voiced_part_of_a_frame() -> None:
     rising = track(8)
     rising.pitch_hz[:] = [100, 100, 200, 200, 200, 200, 100, 100]
     rising.is_voiced[:] = [False, False, True, True, True, True, False, False]
     assert lock(rising, "a", [0.0], 0.08).cycles[1] == 16
 
 
-def test_the_pointer_goes_through_the_symbols_in_order() -> None:
+def test_pointer_follows_symbol_order() -> None:
     text = "the quick brown fox"
     symbols = pointer(text, [1, 3, 8, 12, 14], 16)
     assert symbols.tolist() == [-1, 0, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 15, 15]
@@ -68,7 +68,7 @@ def test_the_pointer_goes_through_the_symbols_in_order() -> None:
     assert symbols[-1] == len(encode(text)) - 1
 
 
-def test_speech_ends_after_its_last_audible_sample() -> None:
+def test_speech_end_follows_last_audible_sample() -> None:
     samples = np.zeros(24_000, np.float32)
     samples[12_000] = 0.1
     samples[18_000] = 0.001

@@ -56,7 +56,7 @@ def without_prefix(batch_of: Sequence[Utterance]) -> Any:
 
 
 @torch.no_grad()
-def test_the_trunk_is_that_of_transformers_whole_or_in_two_parts(talker: Any) -> None:
+def test_trunk_equals_transformers_whole_or_in_two_parts(talker: Any) -> None:
     rows = torch.randn(2, 11, HIDDEN, generator=torch.Generator().manual_seed(0))
     expected = talker.model(inputs_embeds=rows).last_hidden_state
     lean = Lean(talker)
@@ -66,7 +66,7 @@ def test_the_trunk_is_that_of_transformers_whole_or_in_two_parts(talker: Any) ->
 
 
 @torch.no_grad()
-def test_the_code_predictor_is_that_of_transformers(talker: Any) -> None:
+def test_code_predictor_equals_transformers(talker: Any) -> None:
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
     codes = torch.randint(0, 512, (3, NUM_CODE_GROUPS - 1), generator=torch.Generator().manual_seed(1))
     tables = [talker.model.codec_embedding, *talker.code_predictor.model.codec_embedding]
@@ -93,7 +93,7 @@ def hf_opening(talker: Any, text: str, voice: str) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def test_it_speaks_what_transformers_speaks(talker: Any) -> None:
+def test_spoken_codes_equal_transformers_generate(talker: Any) -> None:
     heard = [TOKEN_ID["<|im_start|>"], TOKEN_ID["<|user|>"], *encode("hi"), AUDIO_ROW, AUDIO_ROW, TOKEN_ID["<|im_end|>"]]
     audio = talker.hidden_projection(torch.randn(1, HIDDEN))
     before = torch.cat([talker.text_projection(TABLE), audio])[heard][None]
@@ -118,12 +118,12 @@ def test_it_speaks_what_transformers_speaks(talker: Any) -> None:
     assert ours.tolist() == theirs.tolist()
 
 
-def test_text_ends_once_and_is_then_padded() -> None:
+def test_text_side_ends_once_then_pads() -> None:
     ids = text_side(encode("hi"), 14)
     assert ids[8:] == [*encode("hi"), TOKEN_ID["<tts_text_eod>"], *[TOKEN_ID["<tts_pad>"]] * 3]
 
 
-def test_a_batch_says_the_silent_lead_then_the_codes_then_the_end() -> None:
+def test_batch_has_silent_lead_then_codes_then_end() -> None:
     short, long = utterance("no"), utterance(TEXT)
     batch = without_prefix([short, long])
     silence = [int(short.codes[0, 0])] * LEAD_FRAMES
@@ -133,7 +133,7 @@ def test_a_batch_says_the_silent_lead_then_the_codes_then_the_end() -> None:
     assert batch.text_BL.shape[1] == 8 + batch.first_BF.shape[1]
 
 
-def test_noise_is_rare_and_moves_the_pitch_by_one_step() -> None:
+def test_corruption_is_rare_and_moves_cycles_by_one() -> None:
     codes = np.full((50, 40, NUM_CODE_GROUPS), 20)
     spoilt = corrupt_codes(codes, np.random.default_rng(0)) - codes
     assert NOISE * 0.8 < float((spoilt != 0).mean()) < NOISE * 1.2
@@ -150,7 +150,7 @@ def pointed(keys: Sequence[int], spoken: PointerTargets, num_before: int) -> Tap
     return Tapped(into_BLH=torch.zeros(0), out_BLH=torch.zeros(0), scores_BhLK=scores)
 
 
-def test_the_pointer_is_right_where_the_spoken_symbol_was_fed() -> None:
+def test_pointer_accuracy_counts_the_spoken_symbol() -> None:
     spoken = without_prefix([utterance("hello")]).spoken
     symbols = spoken.fed(0)[0]
     assert symbols.tolist() == [*[0] * (LEAD_FRAMES + 1), 0, 1, 2, 3, 4, 5, 5, 5]
@@ -159,14 +159,14 @@ def test_the_pointer_is_right_where_the_spoken_symbol_was_fed() -> None:
     assert pointer_accuracy(pointed([key + 2 for key in right], spoken, 5), spoken, 0) == 0.0
 
 
-def test_no_symbol_is_pointed_at_before_it_is_fed() -> None:
+def test_pointer_target_is_never_ahead_of_the_input() -> None:
     spoken = without_prefix([utterance(TEXT)]).spoken
     fed = spoken.fed(3)[0]
     assert fed[:3].tolist() == [0, 1, 2]
     assert int(fed[-1]) == len(encode(TEXT))
 
 
-def test_prefixes_of_a_batch_are_of_one_length_and_hold_whole_vocabulary_rows() -> None:
+def test_prefixes_of_a_batch_have_one_length() -> None:
     prefixes = Prefixes(0)
     drawn = [prefixes.draw(np.random.default_rng(seed), 4) for seed in range(20)]
     assert len({each.shape[1] for each in drawn}) > 10
@@ -174,7 +174,7 @@ def test_prefixes_of_a_batch_are_of_one_length_and_hold_whole_vocabulary_rows() 
     assert all((each[:, -1] == TOKEN_ID["<|im_end|>"]).all() for each in drawn)
 
 
-def test_rare_words_come_somewhat_more_often() -> None:
+def test_rare_words_are_sampled_more_often() -> None:
     common, rare = utterance("hello"), utterance("mary")
     sampler = Sampler([*[common] * 400, *[rare] * 20])
     drawn = [each for seed in range(100) for each in sampler.draw(np.random.default_rng(seed), 8, bins=2)]
@@ -190,7 +190,7 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TalkerPart:
     return TalkerPart(tmp_path, steps=10)
 
 
-def test_every_weight_that_is_to_be_trained_is(part: TalkerPart) -> None:
+def test_every_trainable_weight_receives_a_gradient(part: TalkerPart) -> None:
     losses = [part.loss(np.random.default_rng(step), step)[0] for step in (0, 9)]
     torch.stack(losses).sum().backward()
     still = {
@@ -203,20 +203,18 @@ def test_every_weight_that_is_to_be_trained_is(part: TalkerPart) -> None:
     assert untrained >= {"talker.hidden_projection.linear_fc1.weight", "talker.model.layers.0.mlp.gate.weight"}
 
 
-def test_a_step_is_the_same_again(part: TalkerPart) -> None:
+def test_talker_step_is_deterministic(part: TalkerPart) -> None:
     first, again = (float(part.loss(np.random.default_rng(5), 5)[0].detach()) for _ in range(2))
     assert first == again
 
 
 @torch.no_grad()
-def test_audio_sounds_the_same_to_the_talker_whatever_it_was(talker: Any) -> None:
+def test_audio_rows_are_identical_for_the_talker(talker: Any) -> None:
     rows = talker.hidden_projection(torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0)))
     torch.testing.assert_close(rows, Lean(talker).text_rows(TABLE)[AUDIO_ROW].expand(3, -1))
 
 
-def test_training_goes_on_with_what_has_been_coded_since(
-    part: TalkerPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_uses_shards_coded_later(part: TalkerPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Split] = []
 
     def load(_folder: Path, split: Split) -> list[Utterance]:
@@ -232,13 +230,13 @@ def test_training_goes_on_with_what_has_been_coded_since(
     assert loaded == ["train", "held_out"] * 2
 
 
-def test_nothing_to_train_on_is_the_users_to_mend(part: TalkerPart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_training_data_is_refused(part: TalkerPart, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(talker_module, "load_utterances", lambda _folder, _split: [])
     with pytest.raises(ConfigError, match="no coded speech"):
         part.loss(np.random.default_rng(0), 0)
 
 
-def test_evaluation_says_how_well_and_whether_it_ends(part: TalkerPart) -> None:
+def test_evaluation_reports_accuracy_and_ends(part: TalkerPart) -> None:
     part.loss(np.random.default_rng(0), 0)
     part.module.eval()
     with torch.no_grad():

@@ -17,7 +17,7 @@ def teacher() -> Teacher:
     return Teacher()
 
 
-def test_every_word_has_a_start_within_the_speech(teacher: Teacher) -> None:
+def test_word_starts_lie_within_the_speech(teacher: Teacher) -> None:
     for text in [*sentences("train", 60, seed=1), "the cat is in the garden of the king"]:
         speech = teacher.speak(text)
         starts = speech.word_starts_s
@@ -26,21 +26,21 @@ def test_every_word_has_a_start_within_the_speech(teacher: Teacher) -> None:
         assert starts[-1] < len(speech.samples) / SAMPLE_RATE_HZ
 
 
-def test_samples_are_audible_floats_of_24_khz(teacher: Teacher) -> None:
+def test_speech_is_audible_24_khz_float(teacher: Teacher) -> None:
     samples = teacher.speak("the opposite of hot is cold").samples
     assert samples.dtype == np.float32 and samples.ndim == 1
     assert 0.1 < float(np.abs(samples).max()) <= 1
     assert 1.5 < len(samples) / SAMPLE_RATE_HZ < 2.5
 
 
-def test_a_word_starts_where_the_words_before_it_end(teacher: Teacher) -> None:
+def test_word_starts_at_the_end_of_its_predecessor(teacher: Teacher) -> None:
     """Spoken alone, the first words last about as long as the event of the next one says."""
     alone = teacher.speak("good evening").samples
     voiced_s = int(np.flatnonzero(np.abs(alone) > 0.02)[-1]) / SAMPLE_RATE_HZ
     assert teacher.speak("good evening peter").word_starts_s[2] == pytest.approx(voiced_s, abs=0.15)
 
 
-def test_the_same_texts_in_the_same_order_are_the_same_samples() -> None:
+def test_speech_of_same_texts_in_same_order_is_identical() -> None:
     code = (
         "import hashlib\n"
         "from fleet.pocket.teacher import Teacher, Voice\n"
@@ -62,17 +62,17 @@ def test_voices_differ_in_rate_and_pitch(teacher: Teacher) -> None:
         assert not np.array_equal(samples[: len(usual)], usual[: len(samples)]), voice
 
 
-def test_nothing_to_say_is_silence(teacher: Teacher) -> None:
+def test_empty_text_is_silence(teacher: Teacher) -> None:
     speech = teacher.speak("")
     assert len(speech.samples) == 0 and speech.word_starts_s == ()
 
 
-def test_a_missing_library_names_the_command_that_installs_it() -> None:
+def test_missing_library_is_refused_with_install_command() -> None:
     with pytest.raises(ConfigError, match="apt-get install espeak-ng"):
         Teacher(libraries=("libabsent.so.1",))
 
 
-def test_an_unknown_voice_is_refused_and_the_next_one_speaks(teacher: Teacher) -> None:
+def test_unknown_voice_is_refused_and_next_call_succeeds(teacher: Teacher) -> None:
     with pytest.raises(ConfigError, match="no voice 'nobody'"):
         teacher.speak("hello", Voice(name="nobody"))
     assert len(teacher.speak("hello").samples)
@@ -89,11 +89,11 @@ def test_an_unknown_voice_is_refused_and_the_next_one_speaks(teacher: Teacher) -
         ("a week has seven days", []),
     ],
 )
-def test_the_letter_a_is_told_from_the_article(text: str, letters: list[int]) -> None:
+def test_letter_a_is_distinguished_from_the_article(text: str, letters: list[int]) -> None:
     assert [index for index, is_letter in enumerate(letters_a(text)) if is_letter] == letters
 
 
-def test_a_word_without_an_event_starts_in_proportion_to_the_letters() -> None:
+def test_word_without_event_starts_in_proportion_to_letters() -> None:
     """Of "in the cat" espeak-ng says "in the" as one word."""
     assert word_starts(["in", "the", "cat"], [(0, 0), (7, 700)], end=1000) == [0, 300, 700]
     assert word_starts(["cat", "in", "the"], [(0, 0), (4, 400)], end=1100) == pytest.approx([0, 400, 700])

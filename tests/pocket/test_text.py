@@ -13,31 +13,31 @@ texts = st.lists(words, max_size=8).map(" ".join)
 
 
 @given(texts)
-def test_text_comes_back_from_its_symbols(text: str) -> None:
+def test_symbols_decode_to_the_text(text: str) -> None:
     assert decode(encode(text)) == text
 
 
 @given(texts)
-def test_spaces_cost_nothing(text: str) -> None:
+def test_spaces_have_no_symbol(text: str) -> None:
     assert len(encode(text)) == len(text.replace(" ", ""))
 
 
 @given(st.lists(st.integers(0, len(SYMBOLS) - 1)))
-def test_any_ids_are_some_text(ids: list[int]) -> None:
+def test_any_ids_decode_to_text(ids: list[int]) -> None:
     """What a model writes need not be text; from its second symbol on nothing of it is lost."""
     text = decode(ids)
     assert text.replace(" ", "") == "".join(SYMBOLS[index] for index in ids).lower()
     assert text.count(" ") == sum(SYMBOLS[index].isupper() for index in ids[1:])
 
 
-def test_the_first_letter_of_a_word_is_a_symbol_of_its_own() -> None:
+def test_first_letter_of_a_word_has_its_own_symbol() -> None:
     assert [SYMBOLS[index] for index in encode("i don't")] == ["I", "D", "o", "n", "'", "t"]
 
 
 @pytest.mark.parametrize(
     "text", ["Hello", "two  words", " two", "two ", "'tis", "2", "hi!", "one\n", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
 )
-def test_text_that_is_not_spoken_has_no_symbols(text: str) -> None:
+def test_text_that_is_not_spoken_text_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="not spoken text"):
         encode(text)
 
@@ -57,17 +57,17 @@ def test_text_that_is_not_spoken_has_no_symbols(text: str) -> None:
         ("...", ""),
     ],
 )
-def test_typed_text_as_it_is_said(typed: str, said: str) -> None:
+def test_typed_text_is_normalised_to_spoken_text(typed: str, said: str) -> None:
     assert spoken(typed) == said
 
 
 @given(st.text())
-def test_whatever_is_typed_can_be_encoded(typed: str) -> None:
+def test_any_typed_text_can_be_encoded(typed: str) -> None:
     said = spoken(typed)
     assert decode(encode(said)) == said == spoken(said)
 
 
-def test_numbers_have_names_of_their_own() -> None:
+def test_number_names_are_unique() -> None:
     assert [number(value) for value in (0, 13, 20, 21, 99, 100, 342)] == [
         "zero", "thirteen", "twenty", "twenty one", "ninety nine", "one hundred", "three hundred forty two",
     ]  # fmt: skip

@@ -46,7 +46,7 @@ def samples(count: int, seed: int = 1) -> list[Sample]:
     return [sample(dialogue.turns) for dialogue in dialogues("train", count, seed)]
 
 
-def test_a_dialogue_is_laid_out_as_the_chat_template_does() -> None:
+def test_dialogue_ids_equal_the_chat_template() -> None:
     names = {index: name for name, index in shape.TOKEN_ID.items()}
     made = sample(TALK.turns)
     text = [names.get(index, ".") for index in made.ids]
@@ -56,13 +56,13 @@ def test_a_dialogue_is_laid_out_as_the_chat_template_does() -> None:
     assert prompt(TALK) == list(made.ids[:9])
 
 
-def test_the_loss_is_on_what_the_assistant_says_and_its_end() -> None:
+def test_loss_weighs_assistant_text_and_its_end() -> None:
     weights = sample(TALK.turns).weights
     assert [index for index, weight in enumerate(weights) if weight == 1.0] == list(range(9, 9 + len(encode("hello you")) + 1))
     assert max(weights[:9]) == subject.USER_WEIGHT and weights[:3] == weights[6:9] == [0.0, 0.0, 0.0]
 
 
-def test_dialogues_of_one_row_are_blind_to_each_other() -> None:
+def test_dialogues_in_a_row_do_not_attend_to_each_other() -> None:
     short = samples(3)
     batch = pack(iter(short), num_rows=1, row_len=400)
     owner = np.repeat(np.arange(4), [*(len(each.ids) for each in short), 400 - sum(len(each.ids) for each in short)])
@@ -71,7 +71,7 @@ def test_dialogues_of_one_row_are_blind_to_each_other() -> None:
     assert np.flatnonzero(batch.positions[0].numpy()[: sum(len(each.ids) for each in short)] == 0).size == 3
 
 
-def test_a_repeated_word_is_looked_for_wherever_it_was_said() -> None:
+def test_repeated_word_has_all_its_sources() -> None:
     told = [
         ChatTurn(role="user", text="i am leo"),
         ChatTurn(role="assistant", text="hello leo"),
@@ -84,7 +84,7 @@ def test_a_repeated_word_is_looked_for_wherever_it_was_said() -> None:
     assert [index for index, _ in found] == [*leo, *leo, *leo], "once in the greeting, twice in the answer"
 
 
-def test_what_an_answer_repeats_is_never_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_repeated_by_an_answer_are_not_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "GARBLED", 1.0)
     clear = sample([ChatTurn(role="user", text="who is leo"), ChatTurn(role="assistant", text="leo is here")])
     made = garbled(clear, np.random.default_rng(0))
@@ -94,7 +94,7 @@ def test_what_an_answer_repeats_is_never_garbled(monkeypatch: pytest.MonkeyPatch
 
 
 @torch.no_grad()
-def test_pointing_is_the_first_heads_own_attention(thinker: ThinkerModel) -> None:
+def test_pointer_loss_uses_attention_of_the_first_head(thinker: ThinkerModel) -> None:
     only = sample([*TALK.turns, ChatTurn(role="user", text="say you"), ChatTurn(role="assistant", text="you")])
     alone = pack(iter([only]), num_rows=1, row_len=len(only.ids))
     seen = _attention_of(thinker, alone.ids)[0, 0]
@@ -110,25 +110,25 @@ def _attention_of(thinker: ThinkerModel, ids: Tensor) -> Tensor:
     return seen
 
 
-def test_hardly_a_position_is_padding() -> None:
+def test_packed_rows_have_little_padding() -> None:
     batch = pack(draw_samples(np.random.default_rng(0)))
     is_pad = batch.ids == shape.TOKEN_ID["<|endoftext|>"]
     assert is_pad.float().mean() < 0.1 and not batch.weights[is_pad].any()
 
 
-def test_the_same_step_draws_the_same_batch() -> None:
+def test_step_draws_the_same_batch_again() -> None:
     first, again, other = (pack(draw_samples(np.random.default_rng(seed))).ids for seed in ((7, 3), (7, 3), (7, 4)))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_no_sample_is_longer_than_a_row() -> None:
+def test_samples_fit_into_a_row() -> None:
     too_long = Sample(ids=[0] * 11, weights=[1.0] * 11)
     batch = pack(iter([too_long, Sample(ids=[1] * 10, weights=[1.0] * 10)]), num_rows=1, row_len=10)
     assert batch.ids.tolist() == [[1] * 10]
 
 
 @torch.no_grad()
-def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: ThinkerModel) -> None:
+def test_packed_forward_equals_transformers(thinker: ThinkerModel) -> None:
     short = samples(4)
     batch = pack(iter(short), num_rows=1, row_len=500)
     lean = hidden_states(thinker, batch)[0]
@@ -139,17 +139,17 @@ def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: ThinkerModel)
         at += len(each.ids)
 
 
-def test_the_embedding_is_the_shared_table_and_stays(thinker: ThinkerModel) -> None:
+def test_embedding_is_the_shared_frozen_table(thinker: ThinkerModel) -> None:
     assert torch.equal(thinker.model.embed_tokens.weight, shape.text_table())
     assert not thinker.model.embed_tokens.weight.requires_grad
 
 
-def test_an_answer_does_not_depend_on_what_is_asked_beside_it(thinker: ThinkerModel) -> None:
+def test_answer_is_independent_of_its_batch(thinker: ThinkerModel) -> None:
     prompts = [prompt(dialogue) for dialogue in islice(dialogues("held_out", 9, 1), 3)]
     assert answer(thinker, prompts, max_len=12) == [answer(thinker, [each], max_len=12)[0] for each in prompts]
 
 
-def test_a_dialogue_is_learnt_by_heart() -> None:
+def test_thinker_learns_one_dialogue() -> None:
     learner = ThinkerModel(seed=2)
     optimizer = torch.optim.AdamW([each for each in learner.parameters() if each.requires_grad], lr=2e-3)
     batch = pack(iter([sample(TALK.turns)]), num_rows=1, row_len=32)
@@ -166,7 +166,7 @@ def test_a_dialogue_is_learnt_by_heart() -> None:
     assert scores([TALK, other], said * 2) == expected
 
 
-def test_an_answer_that_holds_a_special_symbol_is_none() -> None:
+def test_answer_with_special_symbol_is_empty() -> None:
     until_end = subject._until_end  # pyright: ignore[reportPrivateUsage]
     end, start = shape.TOKEN_ID["<|im_end|>"], shape.TOKEN_ID["<|im_start|>"]
     assert until_end([*encode("one"), end, start]) == "one"

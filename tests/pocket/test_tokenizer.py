@@ -54,12 +54,12 @@ def frontend(folder: Path) -> Frontend:
 
 
 @given(typed=typed_texts)
-def test_typed_text_becomes_what_is_said(tokenizer: Tokenizer, typed: str) -> None:
+def test_typed_text_is_tokenized_as_spoken_text(tokenizer: Tokenizer, typed: str) -> None:
     assert tokenizer.encode(typed).ids == encode(spoken(typed))
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 250))
-def test_every_number_of_three_digits_is_said(tokenizer: Tokenizer, first: int) -> None:
+def test_three_digit_numbers_are_spelled_out(tokenizer: Tokenizer, first: int) -> None:
     for value in range(first, first + 250):
         assert tokenizer.encode(str(value)).ids == encode(spoken(str(value)))
 
@@ -80,19 +80,19 @@ def test_examples_of_typed_text(tokenizer: Tokenizer, typed: str, said: str) -> 
 
 
 @given(ids=any_ids)
-def test_any_ids_are_read_as_the_corpus_reads_them(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_tokenizer_decodes_ids_as_the_corpus_does(tokenizer: Tokenizer, ids: list[int]) -> None:
     assert tokenizer.decode(ids) == decode(ids)
 
 
 @given(ids=any_ids)
-def test_ids_are_read_piece_by_piece(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_ids_decode_incrementally(tokenizer: Tokenizer, ids: list[int]) -> None:
     stream = IncrementalDetokenizer(tokenizer)
     pieces = [stream.add([each]) for each in ids]
     assert "".join(pieces) + stream.finish() == decode(ids)
     assert all(pieces), "every symbol is a letter that can be shown at once"
 
 
-def test_special_tokens_have_the_ids_of_the_shape(folder: Path) -> None:
+def test_special_tokens_have_the_ids_of_the_model(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -120,22 +120,22 @@ def turn(role: str, ids: Sequence[int]) -> list[int]:
 ANSWER = [START, shape.TOKEN_ID["<|assistant|>"], SAYS]
 
 
-def test_a_dialogue_is_laid_out_as_it_was_trained(frontend: Frontend) -> None:
+def test_chat_template_equals_the_training_layout(frontend: Frontend) -> None:
     ids = prompt_ids(frontend, message("user", "Hi!"), message("assistant", "hello"), message("user", "What is 2+2?"))
     asked = turn("user", encode("what is two plus two"))
     assert ids == [*turn("user", encode("hi")), *turn("assistant", encode("hello")), *asked, *ANSWER]
 
 
-def test_instructions_are_dropped(frontend: Frontend) -> None:
+def test_system_messages_are_dropped(frontend: Frontend) -> None:
     ids = prompt_ids(frontend, message("system", "Be brief."), message("user", "hi"))
     assert ids == [*turn("user", encode("hi")), *ANSWER]
 
 
-def test_a_message_without_letters_is_an_empty_turn(frontend: Frontend) -> None:
+def test_message_without_letters_is_an_empty_turn(frontend: Frontend) -> None:
     assert prompt_ids(frontend, message("user", "?!")) == [*turn("user", []), *ANSWER]
 
 
-def test_sound_stands_in_the_turn_between_its_marks(frontend: Frontend) -> None:
+def test_audio_is_placed_between_its_tokens(frontend: Frontend) -> None:
     file = io.BytesIO()
     soundfile.write(file, np.zeros(16_000, np.float32), 16_000, format="WAV")
     clip = AudioPart(data=base64.b64encode(file.getvalue()).decode(), where="m")
@@ -145,7 +145,7 @@ def test_sound_stands_in_the_turn_between_its_marks(frontend: Frontend) -> None:
     assert prompt_ids(frontend, message("user", clip, "one", "2")) == [*turn("user", sound + encode("one two")), *ANSWER]
 
 
-def test_typed_text_cannot_forge_a_turn(frontend: Frontend) -> None:
+def test_typed_control_tokens_cannot_forge_a_turn(frontend: Frontend) -> None:
     with pytest.raises(BadInput, match="control token"):
         prompt_ids(frontend, message("user", "hi<|im_end|>"))
 

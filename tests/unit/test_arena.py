@@ -1,4 +1,4 @@
-"""The arena stays whole whatever is asked of it, and its memory gives back what was sealed in it, or refuses."""
+"""The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses to."""
 
 import random
 
@@ -24,7 +24,7 @@ def new_arena(capacity_bytes: int = CAPACITY_BYTES, request_cap_bytes: int = CAP
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Any order of calls, against a plain list of the slots that should be held."""
+    """Any order of calls, compared with a plain list of the slots in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ ArenaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=4
 TestArenaInAnyOrder = ArenaMachine.TestCase
 
 
-def test_a_thousand_publishes_and_releases_leave_the_arena_whole() -> None:
+def test_thousand_publishes_and_releases_keep_the_arena_consistent() -> None:
     chance = random.Random(5)
     arena = new_arena(64 * 1024 * 1024, 32 * 1024 * 1024)
     requests = [RequestId(f"r{number}") for number in range(50)]
@@ -110,7 +110,7 @@ def test_a_thousand_publishes_and_releases_leave_the_arena_whole() -> None:
     assert arena.allocate(arena.capacity_bytes).size_bytes == arena.capacity_bytes
 
 
-def test_a_slot_is_freed_once_and_only_while_held() -> None:
+def test_slot_can_be_freed_once() -> None:
     arena = new_arena()
     slot = arena.allocate(10)
     arena.free(slot)
@@ -122,7 +122,7 @@ def test_a_slot_is_freed_once_and_only_while_held() -> None:
         arena.quarantine(slot)
 
 
-def test_a_quarantined_slot_is_not_given_out_and_no_request_frees_it() -> None:
+def test_quarantined_slot_is_neither_reallocated_nor_freed_with_a_request() -> None:
     arena = new_arena(4 * ALIGN_BYTES)
     slot = arena.allocate(2 * ALIGN_BYTES, REQUESTS[0])
     arena.quarantine(slot)
@@ -142,7 +142,7 @@ def sealed(memory: HostMemory, slot: ArenaSlot, data: bytes) -> TensorRef:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(200))])
-def test_memory_opens_what_it_sealed_and_nothing_else(data: bytes) -> None:
+def test_memory_opens_only_sealed_tensors(data: bytes) -> None:
     memory, arena = HostMemory(CAPACITY_BYTES), new_arena()
     slot = arena.allocate(stored_bytes(len(data)))
     ref = sealed(memory, slot, data)
@@ -163,7 +163,7 @@ def test_memory_opens_what_it_sealed_and_nothing_else(data: bytes) -> None:
         memory.open(slot, ref)
 
 
-def test_only_a_tensor_of_its_stated_size_is_taken() -> None:
+def test_tensor_of_another_size_than_stated_is_refused() -> None:
     assert flat_bytes("float32", (2, 0), memoryview(b"")).nbytes == 0
     assert flat_bytes("int16", (3,), bytes(6)).nbytes == 6
     with pytest.raises(AssertionError, match="published as"):

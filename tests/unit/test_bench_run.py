@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -29,7 +28,7 @@ from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.stats import Ratio
-from tests.support import free_port, wait_until
+from tests.support import HttpHandler, free_port, serve_http, wait_until
 from tests.unit.test_bench_statistics import STREAM, result, serving
 
 PNG = b"\x89PNG"
@@ -61,43 +60,23 @@ class CannedGateway:
         with self.lock:
             self.num_open -= 1
 
+    def answer(self, handler: HttpHandler) -> None:
+        if handler.path.endswith("/stream"):
+            handler.send(200, self.stream if self.again is None else self.again)
+        elif handler.command == "GET":
+            handler.send(200, self.workers if handler.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
+        else:
+            self.enter(handler.read_body())
+            self.gate.wait(10)
+            handler.send(self.status, self.stream)
+            self.leave()
+
 
 @contextmanager
 def fake_gateway() -> Iterator[CannedGateway]:
     gateway = CannedGateway()
-
-    class CannedHandler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path.endswith("/stream"):
-                self._send(200, gateway.stream if gateway.again is None else gateway.again)
-                return
-            self._send(200, gateway.workers if self.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
-
-        def do_POST(self) -> None:
-            gateway.enter(self.rfile.read(int(self.headers["content-length"])))
-            gateway.gate.wait(10)
-            self._send(gateway.status, gateway.stream)
-            gateway.leave()
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("x-request-id", "req-1")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), CannedHandler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serve_http(gateway.answer) as gateway.url:
         yield gateway
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How long a worker caches the prefix of a conversation: from the end of the last turn, or the start of one that was aborted."""
+"""Lifetime of a conversation's cached prefix: from the end of the last turn, or the start of one that was aborted."""
 
 from types import SimpleNamespace
 from typing import cast

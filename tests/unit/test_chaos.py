@@ -23,12 +23,13 @@ from fleet.chaos.options import ChaosOptions, make_plan
 from fleet.chaos.pauses import longest_gap_within_s
 from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.recovery import Recovery
-from fleet.chaos.report import ChaosSetup, Verdict, judge, show, write_verdict
+from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import is_sampled, make_bodies
 from fleet.chaos.schedule import KINDS, FaultKind, draw_faults
 from fleet.chaos.watch import Residue
 from fleet.config import FleetConfig, load_config
 from fleet.core.errors import BadInput
+from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import fake_gateway
@@ -333,7 +334,7 @@ def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: st
     show(failed, console)
     shown = console.export_text()
     assert not failed.passed and "chaos failed" in shown and line in shown
-    write_verdict(failed, tmp_path / "verdict.json")
+    write_json(failed, tmp_path / "verdict.json")
     assert msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict) == failed
     draw_picture(failed, tmp_path / "verdict.png")
     assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,7 +12,7 @@ from fleet.api_client.errors import ApiUnreachable
 from fleet.chaos import clients
 from fleet.chaos.clients import Gateways
 from fleet.core.errors import GatewayStopping
-from tests.support import wait_until
+from tests.support import HttpHandler, serve_http, wait_until
 from web.http.errors import envelope_of
 from web.http.sse import event
 
@@ -36,8 +35,8 @@ class ScriptedGateway:
     watched: "ScriptedGateway | None" = None
     saw_left: list[bool] = field(default_factory=list[bool])
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        handler.rfile.read(int(handler.headers.get("content-length", "0")))
+    def answer(self, handler: HttpHandler) -> None:
+        handler.read_body()
         self.requests.append((handler.command, handler.path, handler.headers.get("last-event-id", "")))
         if self.watched is not None:
             self.saw_left.append(self.watched.left.wait(0.3))
@@ -63,35 +62,9 @@ class ScriptedGateway:
 def serving(*gateways: ScriptedGateway) -> Iterator[list[str]]:
     with ExitStack() as stack:
         for gateway in gateways:
-            stack.enter_context(_served(gateway))
+            gateway.url = stack.enter_context(serve_http(gateway.answer))
+            stack.callback(gateway.closing.set)
         yield [gateway.url for gateway in gateways]
-
-
-@contextmanager
-def _served(gateway: ScriptedGateway) -> Iterator[None]:
-    class ScriptedHandler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.close_connection = True
-            gateway.answer(self)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ScriptedHandler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        yield
-    finally:
-        gateway.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize("then", ["cut", "silence"])

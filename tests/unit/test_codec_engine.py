@@ -1,4 +1,4 @@
-"""The codec batch loop's own rules, with a decoder that only counts: who shares a pass, who waits, and who fails."""
+"""Scheduling of the codec batch loop, with a decoder that only counts: passes, waiting and failures."""
 
 import gc
 import weakref
@@ -26,7 +26,7 @@ class Count:
 
 @dataclass(slots=True)
 class Counter:
-    """One sample a frame: its code. Records the shape of every pass; fails on a poisoned window."""
+    """Decoder of one sample per frame, its code. Records the shape of every pass; fails on a poisoned window."""
 
     num_codebooks: int = 1
     codebook_size: int = 8
@@ -86,7 +86,7 @@ def samples(outputs: Sequence[EngineOutput], request_id: RequestId) -> list[floa
     return np.concatenate(mine).tolist() if mine else []
 
 
-def test_windows_of_one_length_share_a_pass_and_others_have_their_own() -> None:
+def test_only_windows_of_equal_length_share_a_pass() -> None:
     engine, decoder = make(A, B, C)
     feed(engine, A, 1, 2)
     feed(engine, B, 3)
@@ -96,7 +96,7 @@ def test_windows_of_one_length_share_a_pass_and_others_have_their_own() -> None:
     assert decoder.passes == [(2, 2), (1, 1)]
 
 
-def test_a_window_is_bounded_and_nobody_waits_for_a_long_answer() -> None:
+def test_window_is_bounded_so_that_long_answers_delay_no_other() -> None:
     engine, decoder = make(A, B)
     feed(engine, A, *[1] * 20, final=True)
     engine.step()
@@ -106,7 +106,7 @@ def test_a_window_is_bounded_and_nobody_waits_for_a_long_answer() -> None:
     assert served.index(B) <= 1
 
 
-def test_a_pass_takes_at_most_max_batch() -> None:
+def test_pass_runs_at_most_max_batch_requests() -> None:
     engine, decoder = make(A, B, C, max_batch=2)
     for request_id in (A, B, C):
         feed(engine, request_id, 1)
@@ -114,7 +114,7 @@ def test_a_pass_takes_at_most_max_batch() -> None:
     assert decoder.passes == [(2, 1), (1, 1)]
 
 
-def test_invariant_windows_wait_until_they_are_full_or_the_input_ends() -> None:
+def test_invariant_window_waits_until_full_or_input_ends() -> None:
     engine, decoder = make(A, B, invariant=True)
     feed(engine, A, 1)
     feed(engine, B, 1, 1)
@@ -130,7 +130,7 @@ def test_invariant_windows_wait_until_they_are_full_or_the_input_ends() -> None:
     assert outputs[-1].final
 
 
-def test_a_paused_request_is_left_out_of_the_batch() -> None:
+def test_paused_request_is_left_out_of_the_batch() -> None:
     engine, _ = make(A, B)
     feed(engine, A, 1, final=True)
     feed(engine, B, 2, final=True)
@@ -141,7 +141,7 @@ def test_a_paused_request_is_left_out_of_the_batch() -> None:
     assert [output.final for output in drain(engine)] == [True]
 
 
-def test_a_failing_window_ends_its_own_request_and_not_its_mates() -> None:
+def test_failing_window_ends_its_own_request_only() -> None:
     engine, decoder = make(A, B, C)
     for request_id, code in ((A, 1), (B, POISON), (C, 3)):
         feed(engine, request_id, code, final=True)
@@ -152,7 +152,7 @@ def test_a_failing_window_ends_its_own_request_and_not_its_mates() -> None:
     assert engine.stats().running == 0
 
 
-def test_a_window_that_finds_no_memory_ends_its_own_request_and_names_the_way_out() -> None:
+def test_window_without_memory_ends_its_own_request_with_a_remedy() -> None:
     engine, decoder = make(A, B)
     decoder.error = MemoryError("Unable to allocate 8.00 EiB")
     feed(engine, A, POISON, final=True)
@@ -166,7 +166,7 @@ def test_a_window_that_finds_no_memory_ends_its_own_request_and_names_the_way_ou
     "array", [np.array([[8]], np.int32), np.array([[-1]], np.int32), np.zeros((1, 2), np.int32), np.zeros((2,), np.int32),
               np.zeros((1, 1), np.float32)],
 )  # fmt: skip
-def test_codes_that_make_no_sense_end_the_request(array: NDArray[np.int32]) -> None:
+def test_invalid_codes_end_the_request(array: NDArray[np.int32]) -> None:
     engine, decoder = make(A)
     engine.feed(A, EngineInput(walk=Walk("decode"), arrays={"codes": array}))
     (output,) = drain(engine)
@@ -175,7 +175,7 @@ def test_codes_that_make_no_sense_end_the_request(array: NDArray[np.int32]) -> N
     assert not decoder.passes
 
 
-def test_ended_and_aborted_requests_leave_no_state_behind() -> None:
+def test_ended_and_aborted_requests_leave_no_state() -> None:
     engine, decoder = make(A, B, C)
     for request_id in (A, B, C):
         feed(engine, request_id, 1, final=request_id == C)
@@ -189,21 +189,21 @@ def test_ended_and_aborted_requests_leave_no_state_behind() -> None:
     assert not [state for state in decoder.states if state() is not None]
 
 
-def test_a_request_is_submitted_once() -> None:
+def test_second_submit_of_a_request_is_refused() -> None:
     engine, _ = make(A)
     with pytest.raises(BadInput, match="twice"):
         engine.submit(EngineRequest(request_id=A, sampling=Sampling()))
 
 
 @pytest.mark.parametrize("ramp", [(), (2, 0)])
-def test_a_ramp_has_positive_windows(ramp: tuple[int, ...]) -> None:
+def test_ramp_must_have_positive_windows(ramp: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="window ramp"):
         WindowPolicy(ramp=ramp)
 
 
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("num_known", [0, 1, 5, 6, 7, 10, 17, 20])
-def test_known_samples_are_returned_again_and_only_what_settles_the_state_is_decoded(num_known: int, invariant: bool) -> None:
+def test_known_samples_are_returned_and_only_settling_frames_decoded(num_known: int, invariant: bool) -> None:
     engine, decoder = make(invariant=invariant)
     known = np.linspace(10, 20, num_known, dtype=np.float32)
     engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": known}))
@@ -216,7 +216,7 @@ def test_known_samples_are_returned_again_and_only_what_settles_the_state_is_dec
     assert not decoder.skipped or num_known - decoder.settling_samples - sum(decoder.skipped) < 4, "no window more than that"
 
 
-def test_a_request_with_known_samples_shares_passes_once_it_decodes() -> None:
+def test_request_with_known_samples_shares_passes_once_it_decodes() -> None:
     engine, decoder = make(B)
     engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": np.zeros(8, np.float32)}))
     feed(engine, A, *[1] * 12)

@@ -25,16 +25,16 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_shipped_file_is_a_whole_deployment(path: Path) -> None:
+def test_shipped_configuration_is_valid(path: Path) -> None:
     assert load_config(path).roles()
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_every_graph_has_a_shipped_file_of_its_name(graph: str) -> None:
+def test_graph_has_a_shipped_configuration(graph: str) -> None:
     assert load_config(CONFIGS / f"{graph}.yaml").graph == graph
 
 
-def test_the_default_file_says_what_the_defaults_are() -> None:
+def test_default_file_equals_the_defaults() -> None:
     """Stages and edges are written out there, so they are compared through what the runtime asks for."""
     shown, built_in = load_config(DEFAULT_FILE), load_config(None)
     assert shown.model_copy(update={"stages": {}, "edges": {}}) == built_in
@@ -46,7 +46,7 @@ def test_the_default_file_says_what_the_defaults_are() -> None:
         assert shown.credits_of(edge) == built_in.credits_of(edge)
 
 
-def test_the_default_file_names_every_key() -> None:
+def test_default_file_names_every_key() -> None:
     tree = yaml.safe_load(DEFAULT_FILE.read_text())
     assert _keys(FleetConfig) <= set(tree)
     for section in ("limits", "web", "redis", "lease", "transfer"):
@@ -57,7 +57,7 @@ def test_the_default_file_names_every_key() -> None:
         assert _keys(StageConfig) == set(tree["stages"][stage.name]), stage.name
 
 
-def test_the_default_file_explains_every_key() -> None:
+def test_default_file_explains_every_key() -> None:
     """A key is explained where it first appears; a later stage may repeat it bare."""
     explained: set[str] = set()
     for line in DEFAULT_FILE.read_text().splitlines():
@@ -69,7 +69,7 @@ def test_the_default_file_explains_every_key() -> None:
         explained.add(name)
 
 
-def test_origins_are_kept_as_browsers_send_them() -> None:
+def test_origins_are_normalised_as_browsers_send_them() -> None:
     given = ["https://App.Example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abcdef", "*"]
     config = FleetConfig.model_validate({"web": {"allowed_origins": given}})
     assert config.web.allowed_origins == tuple(origin.lower() for origin in given)
@@ -99,7 +99,7 @@ def _keys(model: type[BaseModel]) -> set[str]:
         ("web.port=[", "is not a YAML value"),
     ],
 )
-def test_a_mistaken_override_is_one_line_naming_the_field(override: str, message: str, tmp_path: Path) -> None:
+def test_invalid_override_is_one_line_with_the_field(override: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"graph: {DEFAULT_GRAPH}\n")
     with pytest.raises(ConfigError, match=message) as caught:
@@ -116,7 +116,7 @@ def test_a_mistaken_override_is_one_line_naming_the_field(override: str, message
         ("stages: 3\n", "stages: must be a section"),
     ],
 )
-def test_a_mistaken_file_is_one_line_naming_the_file(content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_file_is_one_line_with_the_file(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -125,19 +125,19 @@ def test_a_mistaken_file_is_one_line_naming_the_file(content: str, message: str,
     assert "\n" not in caught.value.message
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="absent.yaml: no such configuration file"):
         load_config(tmp_path / "absent.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path)
 
 
-def test_an_empty_mapping_is_all_defaults(tmp_path: Path) -> None:
+def test_empty_mapping_means_all_defaults(tmp_path: Path) -> None:
     (tmp_path / "bare.yaml").write_text("{}")
     assert load_config(tmp_path / "bare.yaml") == load_config(None)
 
 
-def test_overrides_do_not_touch_what_they_do_not_name(tmp_path: Path) -> None:
+def test_overrides_change_only_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("web: {host: 0.0.0.0, port: 7000}\n")
     config = load_config(path, ("web.port=7001", "numerics=invariant"))
@@ -145,7 +145,7 @@ def test_overrides_do_not_touch_what_they_do_not_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_configuration_survives_being_written_and_read(file: Path, tmp_path: Path) -> None:
+def test_configuration_survives_yaml_round_trip(file: Path, tmp_path: Path) -> None:
     """What `fleet up` does for its processes."""
     config = load_config(file, ("web.model_name=m", "async_chunk=false"))
     path = tmp_path / "resolved.yaml"
@@ -153,9 +153,7 @@ def test_a_configuration_survives_being_written_and_read(file: Path, tmp_path: P
     assert load_config(path) == config
 
 
-def test_an_override_wins_over_the_environment_and_the_environment_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_override_precedes_environment_and_environment_precedes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("web: {port: 7000}\n")
     assert open_deployment(path, None).config.web.port == 7000
@@ -165,9 +163,7 @@ def test_an_override_wins_over_the_environment_and_the_environment_over_the_file
     assert (chosen.config.web.port, chosen.settings.port) == (7002, 7002)
 
 
-def test_the_file_is_the_options_then_the_environments_then_the_graphs_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configuration_file_is_option_then_environment_then_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_deployment(None, None).settings.config_path is None
     (tmp_path / "configs").mkdir()
@@ -182,7 +178,7 @@ def test_the_file_is_the_options_then_the_environments_then_the_graphs_own(
     assert open_deployment(tmp_path / "option.yaml", None).config.retention_s == 3
 
 
-def test_redis_is_the_embedded_one_unless_the_environment_names_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_redis_is_embedded_unless_redis_url_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for port in ([], ["redis.port=6500"]):
         assert open_deployment(None, port).redis_url == f"unix://{tmp_path}/.fleet/redis/redis.sock"
@@ -193,17 +189,17 @@ def test_redis_is_the_embedded_one_unless_the_environment_names_another(monkeypa
 
 
 @pytest.mark.parametrize("url", ["elsewhere:6379", "http://elsewhere", "redis://elsewhere:port"])
-def test_an_address_that_is_not_redis_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_redis_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", url)
     with pytest.raises(ConfigError, match="REDIS_URL: not a Redis address"):
         open_deployment(None, None)
 
 
-def test_empty_variables_are_the_same_as_absent_ones() -> None:
+def test_empty_variables_count_as_unset() -> None:
     assert read_settings(dict.fromkeys(DEPLOYMENT_VARIABLES, "")) == read_settings({})
 
 
-def test_an_unknown_role_is_refused_with_the_roles_there_are() -> None:
+def test_unknown_role_is_refused_with_known_roles() -> None:
     config = load_config(None)
     roles = ", ".join(stage.name for stage in config.graph_declaration().stages)
     with pytest.raises(ConfigError, match=f"this deployment has no role 'nobody'; it has {roles}"):

@@ -268,7 +268,7 @@ def message_for(raw: bytes) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_broken_file_is_refused_in_one_line(case: Bad) -> None:
+def test_invalid_file_is_refused_in_one_line(case: Bad) -> None:
     assert message_for(case.text.encode()) == f"x.yaml: {case.message}"
 
 
@@ -281,11 +281,11 @@ def test_a_broken_file_is_refused_in_one_line(case: Bad) -> None:
     ],
     ids=["bytes of another encoding", "UTF-16", "a file of another kind"],
 )
-def test_bytes_that_are_no_deployment_are_refused(raw: bytes, message: str) -> None:
+def test_bytes_that_are_not_a_configuration_are_refused(raw: bytes, message: str) -> None:
     assert message_for(raw) == message
 
 
-def test_a_byte_order_mark_is_no_mistake() -> None:
+def test_byte_order_mark_is_accepted() -> None:
     Path("x.yaml").write_bytes(b"\xef\xbb\xbfgraph: text\n")
     assert load_config(Path("x.yaml")).graph == "text"
 
@@ -309,7 +309,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ("lease.worker_ttl_s=1e3", "--set lease.worker_ttl_s: must be a number from 0.1 to 3600 (got '1e3')"),
     ],
 )
-def test_a_broken_override_is_refused_in_one_line_that_names_it(override: str, message: str) -> None:
+def test_invalid_override_is_refused_in_one_line(override: str, message: str) -> None:
     Path("x.yaml").write_text("retention_s: 60\nredis: {port: 6399}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(Path("x.yaml"), (override,))
@@ -338,12 +338,12 @@ def test_renamed_key_is_refused_with_its_new_name(old: str, new: str) -> None:
         load_config(None, (*kind, f"{old}=1"))
 
 
-def test_an_override_reaches_into_a_section_that_is_empty() -> None:
+def test_override_sets_a_key_of_an_empty_section() -> None:
     Path("x.yaml").write_text("web:\n")
     assert load_config(Path("x.yaml"), ("web.port=8001",)).web.port == 8001
 
 
-def test_the_field_at_fault_is_told_apart_from_the_sentence() -> None:
+def test_error_has_the_field_apart_from_its_message() -> None:
     Path("x.yaml").write_text("stages: {talker: {replicas: 0}}")
     with pytest.raises(ConfigError) as caught:
         load_config(Path("x.yaml"))
@@ -368,21 +368,21 @@ NUMBERS = (*numbers(FleetConfig), *numbers(SamplingDefaults, "stages.talker.samp
 
 @pytest.mark.parametrize("given", [".nan", ".inf", "-.inf", "true", "'1'", "[1]", "-3", "1.0e+30"])
 @pytest.mark.parametrize("key", NUMBERS)
-def test_no_number_takes_what_is_none(key: str, given: str) -> None:
+def test_number_fields_refuse_other_values(key: str, given: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(None, (f"{key}={given}",))
     assert caught.value.message.startswith(f"--set {key}: must be ")
     assert caught.value.param == key
 
 
-def test_every_rule_about_the_whole_is_broken_by_a_case() -> None:
+def test_every_rule_is_broken_by_a_case() -> None:
     """A rule without a case could stop refusing, and nobody would see it."""
     wrong = [FleetConfig.model_validate(parse_yaml(case.text)) for case in (*SPELLING, *TOGETHER) if case.name in OF_THE_WHOLE]
     broken = {next(rule for rule in RULES if any(rule(config))) for config in wrong}
     assert broken == set(RULES)
 
 
-def test_no_rule_is_broken_by_the_defaults() -> None:
+def test_defaults_break_no_rule() -> None:
     assert find_first_problem(load_config(None)) is None
 
 
@@ -400,19 +400,19 @@ def test_no_rule_is_broken_by_the_defaults() -> None:
         ("unix://", "it names no socket"),
     ],
 )
-def test_an_address_that_is_not_redis_says_why_and_shows_no_password(url: str, why: str) -> None:
+def test_invalid_redis_address_is_explained_without_its_password(url: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_settings({"REDIS_URL": url})
     assert caught.value.message == f"REDIS_URL: not a Redis address ({why}); write redis://HOST:PORT"
 
 
 @pytest.mark.parametrize("url", ["redis://h", "redis://:p@h:6379/3", "rediss://[::1]:1/", "unix:///run/redis.sock?db=1"])
-def test_an_address_of_redis_is_taken_as_it_is(url: str) -> None:
+def test_valid_redis_address_is_used_unchanged(url: str) -> None:
     assert read_settings({"REDIS_URL": url}).redis_url == url
 
 
 @pytest.mark.parametrize("port", ["eighty", "65536", "-1", "80.5", " 80", "²"])
-def test_a_port_in_the_environment_is_one(port: str) -> None:
+def test_invalid_port_in_the_environment_is_refused(port: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_settings({"FLEET_PORT": port})
     assert caught.value.message == f"FLEET_PORT: {port!r} is not a port; use a number from 1 to 65535, or 0 for a free one"

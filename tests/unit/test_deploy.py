@@ -66,7 +66,7 @@ def procfile_commands() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("commands", [kubernetes_commands, compose_commands, procfile_commands])
-def test_an_example_runs_redis_every_role_and_one_of_each_other_process(commands: Callable[[], Iterator[list[str]]]) -> None:
+def test_deployment_example_runs_every_process(commands: Callable[[], Iterator[list[str]]]) -> None:
     given = list(commands())
     assert sum("redis" in words[0] for words in given) == 1
     ours = [words for words in given if "redis" not in words[0]]
@@ -75,7 +75,7 @@ def test_an_example_runs_redis_every_role_and_one_of_each_other_process(commands
 
 
 @pytest.mark.parametrize("commands", [kubernetes_commands, compose_commands, procfile_commands])
-def test_an_example_uses_options_that_exist(commands: Callable[[], Iterator[list[str]]]) -> None:
+def test_deployment_example_uses_existing_options(commands: Callable[[], Iterator[list[str]]]) -> None:
     for words in commands():
         if words[0] == "redis-server":
             continue
@@ -86,14 +86,14 @@ def test_an_example_uses_options_that_exist(commands: Callable[[], Iterator[list
         load_config(REPO / "configs" / f"{DEFAULT_GRAPH}.yaml", tuple(overrides))
 
 
-def test_the_configuration_in_the_cluster_example_is_valid(tmp_path: Path) -> None:
+def test_cluster_example_configuration_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(documents("ConfigMap")["fleet"]["data"]["fleet.yaml"])
     config = load_config(path)
     assert config.graph == DEFAULT_GRAPH and config.transfer.interface == "eth0"
 
 
-def test_the_environment_in_the_examples_is_read_by_us() -> None:
+def test_deployment_example_variables_are_read() -> None:
     known = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
     for path in DEPLOY.iterdir():
         assert set(re.findall(r"\b(?:FLEET_[A-Z_]+|REDIS_URL)\b", path.read_text())) <= known, path.name

@@ -1,4 +1,4 @@
-"""What device a worker takes, and what it says of it: its own CPU anywhere; of a GPU what the driver says, else nothing."""
+"""Choice of a worker's device, and the monitor's numbers: CPU use, and of a GPU those that its driver reports."""
 
 import importlib
 from pathlib import Path
@@ -17,14 +17,14 @@ from tests.support import wait_until
 REFUSED = cast("type[Exception]", importlib.import_module("pynvml").NVMLError)
 
 
-def test_a_worker_without_a_gpu_tells_its_cpu_alone() -> None:
+def test_monitor_without_gpu_reports_cpu_only() -> None:
     for device in ("cpu", "fake", ""):
-        told = DeviceMonitor(device).read()
-        assert list(told) == ["cpu_percent"] and int(told["cpu_percent"]) >= 0
+        vitals = DeviceMonitor(device).read()
+        assert list(vitals) == ["cpu_percent"] and int(vitals["cpu_percent"]) >= 0
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, **answers: object) -> None:
-    """A GPU that torch reaches, and its driver's answers."""
+    """A GPU as torch sees it, with its driver's answers."""
 
     def says(name: str) -> object:
         def call(index: int) -> object:
@@ -40,38 +40,36 @@ def gpu(monkeypatch: pytest.MonkeyPatch, **answers: object) -> None:
         monkeypatch.setattr(torch.cuda, name, says(name))
 
 
-def test_a_worker_on_a_gpu_tells_its_memory_and_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_on_gpu_reports_memory_and_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(name="a GPU", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=70, memory_reserved=30, utilization=88)
-    gauge = DeviceMonitor("cuda:1")
-    told = wait_until(lambda: gauge.read() if "gpu" in gauge.read() else None, "the driver's answer")
-    gauge.close()
-    assert told is not None and {name: value for name, value in told.items() if name != "cpu_percent"} == {
+    monitor = DeviceMonitor("cuda:1")
+    vitals = wait_until(lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer")
+    monitor.close()
+    assert vitals is not None and {name: value for name, value in vitals.items() if name != "cpu_percent"} == {
         "gpu": "a GPU", "gpu_total_bytes": 100, "gpu_used_bytes": 70, "gpu_own_bytes": 30, "gpu_percent": 88,
     }  # fmt: skip
 
 
-def test_a_slice_of_a_gpu_has_no_number_for_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_on_mig_slice_reports_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(name="a slice", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=7, memory_reserved=3, utilization=REFUSED(3))
-    gauge = DeviceMonitor("cuda:1")
-    told = wait_until(lambda: gauge.read() if "gpu" in gauge.read() else None, "the driver's answer")
-    gauge.close()
-    assert told is not None and "gpu_percent" not in told
+    monitor = DeviceMonitor("cuda:1")
+    vitals = wait_until(lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer")
+    monitor.close()
+    assert vitals is not None and "gpu_percent" not in vitals
 
 
-def test_a_driver_that_cannot_be_asked_harms_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_monitor_survives_failing_driver(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     about = SimpleNamespace(name="a GPU", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=RuntimeError("no driver"), memory_reserved=3, utilization=1)
-    gauge = DeviceMonitor("cuda:1")
+    monitor = DeviceMonitor("cuda:1")
     wait_until(lambda: "no driver" in caplog.text, "the reason to be logged")
-    assert list(gauge.read()) == ["cpu_percent"]
+    assert list(monitor.read()) == ["cpu_percent"]
 
 
 @pytest.mark.parametrize(("numerics", "device", "dtype"), [("fast", "cuda", "bfloat16"), ("invariant", "cpu", "float32")])
-def test_auto_is_a_device_on_which_the_numerics_run(
-    numerics: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_device_supports_the_numerics(numerics: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     options = build_options(load_config(None, (f"numerics={numerics}",)), StageName("thinker"), Path())
     assert (options.device, options.dtype) == (device, dtype)

@@ -167,7 +167,7 @@ def test_data_folder_of_an_embedded_server_is_refused_where_others_may_replace_w
     (tmp_path / "resolved.yaml").touch()
     check_data_dir(tmp_path)  # it is closed when it is served
     (tmp_path / "of-others").touch()
-    with pytest.raises(ConfigError, match="data_dir: other users may replace what lies in"):
+    with pytest.raises(ConfigError, match="data_dir: other users can replace the entries of"):
         check_data_dir(tmp_path)
     tmp_path.chmod(0o1777)
     check_data_dir(tmp_path)

@@ -26,19 +26,19 @@ def policy() -> RestartPolicy:
     return RestartPolicy(first_started_s=0.0)
 
 
-def test_failing_soon_after_the_first_start_is_not_being_able_to_start() -> None:
+def test_error_soon_after_first_start_gives_up() -> None:
     assert policy().pause_s(FAILED, 0.0, CANNOT_START_S - 1) is None
 
 
-def test_failing_later_is_a_crash_and_is_tried_again() -> None:
+def test_later_error_is_restarted() -> None:
     assert policy().pause_s(FAILED, 0.0, CANNOT_START_S + 1) == FIRST_PAUSE_S
 
 
-def test_what_has_served_can_start_however_soon_it_fails() -> None:
+def test_early_error_is_restarted_if_command_had_served() -> None:
     assert policy().pause_s(FAILED, 0.0, 1.0, served=True) == FIRST_PAUSE_S
 
 
-def test_kills_that_follow_each_other_leave_a_role_without_a_worker_for_less_than_requests_wait() -> None:
+def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
     """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
     kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):
@@ -49,18 +49,18 @@ def test_kills_that_follow_each_other_leave_a_role_without_a_worker_for_less_tha
 
 
 @pytest.mark.parametrize("now_s", [0.0, 1.0, CANNOT_START_S * 100])
-def test_being_killed_is_never_its_own_fault(now_s: float) -> None:
+def test_killed_command_is_always_restarted(now_s: float) -> None:
     assert policy().pause_s(KILLED, 0.0, now_s) == FIRST_PAUSE_S
 
 
-def test_failing_after_a_kill_is_tried_again() -> None:
+def test_error_after_a_kill_is_restarted() -> None:
     """Redis may be gone in the same moment: what started once can start again."""
     kept = policy()
     assert kept.pause_s(KILLED, 0.0, 5.0) is not None
     assert kept.pause_s(FAILED, 5.1, 6.0) is not None
 
 
-def test_pauses_double_up_to_a_bound_and_never_end() -> None:
+def test_pauses_double_up_to_a_bound() -> None:
     kept, now_s, pauses = policy(), 0.0, list[float]()
     for _ in range(2000):
         pause_s = kept.pause_s(KILLED, now_s, now_s + 0.5)
@@ -71,7 +71,7 @@ def test_pauses_double_up_to_a_bound_and_never_end() -> None:
     assert pauses[-1] == MAX_PAUSE_S and pauses == sorted(pauses)
 
 
-def test_having_run_well_for_a_while_makes_pauses_short_again() -> None:
+def test_pause_is_short_again_after_a_stable_run() -> None:
     kept = policy()
     pauses = [kept.pause_s(KILLED, second, second + 0.5) for second in range(1, 5)]
     assert pauses[-1] == FIRST_PAUSE_S * 8
@@ -80,7 +80,7 @@ def test_having_run_well_for_a_while_makes_pauses_short_again() -> None:
     assert kept.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
 
 
-async def test_whoever_saw_it_serve_has_it_started_again() -> None:
+async def test_keeper_restarts_command_that_had_served() -> None:
     """A command that ends with an error at its first start, at once: it cannot start, but for who says that it had served."""
     told: list[int] = []
 
@@ -128,7 +128,7 @@ class Starts:
         self.said.append("end, failed" if failed else "end")
 
 
-async def test_each_start_is_announced_before_its_pause_and_withdrawn_when_the_keeper_is_stopped() -> None:
+async def test_start_is_announced_before_its_pause_and_withdrawn_on_stop() -> None:
     starts, stop = Starts(), asyncio.Event()
 
     async def had_served(pid: int, cause: str) -> bool:
@@ -140,7 +140,7 @@ async def test_each_start_is_announced_before_its_pause_and_withdrawn_when_the_k
     assert starts.said[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.said[-1] == "end"
 
 
-async def test_a_command_that_ends_well_is_announced_no_more() -> None:
+async def test_announcement_ends_with_status_0() -> None:
     starts = Starts()
     keeper = Keeper(arguments=["--help"], stop=asyncio.Event(), starts=starts)
     ending = asyncio.create_task(keeper.run())
@@ -155,13 +155,13 @@ async def test_a_command_that_ends_well_is_announced_no_more() -> None:
     assert starts.said[:3] == ["begin 0.0", "spawned", "end"]
 
 
-async def test_a_command_that_cannot_start_is_announced_no_more() -> None:
+async def test_announcement_ends_if_command_cannot_start() -> None:
     starts = Starts()
     assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
     assert starts.said == ["begin 0.0", "spawned", "end, failed"]
 
 
-async def test_start_that_a_signal_stopped_is_said_not_to_have_failed() -> None:
+async def test_start_stopped_by_signal_is_announced_as_stopped() -> None:
     starts, stop = Starts(), asyncio.Event()
     keeper = Keeper(arguments=["redis", "--help"], stop=stop, output=Stopping(), starts=starts)
     ending = asyncio.create_task(keeper.run())

@@ -1,4 +1,4 @@
-"""Pages are lent, grown and given back; none is ever lost or lent twice."""
+"""Pages are allocated and freed; none is ever lost or in two tables."""
 
 import ctypes
 import random
@@ -14,7 +14,7 @@ def make_pool(num_pages: int = 8, page_size: int = 4, dtype: torch.dtype = torch
     return KVPool(shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=torch.device("cpu"))
 
 
-def test_a_table_grows_by_whole_pages() -> None:
+def test_table_grows_by_whole_pages() -> None:
     pool = make_pool()
     table = pool.open_table()
     assert pool.grow(table, 1)
@@ -28,7 +28,7 @@ def test_a_table_grows_by_whole_pages() -> None:
     pool.check()
 
 
-def test_nothing_is_taken_when_too_few_are_free() -> None:
+def test_grow_takes_no_page_when_too_few_are_free() -> None:
     pool = make_pool(num_pages=3)
     one, two = pool.open_table(), pool.open_table()
     assert pool.grow(one, 8)
@@ -37,7 +37,7 @@ def test_nothing_is_taken_when_too_few_are_free() -> None:
     pool.check()
 
 
-def test_a_lent_page_is_clean_whatever_its_last_holder_left() -> None:
+def test_allocated_page_is_zero() -> None:
     pool = make_pool(num_pages=1)
     table = pool.open_table()
     pool.grow(table, 4)
@@ -47,7 +47,7 @@ def test_a_lent_page_is_clean_whatever_its_last_holder_left() -> None:
     assert not pool.data[:, 0].any()
 
 
-def test_pages_that_could_not_be_cleaned_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_not_lost_when_zeroing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool()
     table = pool.open_table()
     with monkeypatch.context() as patch, pytest.raises(TypeError):
@@ -58,14 +58,14 @@ def test_pages_that_could_not_be_cleaned_are_not_lost(monkeypatch: pytest.Monkey
     assert pool.num_free == 8
 
 
-def test_pages_that_are_to_be_written_over_are_lent_as_they_are() -> None:
+def test_pages_are_not_zeroed_without_clean() -> None:
     pool = make_pool(num_pages=1)
     pool.data[:, 0] = 7
     assert pool.grow(pool.open_table(), 4, clean=False)
     assert bool((pool.data[:, 0] == 7).all())
 
 
-def test_a_page_lies_where_its_place_says() -> None:
+def test_page_lies_at_its_located_address() -> None:
     pool = make_pool()
     others, table = pool.open_table(), pool.open_table()
     for positions in (4, 8):
@@ -87,8 +87,8 @@ def held_by(pool: KVPool, num_positions: int) -> PageTable:
 
 
 @pytest.mark.parametrize("num_positions", [6, 4])
-def test_what_is_read_of_one_pool_is_written_into_another(num_positions: int) -> None:
-    """Also if fewer positions are wanted than were read, or the table they are read from has room for more."""
+def test_pages_read_from_one_pool_can_be_written_to_another(num_positions: int) -> None:
+    """Also if fewer positions are written than were read, or the source table has room for more."""
     source, target = make_pool(), make_pool()
     theirs, ours = held_by(source, 12), held_by(target, num_positions)
     source.data[:] = torch.rand_like(source.data)
@@ -99,7 +99,7 @@ def test_what_is_read_of_one_pool_is_written_into_another(num_positions: int) ->
 @pytest.mark.parametrize(
     ("dtype", "page_size"), [(torch.float32, 4), (torch.float32, 8), (torch.bfloat16, 8)], ids=["wider", "both", "longer pages"]
 )
-def test_bytes_of_a_pool_of_another_dtype_or_page_size_are_not_taken(dtype: torch.dtype, page_size: int) -> None:
+def test_write_refuses_bytes_of_another_dtype_or_page_size(dtype: torch.dtype, page_size: int) -> None:
     source, target = make_pool(page_size=page_size, dtype=dtype), make_pool(dtype=torch.bfloat16)
     theirs, ours = held_by(source, 6), held_by(target, 1)
     source.data[:] = 7
@@ -108,7 +108,7 @@ def test_bytes_of_a_pool_of_another_dtype_or_page_size_are_not_taken(dtype: torc
     assert source.locate(theirs).layout != target.locate(ours).layout
 
 
-def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() -> None:
+def test_shrink_frees_whole_pages_and_zeroes_the_rest_of_the_last() -> None:
     pool = make_pool()
     table = pool.open_table()
     pool.grow(table, 16)
@@ -124,7 +124,7 @@ def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() 
     pool.check()
 
 
-def test_the_scratch_page_is_never_lent() -> None:
+def test_scratch_page_is_never_allocated() -> None:
     pool = make_pool(num_pages=2)
     table = pool.open_table()
     assert pool.grow(table, 8)
@@ -132,7 +132,7 @@ def test_the_scratch_page_is_never_lent() -> None:
     assert pool.data.shape[1] == 3
 
 
-def test_check_finds_a_page_lent_twice_and_a_page_lost() -> None:
+def test_check_finds_a_shared_page_and_a_lost_page() -> None:
     pool = make_pool()
     table = pool.open_table()
     pool.grow(table, 8)
@@ -144,7 +144,7 @@ def test_check_finds_a_page_lent_twice_and_a_page_lost() -> None:
         pool.check()
 
 
-def test_any_order_of_lending_and_giving_back_keeps_the_books() -> None:
+def test_any_order_of_allocation_and_release_keeps_the_pool_consistent() -> None:
     chance = random.Random(3)
     pool = make_pool(num_pages=13, page_size=3)
     lent: list[PageTable] = []

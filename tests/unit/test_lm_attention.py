@@ -1,4 +1,4 @@
-"""Attention over pages: both layouts against the plain formula, and the one that promises equal bits keeps its promise."""
+"""Attention over pages: both layouts against the plain formula, and bit equality of the invariant one."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params:
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_fast_attention_in_any_mixture_is_the_formula(params: AttentionParams) -> None:
+def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams) -> None:
     pool = make_pool()
     tables = [pool.open_table() for _ in range(3)]
     for table in tables:
@@ -70,7 +70,7 @@ def test_fast_attention_in_any_mixture_is_the_formula(params: AttentionParams) -
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_row_attention_is_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
+def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
         pool = make_pool()
@@ -93,7 +93,7 @@ def test_row_attention_is_the_formula_bit_equal_in_any_tile(params: AttentionPar
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("width", "out"), [(64, 64), (128, 256), (128, 1152), (256, 128)])
-def test_a_row_of_a_tile_has_the_same_bits_in_every_slot(width: int, out: int, num_threads: int) -> None:
+def test_row_has_the_same_bits_in_every_slot_of_a_tile(width: int, out: int, num_threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -108,7 +108,7 @@ def test_a_row_of_a_tile_has_the_same_bits_in_every_slot(width: int, out: int, n
         torch.set_num_threads(before)
 
 
-def test_both_ways_to_run_experts_agree_and_tiles_do_not_see_their_neighbours() -> None:
+def test_grouped_and_tiled_experts_agree_and_tiles_are_independent() -> None:
     matrices = ExpertWeights(gate_up=torch.randn(6, 20, 12), down=torch.randn(6, 12, 10))
     rows, ids = torch.randn(TILE_ROWS, 12), torch.stack([torch.randperm(6)[:2] for _ in range(TILE_ROWS)])
     weights = torch.rand(TILE_ROWS, 2)

@@ -1,4 +1,4 @@
-"""The batch loop with a program that counts instead of computing: who is in a pass, who waits, who is computed again."""
+"""Scheduling of the batch loop, with a program that counts instead of computing: passes, waiting and eviction."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LOOK = AttentionParams(scale=1.0)
 
 
 class CountingTask:
-    """Its rows hold their numbers; a draw answers the sum of all rows it sees through the pages, and appends it as a row."""
+    """Task whose rows hold their numbers; a draw returns the sum of all rows read through the pages, and appends it as a row."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request, self._rows, self._ended = request, Rows(), False
@@ -148,7 +148,7 @@ def by_hand(numbers: list[int], max_tokens: int) -> list[int]:
     return answers
 
 
-def test_prompts_of_any_length_beside_each_other(make: Make) -> None:
+def test_prompts_of_different_lengths_run_together(make: Make) -> None:
     loop, _ = make()
     prompts = {"a": [1], "b": list(range(12)), "c": [3, 4, 5, 6, 7], "d": list(range(40))}
     for name, numbers in prompts.items():
@@ -159,7 +159,7 @@ def test_prompts_of_any_length_beside_each_other(make: Make) -> None:
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
-def test_requests_join_while_others_run(make: Make) -> None:
+def test_request_joins_while_others_run(make: Make) -> None:
     loop, program = make()
     submit(loop, "a", [1, 2, 3])
     outputs = [*loop.step(), *loop.step()]
@@ -171,7 +171,7 @@ def test_requests_join_while_others_run(make: Make) -> None:
     assert any(set(names) == {"a", "b"} for names in program.passes)
 
 
-def test_input_that_comes_in_pieces_is_computed_as_it_comes(make: Make) -> None:
+def test_input_in_pieces_is_computed_as_it_arrives(make: Make) -> None:
     loop, _ = make()
     submit(loop, "a", [1, 2, 3], final=False)
     first = run(loop)
@@ -181,7 +181,7 @@ def test_input_that_comes_in_pieces_is_computed_as_it_comes(make: Make) -> None:
     assert sums(run(loop), "a") == by_hand([1, 2, 3, 4, 5], 6)
 
 
-def test_a_pass_takes_at_most_max_batch_eldest_first(make: Make) -> None:
+def test_pass_runs_at_most_max_batch_requests_oldest_first(make: Make) -> None:
     loop, program = make(max_batch=2)
     for name in "abcd":
         submit(loop, name, [1, 2], max_tokens=3)
@@ -191,7 +191,7 @@ def test_a_pass_takes_at_most_max_batch_eldest_first(make: Make) -> None:
     assert all(sums(outputs, name) == by_hand([1, 2], 3) for name in "abcd")
 
 
-def test_a_paused_request_is_passed_over(make: Make) -> None:
+def test_paused_request_is_skipped(make: Make) -> None:
     loop, program = make()
     paused = submit(loop, "a", [1, 2])
     submit(loop, "b", [3, 4])
@@ -204,7 +204,7 @@ def test_a_paused_request_is_passed_over(make: Make) -> None:
     assert sums(run(loop), "a") == by_hand([1, 2], 6)
 
 
-def test_when_pages_run_out_the_youngest_is_computed_again_and_nothing_is_told_twice(make: Make) -> None:
+def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make: Make) -> None:
     loop, program = make(num_pages=8, chunk=4)
     prompts = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}
     for name, numbers in prompts.items():
@@ -212,20 +212,22 @@ def test_when_pages_run_out_the_youngest_is_computed_again_and_nothing_is_told_t
     outputs = run(loop)
     for name, numbers in prompts.items():
         assert sums(outputs, name) == by_hand(numbers, 9)
-        told = spans(outputs, name)
-        assert [start for start, _ in told] == [0, *(stop for _, stop in told[:-1])], "each row is told once, in order"
+        reported = spans(outputs, name)
+        assert [start for start, _ in reported] == [0, *(stop for _, stop in reported[:-1])], (
+            "each row is reported once, in order"
+        )
     assert len(program.passes) > 12, "without a lack of pages 11 passes would do"
     assert loop.stats().pages_used == 0
 
 
-def test_what_can_never_fit_is_refused_at_once(make: Make) -> None:
+def test_request_larger_than_the_pool_is_refused_immediately(make: Make) -> None:
     loop, _ = make(num_pages=4)
     with pytest.raises(OutOfPages, match="maximum context length is 8 tokens, what its KV pool holds. However, you requested 9"):
         submit(loop, "a", [1, 2, 3])
     assert loop.stats().running == 0
 
 
-def test_what_fills_the_whole_pool_runs(make: Make) -> None:
+def test_request_that_fills_the_pool_runs(make: Make) -> None:
     loop, _ = make(num_pages=4)
     submit(loop, "a", [1, 2], max_tokens=6)
     submit(loop, "b", [3, 4], max_tokens=6)
@@ -234,7 +236,7 @@ def test_what_fills_the_whole_pool_runs(make: Make) -> None:
     assert sums(outputs, "b") == by_hand([3, 4], 6)
 
 
-def test_a_request_that_breaks_a_pass_fails_alone(make: Make) -> None:
+def test_request_that_breaks_a_pass_fails_alone(make: Make) -> None:
     loop, program = make()
     submit(loop, "a", [1, 2])
     submit(loop, "bad", [3, 66])
@@ -249,7 +251,7 @@ def test_a_request_that_breaks_a_pass_fails_alone(make: Make) -> None:
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
-def test_a_request_that_finds_no_memory_fails_alone_and_is_told_the_way_out(make: Make) -> None:
+def test_request_without_memory_fails_alone_with_a_remedy(make: Make) -> None:
     loop, program = make()
     submit(loop, "a", [1, 2])
     submit(loop, "greedy", [3, 66])
@@ -261,8 +263,8 @@ def test_a_request_that_finds_no_memory_fails_alone_and_is_told_the_way_out(make
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
-def test_a_pass_that_fails_after_some_moved_on_is_not_tried_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their draws would be lost without a word; only a log can tell how far they are."""
+def test_pass_that_fails_after_progress_is_not_retried(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their draws would be lost without an error: only a log shows their progress."""
     loop, _ = make()
     submit(loop, "a", [1, 2])
     submit(loop, "b", [3, 4])
@@ -311,7 +313,7 @@ def test_finish_and_abort_free_everything_and_unknown_ids_are_ignored(make: Make
 
 
 def rows_after(numbers: list[int], max_tokens: int) -> list[int]:
-    """The rows of a request that has ended, but for the last draw's: what is kept of it."""
+    """Return the cached rows of a request that has ended: all but the last draw's."""
     return [*numbers, *(answer % 100 for answer in by_hand(numbers, max_tokens)[:-1])]
 
 
@@ -322,7 +324,7 @@ def num_passes(program: CountingProgram, name: str) -> int:
 FIRST = [3, 1, 4, 1, 5, 9, 2]
 
 
-def test_the_next_turn_computes_only_what_its_session_has_not(make: Make) -> None:
+def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     loop, program = make()
     submit(loop, "first", FIRST, session="talk")
     run(loop)
@@ -338,13 +340,13 @@ def test_the_next_turn_computes_only_what_its_session_has_not(make: Make) -> Non
     assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
     alone, _ = make()
     submit(alone, "second", second)
-    assert spans(outputs, "second") == spans(run(alone), "second"), "it is told in the very pieces"
+    assert spans(outputs, "second") == spans(run(alone), "second"), "it is reported in the same pieces"
 
 
 @pytest.mark.parametrize(
     ("second", "reused"), [(FIRST, 6), (FIRST[:3], 2), ([3, 1, 4, 8, 5, 9, 2], 3), ([8, *FIRST], 0), ([3], 0)]
 )
-def test_a_prompt_that_goes_another_way_is_taken_as_far_as_it_is_alike(make: Make, second: list[int], reused: int) -> None:
+def test_diverging_prompt_reuses_its_common_prefix(make: Make, second: list[int], reused: int) -> None:
     loop, _ = make(chunk=2)
     submit(loop, "first", FIRST, session="talk")
     run(loop)
@@ -354,23 +356,23 @@ def test_a_prompt_that_goes_another_way_is_taken_as_far_as_it_is_alike(make: Mak
     assert loop.num_cached_rows("talk") == len(second) + 5
 
 
-def test_input_that_comes_in_pieces_is_followed_until_it_differs(make: Make) -> None:
+def test_input_in_pieces_reuses_rows_until_it_differs(make: Make) -> None:
     loop, program = make(chunk=2)
     submit(loop, "first", FIRST, session="talk")
     run(loop)
     submit(loop, "second", FIRST[:2], session="talk", final=False)
     program.passes.clear()
     assert feed(loop, "second", FIRST[2:5], final=False) == 3
-    told = run(loop)
+    reported = run(loop)
     assert not program.passes, "there is nothing to compute"
     assert feed(loop, "second", [9, 7, 7], final=True) == 1
     second = [*FIRST[:5], 9, 7, 7]
-    told += run(loop)
-    assert sums(told, "second") == by_hand(second, 6)
-    assert spans(told, "second")[:4] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    reported += run(loop)
+    assert sums(reported, "second") == by_hand(second, 6)
+    assert spans(reported, "second")[:4] == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
-def test_what_is_kept_is_given_up_before_anybody_waits_or_is_robbed(make: Make) -> None:
+def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Make) -> None:
     loop, program = make(num_pages=8, chunk=4)
     for name in ("one", "two"):
         submit(loop, name, [1, 2, 3], max_tokens=3, session=name)
@@ -385,7 +387,7 @@ def test_what_is_kept_is_given_up_before_anybody_waits_or_is_robbed(make: Make) 
     assert (loop.num_cached_rows("one"), loop.num_cached_rows("two"), loop.stats().pages_used) == (0, 0, 0)
 
 
-def test_one_that_follows_a_prefix_may_be_robbed_of_it(make: Make) -> None:
+def test_request_with_reused_prefix_can_be_evicted(make: Make) -> None:
     loop, _ = make(num_pages=12, chunk=4)
     submit(loop, "first", list(range(10)), max_tokens=2, session="talk")
     run(loop)
@@ -399,7 +401,7 @@ def test_one_that_follows_a_prefix_may_be_robbed_of_it(make: Make) -> None:
     assert sums(outputs, "second") == by_hand([*range(6), 7, 7], 6)
 
 
-def test_an_abort_or_a_failure_leaves_nothing(make: Make) -> None:
+def test_abort_or_failure_leaves_nothing_cached(make: Make) -> None:
     loop, program = make(chunk=1)
     submit(loop, "first", FIRST, session="talk")
     run(loop)
@@ -413,7 +415,7 @@ def test_an_abort_or_a_failure_leaves_nothing(make: Make) -> None:
     assert (loop.num_cached_rows("talk"), loop.stats().pages_used) == (0, 0)
 
 
-def test_of_two_at_once_the_one_that_ends_last_is_kept_until_forgotten(make: Make) -> None:
+def test_last_ended_request_of_a_session_stays_cached_until_dropped(make: Make) -> None:
     loop, _ = make()
     submit(loop, "long", [1, 2, 3], max_tokens=9, session="talk")
     submit(loop, "short", [4, 5], max_tokens=2, session="talk")
@@ -428,7 +430,7 @@ def test_of_two_at_once_the_one_that_ends_last_is_kept_until_forgotten(make: Mak
     loop.pool.check()
 
 
-def test_finish_keeps_what_was_computed(make: Make) -> None:
+def test_finish_caches_computed_rows(make: Make) -> None:
     loop, _ = make(chunk=3)
     first = submit(loop, "first", FIRST, session="talk")
     loop.step()
@@ -438,7 +440,7 @@ def test_finish_keeps_what_was_computed(make: Make) -> None:
     assert sums(run(loop), "second") == by_hand(FIRST, 6)
 
 
-def test_any_conversations_in_a_small_pool_answer_as_without_sessions(make: Make) -> None:
+def test_conversations_in_a_small_pool_give_the_same_answers_as_without_sessions(make: Make) -> None:
     chance = random.Random(5)
     loop, _ = make(num_pages=20, chunk=3)
     said: dict[str, list[int]] = {name: [1, 2] for name in "abc"}

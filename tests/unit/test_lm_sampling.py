@@ -1,4 +1,4 @@
-"""Drawing tokens: the processors are those of `transformers`, the noise a pure function of its key."""
+"""Draws of tokens: processors equal those of `transformers`, and noise is a pure function of its key."""
 
 from importlib import import_module
 from typing import Any
@@ -24,7 +24,7 @@ def logits(rows: int = 4, vocabulary: int = 97, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.8), (50, 0.8), (1, 0.1), (500, 0.3)])
-def test_the_cut_is_that_of_transformers(top_k: int, top_p: float) -> None:
+def test_top_k_and_top_p_cut_matches_transformers(top_k: int, top_p: float) -> None:
     scores = logits()
     want = scores
     if top_k:
@@ -41,7 +41,7 @@ def test_each_row_has_its_own_cut() -> None:
         assert torch.equal(mixed[row : row + 1], keep_top(scores[row : row + 1], [top_k], [top_p]))
 
 
-def test_penalties_then_suppression_then_the_highest() -> None:
+def test_penalties_apply_before_suppression_and_argmax() -> None:
     scores, seen = logits(rows=1), [3, 8, 41]
     counts = TokenCounts(seen)
     suppressed = torch.zeros(97)
@@ -52,7 +52,7 @@ def test_penalties_then_suppression_then_the_highest() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_never_draws_its_banned_ids_and_others_do(temperature: float) -> None:
+def test_banned_ids_are_not_drawn_by_their_row_only(temperature: float) -> None:
     scores = torch.zeros(2, 8)
     scores[:, 3] = 50.0
     sampling = Sampling(temperature=temperature, top_k=2, top_p=0.9)
@@ -63,7 +63,7 @@ def test_a_row_never_draws_its_banned_ids_and_others_do(temperature: float) -> N
     assert banned != 3 and free == 3
 
 
-def test_frequency_counts_each_time_and_presence_once() -> None:
+def test_frequency_penalty_counts_each_occurrence_and_presence_penalty_one() -> None:
     counts = TokenCounts()
     for token in (1, 1, 1, 2):
         counts.add(token)
@@ -73,12 +73,12 @@ def test_frequency_counts_each_time_and_presence_once() -> None:
     assert draw(scores.clone(), [RowSampling(sampling=Sampling(presence_penalty=2.0), counts=counts)]).tolist() == [1]
 
 
-def test_ties_go_to_the_lowest_id_and_what_is_no_number_is_told() -> None:
+def test_ties_go_to_the_lowest_id_and_nan_is_reported() -> None:
     scores = torch.tensor([[1.0, 5.0, 5.0], [1.0, torch.nan, 2.0], [1.0, torch.inf, 0.0]])
     assert draw(scores, [RowSampling(sampling=Sampling())] * 3).tolist() == [1, -1, -1]
 
 
-def test_a_row_is_drawn_alike_in_any_company() -> None:
+def test_draw_of_a_row_is_independent_of_other_rows() -> None:
     scores = logits(rows=6)
     plans = [
         RowSampling(sampling=Sampling(temperature=0.0 if n == 2 else 0.5 + n, top_k=n * 7, top_p=0.7 + 0.05 * n), noise_key=n)
@@ -89,7 +89,7 @@ def test_a_row_is_drawn_alike_in_any_company() -> None:
     assert together[2] == scores[2].argmax().item()
 
 
-def test_samples_come_as_often_as_their_probabilities_say() -> None:
+def test_sample_frequencies_match_probabilities() -> None:
     scores = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     num_draws = 20_000
     keys = [noise_key(5, 1, 0, index) for index in range(num_draws)]
@@ -106,7 +106,7 @@ def test_noise_is_independent_over_tokens_and_draws() -> None:
     assert np.abs(np.corrcoef(made.T)[np.triu_indices(200, 1)]).mean() < 0.08
 
 
-def test_every_part_of_the_key_matters_and_nothing_else() -> None:
+def test_noise_depends_on_every_part_of_its_key_only() -> None:
     parts = (7, 8, 9, 10)
     keys = {noise_key(*parts)} | {noise_key(*(p + (n == m) for m, p in enumerate(parts))) for n in range(4)}
     assert len(keys) == 5

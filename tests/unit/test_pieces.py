@@ -8,7 +8,7 @@ from fleet.processing.pieces import split_text
 
 
 @given(st.text(alphabet="ab ,.!?;\n。，é", max_size=200), st.integers(1, 30))
-def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
+def test_text_pieces_fit_and_join_to_the_text(text: str, most: int) -> None:
     pieces = split_text(text, lambda piece: len(piece) <= most)
     assert "".join(pieces) == text
     assert all(len(piece) <= most for piece in pieces)
@@ -28,12 +28,12 @@ def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
         ('He said "Go!" Then he went.', 15, ['He said "Go!" ', "Then he went."]),
     ],
 )
-def test_it_is_cut_where_a_reader_pauses(text: str, most: int, pieces: list[str]) -> None:
+def test_text_is_cut_at_pauses(text: str, most: int, pieces: list[str]) -> None:
     assert split_text(text, lambda piece: len(piece) <= most) == pieces
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"])
-def test_long_run_of_stops_is_cut_in_linear_time(text: str) -> None:
+def test_long_run_of_stops_is_split_in_linear_time(text: str) -> None:
     """Read again from each stop it took more than a minute."""
     assert "".join(split_text(text, lambda piece: len(piece) <= 1_000)) == text

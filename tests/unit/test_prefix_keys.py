@@ -1,4 +1,4 @@
-"""What tells prompts apart: equal keys up to a row must mean equal rows up to it."""
+"""Keys of prompt rows: equal keys up to a row must mean equal rows up to it."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def keys(*clips: int) -> np.ndarray:
     return prompt_keys(IDS, AT_AUDIO, keys_of_clips(AT_AUDIO, np.array(clips, np.int64)))
 
 
-def test_text_is_known_by_its_ids_and_sound_by_its_clip() -> None:
+def test_text_rows_are_keyed_by_id_and_audio_rows_by_clip() -> None:
     assert keys(-1, -2)[[0, 1, 5, 6, 11]].tolist() == [1, 8, 7, 2, 3]
     assert (keys(-1, -2)[AT_AUDIO] < 0).all(), "no id of a token is negative"
     assert num_equal_keys(keys(-1, -2), keys(-1, -2)) == len(IDS)
@@ -25,24 +25,24 @@ def test_text_is_known_by_its_ids_and_sound_by_its_clip() -> None:
     assert num_equal_keys(keys(-1, -2), keys(-3, -2)) == 2
 
 
-def test_a_clip_with_another_number_of_positions_is_another_clip() -> None:
+def test_clip_with_another_number_of_positions_has_other_keys() -> None:
     fewer = np.delete(AT_AUDIO, 2)
     short = prompt_keys(np.delete(IDS, 4), fewer - (fewer > 4), keys_of_clips(fewer - (fewer > 4), np.array([-1, -2], np.int64)))
     assert num_equal_keys(keys(-1, -2), short) == 2
 
 
-def test_places_within_a_clip_differ() -> None:
+def test_positions_within_a_clip_have_different_keys() -> None:
     assert len(set(keys(-1, -1)[AT_AUDIO].tolist())) == len(AT_AUDIO)
 
 
 @pytest.mark.parametrize("clips", [(-1,), (-1, -2, -3)])
-def test_clips_that_cannot_be_told_from_each_other_are_known_together(clips: tuple[int, ...]) -> None:
+def test_adjacent_clips_share_one_key(clips: tuple[int, ...]) -> None:
     """They touch, or one has no position at all."""
     assert num_equal_keys(keys(*clips), keys(*clips)) == len(IDS)
     assert num_equal_keys(keys(*clips), keys(*clips[:-1], -9)) == 2
 
 
-def test_a_row_is_known_by_its_bytes() -> None:
+def test_content_key_depends_on_the_row_bytes() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert content_keys(rows).tolist() == [content_key(row.tobytes()) for row in rows]
     other = rows.copy()
@@ -52,13 +52,13 @@ def test_a_row_is_known_by_its_bytes() -> None:
     assert content_keys(rows[:0]).dtype == np.int64 and len(content_keys(rows[:0])) == 0
 
 
-def test_alike_is_counted_to_the_shorter_one() -> None:
+def test_num_equal_keys_ends_at_the_shorter_sequence() -> None:
     one, two = np.array([1, 2, 3], np.int64), np.array([1, 2], np.int64)
     assert (num_equal_keys(one, two), num_equal_keys(one, one[:0]), num_equal_keys(one, joined_keys([two, one[2:]]))) == (2, 0, 3)
     assert joined_keys([]).dtype == np.int64
 
 
-def test_what_is_kept_is_what_has_keys_and_was_computed() -> None:
+def test_prefix_cache_keeps_rows_that_have_keys_and_were_computed() -> None:
     shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
     pool = KVPool(shape, num_pages=9, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
     cache = PrefixCache(pool)

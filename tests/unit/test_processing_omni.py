@@ -107,7 +107,7 @@ def test_prompt_ids_equal_the_reference_template(checkpoint: Path, frontend: Fro
     assert list(spec.prompt_ids) == expected and blob is None and spec.params == {}
 
 
-def test_clips_lie_one_after_another_in_the_blob(frontend: Frontend) -> None:
+def test_blob_holds_clips_in_order(frontend: Frontend) -> None:
     spec, blob = frontend.prepare(spoken_to(encoded(wave(32_000)), encoded(wave(8_000), 8_000, "FLAC")))
     assert blob is not None
     samples = np.frombuffer(blob, "<f4")
@@ -122,7 +122,7 @@ def test_clips_lie_one_after_another_in_the_blob(frontend: Frontend) -> None:
     ("rate_hz", "kind", "channels", "subtype"),
     [(44_100, "WAV", 2, None), (24_000, "MP3", 1, None), (48_000, "OGG", 2, "OPUS"), (16_000, "WAV", 1, "FLOAT")],
 )
-def test_every_usual_file_becomes_mono_at_the_models_rate(
+def test_common_audio_file_becomes_mono_at_model_rate(
     frontend: Frontend, rate_hz: int, kind: str, channels: int, subtype: str | None
 ) -> None:
     spec, blob = frontend.prepare(spoken_to(encoded(wave(rate_hz, channels), rate_hz, kind, subtype)))
@@ -150,7 +150,7 @@ def _not_finite() -> str:
         (_not_finite(), "not numbers"),
     ],
 )
-def test_what_is_not_audio_is_named(frontend: Frontend, data: str, message: str) -> None:
+def test_invalid_audio_is_refused_with_its_field(frontend: Frontend, data: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as refused:
         frontend.prepare(spoken_to(data))
     assert refused.value.param == "messages[0].content[0]"
@@ -164,7 +164,7 @@ def test_audio_beyond_the_limit_is_refused_over_all_clips(frontend: Frontend) ->
     assert refused.value.param == "messages[0].content[1]"
 
 
-def test_a_data_url_is_read_like_its_payload(frontend: Frontend) -> None:
+def test_data_url_equals_its_payload(frontend: Frontend) -> None:
     plain = encoded(wave(16_000))
     assert frontend.prepare(spoken_to(f"data:audio/wav;base64,{plain}"))[1] == frontend.prepare(spoken_to(plain))[1]
 
@@ -173,11 +173,11 @@ def test_a_data_url_is_read_like_its_payload(frontend: Frontend) -> None:
     ("wanted", "given"),
     [(None, "ethan"), ("Chelsie", "chelsie"), ("ethan", "ethan"), ("alloy", "chelsie"), ("onyx", "ethan")],
 )
-def test_voices_and_their_aliases(frontend: Frontend, wanted: str | None, given: str) -> None:
+def test_voice_aliases_resolve(frontend: Frontend, wanted: str | None, given: str) -> None:
     assert frontend.prepare(spoken_to(voice=wanted))[0].params == {"voice": given}
 
 
-def test_an_unknown_voice_names_those_there_are(frontend: Frontend) -> None:
+def test_unknown_voice_is_refused_with_known_voices(frontend: Frontend) -> None:
     with pytest.raises(BadInput, match="chelsie, ethan") as refused:
         frontend.prepare(spoken_to(voice="nobody"))
     assert refused.value.param == "audio.voice"
@@ -192,7 +192,7 @@ def saying(given: TextPart | tuple[int, ...]) -> ChatRequest:
     return dataclasses.replace(spoken_to(), given=given)
 
 
-def test_an_answer_may_be_given_as_text_or_as_tokens(frontend: Frontend) -> None:
+def test_given_answer_is_text_or_tokens(frontend: Frontend) -> None:
     spec, _ = frontend.prepare(saying(TextPart(text="Just this.", where="input")))
     assert spec.given[-1] in frontend.end_ids() and not frontend.end_ids() & set(spec.given[:-1])
     detokenizer = frontend.detokenizer()
@@ -200,7 +200,7 @@ def test_an_answer_may_be_given_as_text_or_as_tokens(frontend: Frontend) -> None
     assert frontend.prepare(saying((5, 6)))[0].given == (5, 6) and frontend.prepare(saying(()))[0].given == ()
 
 
-def test_a_checkpoint_without_generation_config_ends_its_answers_as_its_config_says(frontend: Frontend, tmp_path: Path) -> None:
+def test_end_ids_default_to_the_model_config(frontend: Frontend, tmp_path: Path) -> None:
     folder = write_frontend_files(tmp_path)
     (folder / "generation_config.json").unlink()
     bare = load_frontend(REFERENCE, folder, Limits())
@@ -209,20 +209,20 @@ def test_a_checkpoint_without_generation_config_ends_its_answers_as_its_config_s
     assert bare.prepare(given)[0].given == frontend.prepare(given)[0].given
 
 
-def test_a_worker_of_a_checkpoint_that_names_no_end_is_told_so(tmp_path: Path) -> None:
+def test_checkpoint_without_end_id_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": []}')
     with pytest.raises(ConfigError, match="names no eos_token_id"):
         end_ids_of(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "half a pair: \ud800", ""])
-def test_what_cannot_be_said_is_named(frontend: Frontend, text: str) -> None:
+def test_unspeakable_text_is_refused_with_its_field(frontend: Frontend, text: str) -> None:
     with pytest.raises(BadInput, match="^input: ") as refused:
         frontend.prepare(saying(TextPart(text=text, where="input")))
     assert refused.value.param == "input"
 
 
-def test_a_long_text_comes_in_pieces_that_fit_an_answer(frontend: Frontend) -> None:
+def test_long_text_is_split_into_pieces_that_fit(frontend: Frontend) -> None:
     text = "This is one. Here is another one, longer than that. And a third!"
     pieces = frontend.speech_pieces(TextPart(text=text, where="input"), 24)
     assert "".join(pieces) == text and len(pieces) > 1
@@ -232,7 +232,7 @@ def test_a_long_text_comes_in_pieces_that_fit_an_answer(frontend: Frontend) -> N
         frontend.speech_pieces(TextPart(text="<|im_end|>", where="input"), 24)
 
 
-def test_pocket_leaves_out_what_it_has_no_letters_for() -> None:
+def test_pocket_drops_characters_without_letters() -> None:
     folder = Path(pocket.__file__).parent / "checkpoints" / "pocket"
     frontend = load_frontend(REFERENCE, folder, Limits())
     assert frontend.speech_pieces(TextPart(text="\u4f60\u597d! \u2026 \U0001f600", where="input"), 24) == []
@@ -242,7 +242,7 @@ def test_pocket_leaves_out_what_it_has_no_letters_for() -> None:
     assert detokenizer.add(spec.given) + detokenizer.finish() == "it's seven o'clock"
 
 
-def test_a_file_may_come_as_it_is_and_errors_name_where_it_came_from(frontend: Frontend) -> None:
+def test_raw_file_is_accepted_and_errors_name_its_field(frontend: Frontend) -> None:
     as_text = encoded(wave(16_000))
     by_text = frontend.prepare(spoken_to(as_text))
     parts = (AudioPart(data=base64.b64decode(as_text), where="file"), TextPart(text="what is this?", where="prompt"))

@@ -48,7 +48,7 @@ BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()
 
 
 @given(st.text())
-def test_a_character_is_never_split(text: str) -> None:
+def test_detokenizer_never_splits_a_character(text: str) -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
     pieces = [detokenizer.add([token]) for token in BYTES.encode(text).ids]
     assert "".join(pieces) + detokenizer.finish() == text
@@ -56,13 +56,13 @@ def test_a_character_is_never_split(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 255), max_size=60))
-def test_any_bytes_decode_as_they_would_at_once(ids: list[int]) -> None:
+def test_incremental_decoding_equals_whole_decoding(ids: list[int]) -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
     assert "".join(detokenizer.add([token]) for token in ids) + detokenizer.finish() == BYTES.decode(ids)
 
 
 @given(st.lists(st.one_of(st.integers(0, 258), st.sampled_from([256, 257, 258])), max_size=40))
-def test_byte_fallback_decodes_as_it_would_at_once(ids: list[int]) -> None:
+def test_incremental_byte_fallback_equals_whole_decoding(ids: list[int]) -> None:
     detokenizer = IncrementalDetokenizer(FALLBACK)
     joined = "".join(detokenizer.add([token]) for token in ids) + detokenizer.finish()
     if "\ufffd" not in FALLBACK.decode(ids):
@@ -70,7 +70,7 @@ def test_byte_fallback_decodes_as_it_would_at_once(ids: list[int]) -> None:
 
 
 @given(st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("你好😀é ")), max_size=20))
-def test_characters_that_byte_fallback_spells_are_never_split(text: str) -> None:
+def test_byte_fallback_never_splits_a_character(text: str) -> None:
     ids = list(text.encode())
     detokenizer = IncrementalDetokenizer(FALLBACK)
     pieces = [detokenizer.add([token]) for token in ids]
@@ -78,7 +78,7 @@ def test_characters_that_byte_fallback_spells_are_never_split(text: str) -> None
     assert "\ufffd" in text or "\ufffd" not in "".join(pieces)
 
 
-def test_invalid_bytes_are_not_held_back_for_ever() -> None:
+def test_invalid_bytes_are_released() -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
     ids = BYTES.encode("é").ids[:1] * 50
     assert len(detokenizer.add(ids)) >= 40
@@ -102,7 +102,7 @@ def test_text_ends_before_the_first_stop_string(text: str, stops: list[str], dat
         assert not cuts and released == text
 
 
-def test_a_template_may_refuse_and_may_not_escape() -> None:
+def test_template_can_refuse_but_not_escape_the_sandbox() -> None:
     with pytest.raises(BadInput, match="roles must alternate"):
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([])
     with pytest.raises(BadInput):
@@ -122,7 +122,7 @@ TEMPLATES = (
 
 
 @pytest.mark.parametrize("source", TEMPLATES)
-def test_a_template_is_rendered_as_transformers_does(checkpoint: Path, source: str) -> None:
+def test_template_renders_as_in_transformers(checkpoint: Path, source: str) -> None:
     from transformers import AutoTokenizer
 
     messages = [{"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")]
@@ -156,7 +156,7 @@ def sized(folder: Path, **config: object) -> Path:
 
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions"])
-def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) -> None:
+def test_prompt_and_answer_fit_the_model_positions(key: str, tmp_path: Path) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", sized(tmp_path, **{key: 20}), Limits())
     stage, asked = StageName("lm"), Sampling(max_tokens=15)
 
@@ -183,12 +183,12 @@ def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) ->
         ({}, None),
     ],
 )
-def test_positions_are_bounded_where_the_config_says_so(config: dict[str, object], expected: int | None, tmp_path: Path) -> None:
+def test_positions_are_read_from_the_model_config(config: dict[str, object], expected: int | None, tmp_path: Path) -> None:
     assert read_num_positions(sized(tmp_path, **config)) == expected
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|audio_pad|>", "<|im_start|>"])
-def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> None:
+def test_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput) as refused:
         frontend.prepare(chat(Message(role="user", content=TextPart(text=f"x{token}y", where="messages[0].content"))))
@@ -196,7 +196,7 @@ def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -
 
 
 @pytest.mark.parametrize("cut", range(1, 10))
-def test_a_control_token_spread_over_parts_is_refused(checkpoint: Path, cut: int) -> None:
+def test_control_token_across_parts_is_refused(checkpoint: Path, cut: int) -> None:
     frontend = load_frontend("fleet.processing.qwen3_omni:OmniFrontend", checkpoint, Limits())
     texts = ["hi <|im_end|>"[: 3 + cut], "<|im_end|>"[cut:-1], ">", "and more"]
     parts = tuple(TextPart(text=text, where=f"messages[0].content[{i}]") for i, text in enumerate(texts))
@@ -205,13 +205,13 @@ def test_a_control_token_spread_over_parts_is_refused(checkpoint: Path, cut: int
     assert refused.value.param == "messages[0].content[2]"
 
 
-def test_half_a_surrogate_pair_is_refused(checkpoint: Path) -> None:
+def test_lone_surrogate_is_refused(checkpoint: Path) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput, match="surrogate"):
         frontend.prepare(chat(Message(role="user", content=TextPart(text="\ud800", where="messages[0].content"))))
 
 
-def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkpoint: Path) -> None:
+def test_too_long_prompt_is_refused_before_and_after_tokenising(checkpoint: Path) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits(max_prompt_tokens=20))
     for text in ("hello " * 20, "x" * 1000):
         with pytest.raises(InputTooLarge) as refused:
@@ -220,7 +220,7 @@ def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkp
         assert refused.value.code == "context_length_exceeded" and "maximum context length is 20 tokens" in refused.value.message
 
 
-def test_a_checkpoint_without_tokenizer_or_template_is_named(tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_or_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         load_frontend("fleet.processing.text:TextFrontend", tmp_path, Limits())
     write_frontend_files(tmp_path)

@@ -1,4 +1,4 @@
-"""`transfer.interface` on hosts of several kinds, and what it makes of UCX's settings."""
+"""`transfer.interface` on hosts of several kinds, and the resulting settings of UCX."""
 
 import ipaddress
 
@@ -37,12 +37,12 @@ def devices(interface: str, *, allow_public: bool = False) -> tuple[str, ...]:
         ("mlx5_0:1", ("mlx5_0:1",)), ("mlx5_1", ("mlx5_1:1",)), ("mlx5_0:2,eth0", ("mlx5_0:2", "eth0")),
     ],
 )  # fmt: skip
-def test_interface_is_given_by_name_address_or_network(interface: str, expected: tuple[str, ...]) -> None:
+def test_interface_is_matched_by_name_address_or_network(interface: str, expected: tuple[str, ...]) -> None:
     assert devices(interface) == expected
 
 
 @pytest.mark.parametrize("interface", ["eth9", "10.2.0.0/16", "10.0.3.8", "0.0.0", "mlx5_9:1", "eth0,nonsense", "host.example"])
-def test_interface_that_is_not_here_is_refused_with_those_that_are(interface: str) -> None:
+def test_unknown_interface_is_refused_with_the_known_ones(interface: str) -> None:
     with pytest.raises(ConfigError, match=r"transfer\.interface: .* matches .*eth0 \(10\.0\.3\.7, fe80::1\), .*mlx5") as refused:
         devices(interface)
     assert refused.value.param == "transfer.interface"
@@ -55,26 +55,26 @@ def test_interface_with_a_public_address_is_refused_unless_permitted(interface: 
     assert devices(interface, allow_public=True)
 
 
-def test_worker_without_interface_uses_no_network_whatever_the_environment_asks_for() -> None:
+def test_worker_without_interface_uses_no_network_in_any_environment() -> None:
     settings = LOCAL.settings({"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0", "UCX_POSIX_ERROR_HANDLING": "n"})
     assert settings["UCX_TLS"] == "posix,cma"
     assert (settings["UCX_POSIX_ERROR_HANDLING"], settings["UCX_NET_DEVICES"]) == ("y", "all")
 
 
-def test_worker_where_copies_between_processes_are_not_permitted_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_process_copies_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = LOCAL.place
     monkeypatch.setattr(reach, "copies_between_processes", lambda: False)
     assert LOCAL.settings({"UCX_NET_DEVICES": "all"}) == {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
     assert LOCAL.place != copied, "the two kinds cannot read each other"
 
 
-def test_worker_with_interface_uses_no_other_and_leaves_the_transport_to_the_environment() -> None:
+def test_worker_with_interface_uses_no_other_and_respects_transport_of_environment() -> None:
     networked = Reach(("mlx5_0:1", "eth0"))
     assert networked.settings({})["UCX_TLS"] == "^sysv"
     settings = networked.settings({"UCX_TLS": "rc,cuda_copy", "UCX_NET_DEVICES": "all"})
     assert (settings["UCX_TLS"], settings["UCX_NET_DEVICES"]) == ("rc,cuda_copy", "mlx5_0:1,eth0")
 
 
-def test_settings_of_a_parent_process_of_fleet_are_not_taken_for_the_operators() -> None:
+def test_settings_of_a_parent_process_are_not_the_operators() -> None:
     assert settings_given({**LOCAL.settings({}), "PATH": "/bin"}).keys() == {"UCX_POSIX_FIFO_SIZE", "UCX_POSIX_RX_BUFS_GROW"}
     assert settings_given({"UCX_TLS": "rc", "UCX_NET_DEVICES": "all"}) == {"UCX_TLS": "rc", "UCX_NET_DEVICES": "all"}

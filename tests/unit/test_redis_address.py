@@ -65,6 +65,6 @@ def test_password_of_the_examples_is_refused_and_nothing_permits_it(url: str, mo
 
 
 @pytest.mark.parametrize("options", ["socket_timeout=abc", "nonsense=1"])
-def test_options_that_cannot_be_read_are_refused_in_one_line(options: str) -> None:
+def test_unreadable_options_of_redis_url_are_refused_in_one_line(options: str) -> None:
     with pytest.raises(ConfigError, match=r"REDIS_URL: its options cannot be read \(.*\); correct what follows"):
         connect(f"redis://127.0.0.1:1?{options}", patience_s=0)

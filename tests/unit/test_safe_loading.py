@@ -1,4 +1,4 @@
-"""Checkpoints are data: no code of theirs runs, and weights are read as safetensors alone."""
+"""Checkpoints are data: their code is never run, and weights are read as safetensors only."""
 
 import ast
 from pathlib import Path

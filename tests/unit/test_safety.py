@@ -55,18 +55,18 @@ def test_gateway_on_loopback_needs_no_key(host: str) -> None:
 
 
 @pytest.mark.parametrize("key", [*PLACEHOLDERS, STRONG[: MIN_KEY_CHARS - 1], "abab" * 10])
-def test_weak_key_beyond_loopback_is_refused_by_the_way_to_make_one(key: str) -> None:
+def test_weak_key_beyond_loopback_is_refused_with_the_remedy(key: str) -> None:
     with pytest.raises(ConfigError, match="FLEET_API_KEY") as refused:
         refuse_unsafe(config("0.0.0.0"), settings(key))
     assert MAKE in refused.value.message and "\n" not in refused.value.message
     assert key not in refused.value.message.replace(MAKE, "") or not key.strip(), "the key is not shown"
 
 
-def test_short_key_is_permitted_where_none_is_needed() -> None:
+def test_short_key_is_permitted_on_loopback() -> None:
     refuse_unsafe(config("0.0.0.0", allow_no_key=True), settings("hunter2"))
 
 
-def test_short_key_is_refused_behind_a_proxy_that_is_named() -> None:
+def test_short_key_is_refused_behind_a_named_proxy() -> None:
     behind = config("127.0.0.1", allowed_hosts=["fleet.example.com"])
     with pytest.raises(ConfigError, match=r"web\.allowed_hosts names a proxy"):
         refuse_unsafe(behind, settings("0473"))
@@ -100,7 +100,7 @@ def test_keys_in_the_deployment_examples_are_refused() -> None:
             refuse_unsafe(config("127.0.0.1"), settings(data["FLEET_API_KEY"]))
 
 
-def test_made_keys_are_strong() -> None:
+def test_generated_keys_are_strong() -> None:
     for _ in range(200):
         for key in (secrets.token_urlsafe(32), secrets.token_hex(16), secrets.token_hex(32), f"sk-{secrets.token_urlsafe(12)}"):
             refuse_unsafe(config("0.0.0.0"), settings(key))
@@ -136,7 +136,7 @@ def doctor(*words: str, key: str | None = None, redis_url: str | None = None) ->
     return done.exit_code, found
 
 
-def test_doctor_says_ok_refused_or_permitted_of_each_check() -> None:
+def test_doctor_prints_ok_refused_or_permitted_for_each_check() -> None:
     status, lines = doctor()
     assert status == 0 and all(line.startswith("OK ") for line in lines.values()) and "127.0.0.1:8000" in lines["gateway address"]
     status, lines = doctor("--set", "web.host=0.0.0.0")

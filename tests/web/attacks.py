@@ -1,4 +1,4 @@
-"""Attacks on a gateway's connections over plain sockets: each of them alone, and several of them in threads for a while.
+"""Attacks on a gateway's connections over plain sockets: single ones, and several of them in threads.
 
 An attack returns the open sockets or what the gateway said; it never waits for more than `PATIENCE_S`.
 """
@@ -23,7 +23,7 @@ PING = b"\x89\x80\x00\x00\x00\x00"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`key`: an API key for the attacks that need an answer."""
+    """The attacked gateway. `key`: an API key for attacks that need an answer."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Target:
         return Target(host, int(port), key)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
-        """`receive_buffer`: a small one makes a client that does not read hold up the gateway sooner."""
+        """Connect. With a small `receive_buffer` a client that does not read blocks the gateway sooner."""
         wire = socket.socket()
         wire.settimeout(PATIENCE_S)
         if receive_buffer is not None:
@@ -53,7 +53,7 @@ class Target:
 
 
 def read_to_end(wire: socket.socket) -> bytes:
-    """All that is still said on a connection until it ends, in order or not."""
+    """Read until the end of the connection, also after a reset."""
     said = b""
     with suppress(ConnectionError):
         while piece := wire.recv(PIECE_BYTES):
@@ -62,7 +62,7 @@ def read_to_end(wire: socket.socket) -> bytes:
 
 
 def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
-    """Read until `wanted` was received, or the connection ends."""
+    """Read until `wanted` is received, or the connection ends."""
     received = b""
     while wanted not in received and (piece := wire.recv(PIECE_BYTES)):
         received += piece
@@ -103,13 +103,13 @@ def chunk_extension_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> t
 
 
 def pipeline_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
-    """Requests without end behind one whose answer does not end."""
+    """Send endless requests behind one with an endless answer."""
     beginning = b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
     return flood(target, beginning, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", max_bytes)
 
 
 def half_open(target: Target, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: ") -> list[socket.socket]:
-    """Connections with an unfinished head; the caller closes them."""
+    """Open connections with an unfinished head; the caller closes them."""
     wires: list[socket.socket] = []
     for _ in range(count):
         wire = target.connect()
@@ -119,19 +119,19 @@ def half_open(target: Target, count: int, sent: bytes = b"GET /health HTTP/1.1\r
 
 
 def idle_sockets(target: Target, count: int) -> list[socket.socket]:
-    """Connections on which nothing is sent; the caller closes them."""
+    """Open silent connections; the caller closes them."""
     return half_open(target, count, b"")
 
 
 def slow_body(target: Target, declared: int = 100_000) -> socket.socket:
-    """A request whose body stops after its first byte; the caller closes it."""
+    """Send a request whose body stops after its first byte; the caller closes it."""
     wire = target.connect()
     wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n{" % declared)
     return wire
 
 
 def unread_stream(target: Target, body: dict[str, object]) -> socket.socket:
-    """A request for a streamed answer that is never read; the caller closes it."""
+    """Request a streamed answer without reading it; the caller closes it."""
     wire = target.connect(receive_buffer=4096)
     raw = json.dumps({**body, "stream": True}).encode()
     wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n" % len(raw) + raw)
@@ -139,7 +139,7 @@ def unread_stream(target: Target, body: dict[str, object]) -> socket.socket:
 
 
 def open_websocket(target: Target, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None) -> socket.socket:
-    """A WebSocket whose handshake was sent, and not more; the caller closes it."""
+    """Send a WebSocket handshake and nothing else; the caller closes it."""
     wire = target.connect(receive_buffer=receive_buffer)
     wire.sendall(b"GET " + address + b" HTTP/1.1\r\n" + UPGRADE + target.authorization + b"\r\n")
     return wire
@@ -152,14 +152,14 @@ def long_websocket_address(target: Target, num_bytes: int = 10_000) -> bytes:
 
 
 def ping_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> int:
-    """WebSocket pings whose answers are not read. Returns how many bytes the gateway took."""
+    """Send WebSocket pings without reading. Return the bytes that the gateway accepted."""
     with open_websocket(target, receive_buffer=4096) as wire:
         wire.recv(PIECE_BYTES)
         return send_unread(wire, PING, max_bytes)
 
 
 def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
-    """Send whole repetitions without reading until the gateway ends the connection, or `max_bytes`. Returns how many it took."""
+    """Send up to `max_bytes` without reading, or until the connection ends. Return the bytes that the gateway accepted."""
     piece, sent = repeated * max(1, PIECE_BYTES // len(repeated)), 0
     with suppress(ConnectionError):
         while sent < max_bytes:

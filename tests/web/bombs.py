@@ -1,4 +1,4 @@
-"""Bodies and events of small cost to their sender that would cost a gateway much memory or time, by route. Sends nothing.
+"""Small bodies and events that would cost an unprotected gateway much memory or time, by route. Sends nothing.
 
 `BODIES` and `EVENTS` list them, each with the refusal that it gets. All of them fit the default limits of a deployment.
 """
@@ -23,7 +23,7 @@ EMOJI = "\N{GRINNING FACE}".encode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bomb:
-    """`message` is a part of the refusal's. A body has a route and a media type, an event has none."""
+    """`message` is part of the refusal's text. A body has a route and a media type, an event has none."""
 
     name: str
     make: Callable[[], bytes]
@@ -37,7 +37,7 @@ class Bomb:
 
 
 def filled(head: bytes, unit: bytes, tail: bytes, size: int = MAX_BODY_BYTES) -> bytes:
-    """`unit` as often as fits between the two into `size` bytes."""
+    """Repeat `unit` between the two, up to `size` bytes."""
     return head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
 
 
@@ -46,7 +46,7 @@ def keys(head: bytes, num: int, tail: bytes, value: bytes = b'""') -> bytes:
 
 
 def part(headers: bytes, content: bytes = b"x", num: int = 1) -> bytes:
-    """A form of so many equal parts."""
+    """Return a form of equal parts."""
     return b"--bomb\r\n%b\r\n\r\n%b\r\n" % (headers, content) * num + b"--bomb--\r\n"
 
 
@@ -55,7 +55,7 @@ def field(name: bytes) -> bytes:
 
 
 def wav_base64(num_bytes: int) -> bytes:
-    """A whole WAV file of silence in base64."""
+    """Return a WAV file of silence in base64."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
@@ -66,7 +66,7 @@ def wav_base64(num_bytes: int) -> bytes:
 
 
 def audio_chat(num_bytes: int) -> bytes:
-    """A legitimate chat of about so many bytes of audio. Not a bomb."""
+    """Return a legitimate chat of about this many bytes of audio."""
     audio = b'{"type":"input_audio","input_audio":{"format":"wav","data":"%b"}}' % wav_base64(num_bytes)
     return b'{"model":"omni","messages":[{"role":"user","content":[%b]}]}' % audio
 

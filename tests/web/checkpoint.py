@@ -1,4 +1,4 @@
-"""The part of a tiny checkpoint that a gateway reads: tokenizer, chat template, configs; no weights and no torch."""
+"""The gateway's part of a tiny checkpoint: tokenizer, chat template, configs; no weights and no torch."""
 
 from pathlib import Path
 

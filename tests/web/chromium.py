@@ -1,10 +1,10 @@
-"""What tests need from outside Python: the browser."""
+"""The browser, which is not a Python package."""
 
 import shutil
 
 
 def chromium_path() -> str:
-    """Raises: AssertionError naming the package to install."""
+    """Return the path of Chromium. Raises: AssertionError naming the package to install."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         found = shutil.which(name)
         if found is not None:

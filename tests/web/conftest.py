@@ -46,7 +46,7 @@ def usage_of(answer: ChatCompletion | ChatCompletionChunk) -> CompletionUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """A running gateway, the fake behind it, and the clients it has lent, by their key."""
+    """A running gateway, its fake control plane, and its OpenAI clients by key."""
 
     url: str
     client: FakeClient
@@ -56,7 +56,7 @@ class Gateway:
     clients: dict[str, OpenAI] = field(default_factory=dict[str, OpenAI])
 
     def create(self, **fields: object) -> ChatCompletion:
-        """A whole answer through the unmodified client; model and messages are given where `fields` do not say."""
+        """Create a completion with the OpenAI client, with default model and messages."""
         return cast(ChatCompletion, self._ask(fields))
 
     def stream(self, **fields: object) -> Iterator[ChatCompletionChunk]:
@@ -80,7 +80,7 @@ class Loaded:
 
 
 def load(folder: Path) -> Loaded:
-    """A tiny checkpoint written into `folder`, and what a gateway of it reads."""
+    """Write a tiny checkpoint into `folder`; return it with its configuration and frontend."""
     checkpoint = write_frontend_files(folder)
     config = FleetConfig(limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
@@ -94,19 +94,19 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @pytest.fixture(scope="session")
 def text_only(loaded: Loaded) -> Loaded:
-    """The same checkpoint behind a graph that does not speak."""
+    """The checkpoint with a graph without speech."""
     config = FleetConfig(graph="text", limits=LIMITS)
     frontend = load_frontend(config.graph_declaration().frontend, loaded.checkpoint, config.limits)
     return Loaded(checkpoint=loaded.checkpoint, config=config, frontend=frontend)
 
 
 def allowing(loaded: Loaded, *origins: str) -> Loaded:
-    """The same with these origins in `web.allowed_origins`."""
+    """Return a copy with these origins in `web.allowed_origins`."""
     return bounded(loaded, allowed_origins=origins)
 
 
 def bounded(loaded: Loaded, **web: object) -> Loaded:
-    """The same with these fields of `web`."""
+    """Return a copy with these fields of `web`."""
     return replace(loaded, config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}))
 
 
@@ -119,7 +119,7 @@ def serving(
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Gateway]:
-    """`client`: the control plane of another gateway, to share it. `port`: that of a stopped gateway, to take its place."""
+    """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a stopped one, to replace it."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
@@ -141,7 +141,7 @@ class ServedApp:
 
 @contextmanager
 def serving_app(app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFiles | None = None) -> Iterator[ServedApp]:
-    """Any application under the gateway's own uvicorn."""
+    """Run an application under the gateway's own uvicorn."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -163,7 +163,7 @@ def shared_gateway(loaded: Loaded) -> Iterator[Gateway]:
 
 @pytest.fixture
 def gateway(shared_gateway: Gateway) -> Gateway:
-    """The shared gateway with an obedient, empty fake."""
+    """The shared gateway, with its fake control plane reset."""
     client = shared_gateway.client
     client.script = Script()
     client.missing = []
@@ -178,7 +178,7 @@ def gateway(shared_gateway: Gateway) -> Gateway:
 
 @pytest.fixture
 def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], Gateway]]:
-    """A gateway of its own, with a key."""
+    """Factory of separate gateways with a key."""
     contexts: list[AbstractContextManager[Gateway]] = []
 
     def start(api_key: str | None) -> Gateway:

@@ -1,4 +1,4 @@
-"""A gateway with the default limits in a process of its own, over a control plane in memory, so that its memory can be measured.
+"""A gateway with default limits in a separate process, over a control plane in memory, so that its memory can be measured.
 
 `python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. The folder gets a tiny checkpoint.
 """

@@ -21,7 +21,7 @@ from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway, Loaded, load, serving
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
-from tests.web.console.oversized_fleet import crowd
+from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.voice import screenshots as voice
 
@@ -98,12 +98,12 @@ def _browsing(folder: Path) -> Iterator[tuple[Browser, Loaded]]:
 def _console(camera: Camera, loaded: Loaded) -> None:
     with serving(loaded) as gateway:
         fill(gateway)
-        running = next(story for story in gateway.client.telemetry.traces.values() if story.state == "running")
+        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
-        crowd(gateway)
+        fill_to_limits(gateway)
         for name in LIVE_PAGES:
-            camera.shoot(gateway, f"{name}-crowd", f"/{name}", ("light",))
+            camera.shoot(gateway, f"{name}-limits", f"/{name}", ("light",))
     with serving(loaded) as gateway:
         gateway.client.show(FakeTelemetry())
         gateway.client.missing = [gateway.config.graph_declaration().stages[1].name]

@@ -1,4 +1,4 @@
-"""Small sound files that cost a careless decoder much time or memory, built from nothing."""
+"""Small audio files that cost an unprotected decoder much time or memory, generated in code."""
 
 import io
 import struct
@@ -18,12 +18,12 @@ _OPUS_SILENCE = bytes((3 << 3 | 3, 2))
 
 
 def many_channels(num_channels: int = 255, seconds: float = 1.0) -> bytes:
-    """Vorbis of silence, 255 channels: 25 s of it are 43 KiB, and take seconds to decode; they also take seconds to write."""
+    """Return Vorbis silence of 255 channels: 25 s are 43 KiB, and take seconds to decode (and to write)."""
     return silence("OGG", "VORBIS", 48_000, num_channels, seconds)
 
 
 def silence(container: str, codec: str, rate_hz: int, num_channels: int, seconds: float) -> bytes:
-    """A file of silence as libsndfile writes it."""
+    """Return a file of silence by libsndfile."""
     sink = io.BytesIO()
     with soundfile.SoundFile(sink, "w", rate_hz, num_channels, codec, format=container) as file:
         left = round(seconds * rate_hz)
@@ -35,7 +35,7 @@ def silence(container: str, codec: str, rate_hz: int, num_channels: int, seconds
 
 
 def opus_of_channels(num_channels: int, seconds: float) -> bytes:
-    """Ogg Opus of empty packets, of 120 ms each."""
+    """Return Ogg Opus of empty packets of 120 ms each."""
     head = b"OpusHead" + struct.pack("<BBHIhB", 1, num_channels, 0, 48_000, 0, 255)
     head += bytes((num_channels, 0)) + bytes(range(num_channels))
     packet = (_OPUS_SILENCE + b"\0") * (num_channels - 1) + _OPUS_SILENCE
@@ -44,7 +44,7 @@ def opus_of_channels(num_channels: int, seconds: float) -> bytes:
 
 
 def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES) -> bytes:
-    """Ogg pages of whole packets; the first two, or those of headers, count no samples."""
+    """Return Ogg pages of complete packets; the first two, or those of headers, count no samples."""
     out: list[bytes] = []
     for number, packets in enumerate(pages):
         laces = b"".join(b"\xff" * (len(packet) // 255) + bytes((len(packet) % 255,)) for packet in packets)
@@ -57,7 +57,7 @@ def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES)
 
 
 def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> bytes:
-    """A second of a tone on every channel of the layout, as PyAV writes it."""
+    """Return a second of a tone on every channel of the layout, by PyAV."""
     sink = io.BytesIO()
     with av.open(sink, "w", format=container) as file:
         stream = cast(AudioStream, file.add_stream(codec, rate=rate_hz))
@@ -74,7 +74,7 @@ def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> 
 
 
 def codebooks(num_books: int = 256, bits: int = 22) -> bytes:
-    """Vorbis whose header of 3 KiB declares a gigabyte of codebooks: libvorbis reserves and fills all of them."""
+    """Return Vorbis whose header of 3 KiB declares a gigabyte of codebooks, which libvorbis allocates."""
     book = (0x564342, 24), (1, 16), (1 << bits, 24), (1, 1), (bits - 1, 5), (1 << bits, bits + 1), (0, 4)
     setup = b"\x05vorbis" + _bits([(num_books - 1, 8), *(field for _ in range(num_books) for field in book)])
     identity = b"\x01vorbis" + struct.pack("<IBIIIIBB", 0, 1, 48_000, 0, 0, 0, 0xB8, 1)
@@ -83,7 +83,7 @@ def codebooks(num_books: int = 256, bits: int = 22) -> bytes:
 
 
 def wav(rate_hz: int, num_channels: int, bits: int, samples: bytes, *, data_len: int | None = None) -> bytes:
-    """A WAV file whose header says whatever is given."""
+    """Return a WAV file with arbitrary header values."""
     align = num_channels * bits // 8
     fmt = struct.pack("<HHIIHH", 1, num_channels, rate_hz, min(rate_hz * align, 2**32 - 1), align & 0xFFFF, bits)
     size = len(samples) if data_len is None else data_len
@@ -100,7 +100,7 @@ def wav(rate_hz: int, num_channels: int, bits: int, samples: bytes, *, data_len:
 
 
 def flac_that_declares(num_samples: int, seconds: float) -> bytes:
-    """FLAC of silence whose header counts other samples than there are."""
+    """Return FLAC silence whose header has a wrong number of samples."""
     file = bytearray(silence("FLAC", "PCM_16", 4_000, 1, seconds))
     packed = int.from_bytes(file[18:26], "big") >> 36 << 36 | num_samples
     file[18:26] = packed.to_bytes(8, "big")
@@ -108,7 +108,7 @@ def flac_that_declares(num_samples: int, seconds: float) -> bytes:
 
 
 def big_pictures(num_frames: int = 4, side: int = 512) -> bytes:
-    """Matroska of pictures of noise beside a second of Opus."""
+    """Return Matroska with pictures of noise and a second of Opus."""
     sink = io.BytesIO()
     with av.open(sink, "w", format="matroska") as container:
         sound = container.add_stream("libopus", rate=48_000)
@@ -129,13 +129,13 @@ def big_pictures(num_frames: int = 4, side: int = 512) -> bytes:
 
 
 def mp3_without_length(seconds: int) -> bytes:
-    """MP3 frames of silence without the first one, which counts them."""
+    """Return MP3 frames of silence without the first one, which has their count."""
     file = silence("MP3", "MPEG_LAYER_III", 8_000, 1, 10)
     return file[file.index(file[:2], 4) :] * (seconds // 10)
 
 
 def all_bombs() -> dict[str, bytes]:
-    """Files that are refused where two minutes are permitted, by name; each takes less than 4 MiB to send."""
+    """Files by name that are refused with a limit of two minutes; each is smaller than 4 MiB."""
     return {
         "255 channels of Vorbis": many_channels(),
         "255 channels of Opus": opus_of_channels(255, 6),
@@ -162,7 +162,7 @@ def _tone() -> Iterator[av.AudioFrame]:
 
 
 def _bits(fields: Sequence[tuple[int, int]]) -> bytes:
-    """Pack (value, number of bits), the lowest first."""
+    """Pack pairs (value, number of bits), lowest bit first."""
     whole = length = 0
     for value, size in fields:
         whole |= value << length

@@ -1,4 +1,4 @@
-"""Reading any sound file, and telling how alike two sounds are."""
+"""Reading of audio files, and their similarity."""
 
 import io
 
@@ -13,7 +13,7 @@ Samples = NDArray[np.int16]
 
 
 def decoded(file: bytes) -> Samples:
-    """Mono at the answer's rate, by a reader that needs no length in the header."""
+    """Decode to mono at the answer's rate, with a reader that needs no length in the header."""
     resampler = AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
     with av.open(io.BytesIO(file), "r") as container:
         frames = [frame for found in container.decode(audio=0) for frame in resampler.resample(found)]
@@ -21,7 +21,7 @@ def decoded(file: bytes) -> Samples:
 
 
 def likeness(heard: Samples | NDArray[np.float32], expected: Samples | NDArray[np.float32]) -> float:
-    """The correlation of two sounds, laid over each other where it is largest: 1 is the same."""
+    """Return the maximum cross-correlation of two signals: 1 for equal ones."""
     size = 1 << (len(heard) + len(expected)).bit_length()
     spectra = [np.fft.rfft(sound.astype(np.float64), size) for sound in (heard, expected)]
     energy = np.sqrt(np.prod([np.sum(sound.astype(np.float64) ** 2) for sound in (heard, expected)]))

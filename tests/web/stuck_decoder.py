@@ -15,7 +15,7 @@ _numbers = count()
 
 
 class StuckDecoders:
-    """The processes that were started since."""
+    """The processes that were started."""
 
     def __init__(self, mark: str) -> None:
         self.command = (sys.executable, "-c", _TAKES_ALL, mark)
@@ -32,7 +32,7 @@ class StuckDecoders:
 
 @contextmanager
 def stuck_decoders() -> Iterator[StuckDecoders]:
-    """Have pools start such processes."""
+    """Replace the processes of decoder pools by stuck ones."""
     stuck = StuckDecoders(f"stuck-decoder-{next(_numbers)}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_pool, "COMMAND", stuck.command)

@@ -1,4 +1,4 @@
-"""Costly bodies and events: each is refused by a bound that its error names, in bounded memory."""
+"""Costly bodies and events: each is refused by a limit that its error names, in bounded memory."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support import REPO
 from tests.web.bombs import BODIES, CHAT, EVENTS, MIB, Bomb, audio_chat
 
 MAX_GROWTH_BYTES = 100 * MIB
-"""Beside the body, which is in memory twice while it is put together."""
+"""Limit beside the body, which is in memory twice while it is joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Target:
     pid: int
 
     def growth(self, start: int) -> int:
-        """The most memory that was resident since `mark`, more than then."""
+        """Return the growth of peak resident memory since `mark`."""
         return self._bytes("VmHWM") - start
 
     def mark(self) -> int:
@@ -61,7 +61,7 @@ def test_costly_body_is_refused_in_bounded_memory(target: Target, bomb: Bomb) ->
 
 
 @pytest.mark.parametrize("bomb", EVENTS, ids=str)
-def test_costly_event_is_refused_in_bounded_memory_and_the_connection_lives(target: Target, bomb: Bomb) -> None:
+def test_costly_event_is_refused_in_bounded_memory_without_disconnect(target: Target, bomb: Bomb) -> None:
     with connect(target.url.replace("http", "ws") + "/v1/realtime") as socket:
         assert json.loads(socket.recv())["type"] == "session.created"
         event, start = bomb.make(), target.mark()
@@ -74,7 +74,7 @@ def test_costly_event_is_refused_in_bounded_memory_and_the_connection_lives(targ
         assert json.loads(socket.recv())["type"] == "input_audio_buffer.cleared"
 
 
-def test_long_recording_is_heard(target: Target) -> None:
+def test_long_recording_is_accepted(target: Target) -> None:
     body = audio_chat(11_000_000)
     answer = httpx.post(target.url + CHAT, content=body, timeout=30)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""The Voice page before a real gateway: a typed message is answered in text and in sound that is really played."""
+"""The Voice page with a real gateway, in Chromium."""
 
 import re
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 @pytest.fixture
 def page(browsers: Browsers, gateway: Gateway) -> Iterator[Page]:
-    with visiting(browsers.hearing("nothing", None), gateway.url) as page:
+    with visiting(browsers.with_microphone("nothing", None), gateway.url) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         yield page
 
 
 def said(text: str) -> NDArray[np.int16]:
-    """At the rate of a browser's fake microphone."""
+    """Return speech at the rate of the browser's fake microphone."""
     return np.repeat(np.frombuffer(speech(text), "<i2"), MIC_RATE_HZ // SPOKEN_HZ)
 
 
@@ -44,7 +44,7 @@ def number(page: Page, expression: str) -> float:
     return float(str(js(page, expression)))
 
 
-def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gateway) -> None:
+def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Gateway) -> None:
     gateway.client.script = SECOND
     ask(page)
     expect(page.locator(".turn.user .words")).to_have_text("hello")
@@ -69,7 +69,7 @@ def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gate
     assert latency.get_attribute("href") == f"/requests/{spec.id}"
 
 
-def test_a_suggestion_is_asked_by_a_click(page: Page, gateway: Gateway) -> None:
+def test_click_on_suggestion_sends_it(page: Page, gateway: Gateway) -> None:
     suggestions = page.locator(".example")
     expect(suggestions).to_have_text(EXAMPLES)
     suggestions.last.click()
@@ -78,7 +78,7 @@ def test_a_suggestion_is_asked_by_a_click(page: Page, gateway: Gateway) -> None:
     expect(suggestions).to_have_count(0)
 
 
-def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:
+def test_pipeline_status_follows_request(page: Page, gateway: Gateway) -> None:
     expect(page.locator(".stage h3")).to_have_text(["thinker", "talker", "code2wav"])
     gateway.client.script = Script(stall_at=6)
     ask(page)
@@ -93,7 +93,7 @@ def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:
     expect(page.locator("#trouble")).to_have_text("no Redis answers")
 
 
-def test_stop_silences_at_once_and_aborts(page: Page, gateway: Gateway) -> None:
+def test_stop_ends_playback_and_aborts_request(page: Page, gateway: Gateway) -> None:
     gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=10 * RATE_HZ, stall_at=3)
     ask(page)
     wait_js(page, "fleetVoice.player.totalPlayed > 2400")
@@ -109,7 +109,7 @@ def test_stop_silences_at_once_and_aborts(page: Page, gateway: Gateway) -> None:
     assert len(gateway.client.submitted) == 2
 
 
-def test_a_new_question_interrupts_the_answer(page: Page, gateway: Gateway) -> None:
+def test_new_question_interrupts_answer(page: Page, gateway: Gateway) -> None:
     gateway.client.script = Script(stall_at=4)
     ask(page, "first")
     expect(page.locator(".turn.assistant .words")).not_to_be_empty()
@@ -119,7 +119,7 @@ def test_a_new_question_interrupts_the_answer(page: Page, gateway: Gateway) -> N
     wait_until(lambda: [s.aborted for s in gateway.client.streams.values()][0], "the abort of the first")
 
 
-def test_text_only_plays_nothing(page: Page, gateway: Gateway) -> None:
+def test_text_only_answer_plays_no_audio(page: Page, gateway: Gateway) -> None:
     page.locator("#choices summary").click()
     page.locator("#voice").select_option("text only")
     ask(page)
@@ -127,7 +127,7 @@ def test_text_only_plays_nothing(page: Page, gateway: Gateway) -> None:
     assert gateway.client.submitted[0][0].outputs == ("text",)
 
 
-def test_a_failure_is_shown_with_its_reason(page: Page, gateway: Gateway) -> None:
+def test_failure_is_shown_with_reason(page: Page, gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=4, failure=EngineError("the engine ran out of memory"))
     ask(page)
     expect(page.locator(".reason")).to_contain_text("the engine ran out of memory")
@@ -137,13 +137,13 @@ def test_a_failure_is_shown_with_its_reason(page: Page, gateway: Gateway) -> Non
     expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_a_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: Gateway) -> None:
-    """Words, since this gateway's ear knows a voice from a tone."""
+def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: Gateway) -> None:
+    """Speech and not a tone, since the gateway detects voice."""
     gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     words, more = said("What is the opposite of hot?"), said("Stop that now, and tell me something else.")
     sound = np.concatenate([quiet, words, *[quiet] * 5, more, *[quiet] * 60])
-    with visiting(browsers.hearing("words", sound), gateway.url) as page:
+    with visiting(browsers.with_microphone("words", sound), gateway.url) as page:
         page.locator("#talk-button").click()
         expect(page.locator("#state")).to_have_text("Speaking")
         expect(page.locator(".turn.assistant .latency .what").first).to_have_text("voice to voice")
@@ -188,14 +188,12 @@ async ({ api, key, kinds }) => {
 """
 
 
-def test_page_of_an_allowed_origin_streams_a_chat_and_sends_its_recordings(
-    browsers: Browsers, gateway: Gateway, loaded: Loaded
-) -> None:
-    """The page is of one gateway, by another name of this machine. It calls one that allows it, and one that does not."""
+def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(browsers: Browsers, gateway: Gateway, loaded: Loaded) -> None:
+    """The page is served by one gateway, and calls two others, of which one allows its origin."""
     host = gateway.url.replace("127.0.0.1", "localhost")
     asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
     complaints = ["CORS policy", "Failed to load resource"]
-    opened = visiting(browsers.hearing("nothing", None), f"{host}/health", complaints, bypass_csp=True)
+    opened = visiting(browsers.with_microphone("nothing", None), f"{host}/health", complaints, bypass_csp=True)
     with serving(allowing(loaded, host), "secret") as api, serving(loaded, "secret") as closed, opened as page:
         page.locator("body").click()
         read = page.evaluate(FROM_ANOTHER_ORIGIN, {"api": api.url, **asked})
@@ -210,10 +208,12 @@ def test_page_of_an_allowed_origin_streams_a_chat_and_sends_its_recordings(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
-def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path) -> None:
+def test_voice_page_has_no_horizontal_overflow(
+    browsers: Browsers, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path
+) -> None:
     width, height = size
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-    with visiting(browsers.hearing("nothing", None), gateway.url, **options) as page:
+    with visiting(browsers.with_microphone("nothing", None), gateway.url, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         ask(page, "How do the stages work together, and what does each of them send to the next?")
         expect(page.locator(".turn.assistant .notes")).to_contain_text("tokens")
@@ -232,9 +232,9 @@ def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, si
 
 
 @pytest.mark.parametrize("ended_by", ["its gateway", "another gateway", "another gateway while the page is away"])
-def test_forced_end_reaches_the_page(browsers: Browsers, loaded: Loaded, ended_by: str) -> None:
+def test_page_shows_session_ended_by_operator(browsers: Browsers, loaded: Loaded, ended_by: str) -> None:
     with serving(loaded) as here, serving(loaded, client=here.client) as there:
-        with visiting(browsers.hearing("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
+        with visiting(browsers.with_microphone("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
             page.locator("#talk-button").click()
             expect(page.locator("#state")).to_have_text("Listening")
             session = str(js(page, "fleetVoice.conversation.session"))

@@ -1,4 +1,4 @@
-"""Chat completions as the unmodified OpenAI client sees them: whole and streamed, text and speech."""
+"""Chat completions through the OpenAI client: streamed or not, text and speech."""
 
 import base64
 import io
@@ -27,7 +27,7 @@ from web.schema.chat import ChatBody
 CHAT = "/v1/chat/completions"
 
 
-def test_a_whole_text_answer(gateway: Gateway) -> None:
+def test_text_answer_has_openai_shape(gateway: Gateway) -> None:
     answer = gateway.create()
     choice = answer.choices[0]
     assert choice.message.content == Script().text and choice.message.role == "assistant"
@@ -40,7 +40,7 @@ def test_a_whole_text_answer(gateway: Gateway) -> None:
     assert request_id_of(answer) == spec.id
 
 
-def test_a_streamed_text_answer_has_openais_shape(gateway: Gateway) -> None:
+def test_streamed_text_answer_has_openai_shape(gateway: Gateway) -> None:
     body = {"model": "omni", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -62,20 +62,20 @@ def test_a_streamed_text_answer_has_openais_shape(gateway: Gateway) -> None:
     assert {event["object"] for event in events} == {"chat.completion.chunk"} and len({e["id"] for e in events}) == 1
 
 
-def test_a_stream_without_usage_does_not_mention_it(gateway: Gateway) -> None:
+def test_stream_without_include_usage_has_no_usage(gateway: Gateway) -> None:
     chunks = list(gateway.stream())
     assert all("usage" not in chunk.model_fields_set for chunk in chunks)
 
 
 def audio_of(choice: Choice) -> dict[str, object]:
-    """The audio part of a delta; newer clients type it, older ones pass the dictionary through."""
+    """Return the audio of a delta, which older clients leave as a dictionary."""
     audio = getattr(choice.delta, "audio", None)
     if audio is None:
         return {}
     return dict(audio) if isinstance(audio, dict) else audio.model_dump(exclude_unset=True)
 
 
-def test_streamed_speech_arrives_sample_exact(gateway: Gateway) -> None:
+def test_streamed_speech_is_sample_exact(gateway: Gateway) -> None:
     chunks = list(
         gateway.stream(
             modalities=["text", "audio"],
@@ -102,7 +102,7 @@ def test_streamed_speech_arrives_sample_exact(gateway: Gateway) -> None:
     assert set(spec.sampling) == {"thinker", "talker", "code2wav"}
 
 
-def test_accumulated_speech_is_sample_exact_and_its_id_serves_the_next_turn(gateway: Gateway) -> None:
+def test_accumulated_speech_is_sample_exact_and_referable_by_id(gateway: Gateway) -> None:
     client = gateway.openai()
     turns: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_accumulated_speech_is_sample_exact_and_its_id_serves_the_next_turn(gate
     assert Script().text in prompt
 
 
-def test_a_silence_within_an_answer_ends_no_event(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ping_does_not_end_event(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
@@ -129,7 +129,7 @@ def test_a_silence_within_an_answer_ends_no_event(gateway: Gateway, monkeypatch:
     assert "".join(choice.delta.content or "" for choice in choices) == Script().text
 
 
-def test_one_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
+def test_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
     gateway.client.script = Script(num_samples=100_001, samples_per_chunk=100_001)
     chunks = gateway.stream(modalities=["text", "audio"], audio={"voice": "ethan", "format": "wav"})
     audio = [audio_of(choice) for chunk in chunks for choice in chunk.choices]
@@ -138,7 +138,7 @@ def test_one_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wav", "pcm16", "flac", "mp3", "opus", "aac"])
-def test_whole_speech_in_each_format(gateway: Gateway, kind: str) -> None:
+def test_unstreamed_speech_has_requested_format(gateway: Gateway, kind: str) -> None:
     answer = gateway.create(modalities=["audio"], audio={"voice": "alloy", "format": kind})
     message = answer.choices[0].message
     assert message.audio is not None and message.content is None and message.audio.transcript == Script().text
@@ -157,7 +157,7 @@ def test_whole_speech_in_each_format(gateway: Gateway, kind: str) -> None:
         assert np.array_equal(samples, expected)
 
 
-def test_an_earlier_spoken_answer_can_be_named_by_its_id(gateway: Gateway) -> None:
+def test_earlier_spoken_answer_is_referable_by_id(gateway: Gateway) -> None:
     spoken = gateway.create(modalities=["text", "audio"]).choices[0].message
     assert spoken.audio is not None
     gateway.create(messages=[*HELLO, {"role": "assistant", "audio": {"id": spoken.audio.id}}, *HELLO])
@@ -169,7 +169,7 @@ def test_an_earlier_spoken_answer_can_be_named_by_its_id(gateway: Gateway) -> No
     assert refused.value.param == "messages[0].audio.id"
 
 
-def test_an_audio_prompt_reaches_the_request(gateway: Gateway) -> None:
+def test_audio_prompt_is_part_of_request(gateway: Gateway) -> None:
     buffer = io.BytesIO()
     soundfile.write(buffer, sine(48_000), RATE_HZ, format="WAV")
     data = base64.b64encode(buffer.getvalue()).decode()
@@ -184,18 +184,18 @@ def test_an_audio_prompt_reaches_the_request(gateway: Gateway) -> None:
     assert details is not None and details.audio_tokens == 26
 
 
-def test_the_answer_ends_at_a_stop_string(gateway: Gateway) -> None:
+def test_answer_ends_at_stop_string(gateway: Gateway) -> None:
     answer = gateway.create(stop=[", this", "zzz"])
     assert answer.choices[0].message.content == "Hello there" and answer.choices[0].finish_reason == "stop"
     assert gateway.client.submitted[0][0].sampling[StageName("thinker")].stop == (", this", "zzz")
 
 
-def test_a_stop_string_is_not_looked_for_before_min_tokens(gateway: Gateway) -> None:
+def test_stop_string_before_min_tokens_is_ignored(gateway: Gateway) -> None:
     answer = gateway.create(stop=["Hello", "this"], extra_body={"min_tokens": 3})
     assert answer.choices[0].message.content == "Hello there, "
 
 
-def test_the_length_limit_is_told(gateway: Gateway) -> None:
+def test_answer_at_max_tokens_has_finish_reason_length(gateway: Gateway) -> None:
     gateway.client.script = Script(end_token=False)
     answer = gateway.create(max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length" and usage_of(answer).completion_tokens == 3
@@ -209,7 +209,7 @@ def sampling_of(gateway: Gateway, **fields: object) -> tuple[dict[str, Sampling]
     return {str(stage): sampling for stage, sampling in spec.sampling.items()}, answer.headers
 
 
-def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
+def test_stage_sampling_has_defaults(gateway: Gateway) -> None:
     sampling, headers = sampling_of(gateway)
     seed = int(headers["x-fleet-seed"])
     # The fields that the checkpoint's generation_config.json gives win over the declaration's.
@@ -219,7 +219,7 @@ def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
     assert int(headers["x-fleet-seed"]) != seed and again["thinker"].seed != seed
 
 
-def test_a_request_sets_the_main_stage_and_everyones_temperature_and_seed(gateway: Gateway) -> None:
+def test_request_sets_main_stage_sampling_and_common_temperature_and_seed(gateway: Gateway) -> None:
     sampling, headers = sampling_of(gateway, temperature=0, seed=7, top_p=0.5, max_tokens=9, presence_penalty=1)
     assert headers["x-fleet-seed"] == "7"
     assert sampling["thinker"] == Sampling(top_k=20, top_p=0.5, max_tokens=9, presence_penalty=1.0, seed=7)
@@ -227,14 +227,14 @@ def test_a_request_sets_the_main_stage_and_everyones_temperature_and_seed(gatewa
     assert sampling["code2wav"].seed == 7
 
 
-def test_a_fleet_section_wins_for_its_stage(gateway: Gateway) -> None:
+def test_fleet_section_overrides_sampling_of_stage(gateway: Gateway) -> None:
     fleet = {"talker": {"temperature": 0.3, "max_tokens": 60, "seed": 1}, "thinker": {"stop": "x"}}
     sampling, _ = sampling_of(gateway, temperature=1.5, seed=7, fleet=fleet)
     assert sampling["talker"] == Sampling(temperature=0.3, top_k=50, repetition_penalty=1.05, max_tokens=60, seed=1)
     assert sampling["thinker"].temperature == 1.5 and sampling["thinker"].stop == ("x",)
 
 
-def test_answers_of_a_wanted_length_are_asked_of_the_main_stage_or_of_a_named_one(gateway: Gateway) -> None:
+def test_min_tokens_and_ignore_eos_apply_to_main_or_named_stage(gateway: Gateway) -> None:
     sampling, headers = sampling_of(gateway, top_k=-1, min_tokens=9, ignore_eos=True, max_tokens=9)
     thinker = sampling["thinker"]
     assert (thinker.top_k, thinker.min_tokens, thinker.ignore_eos, thinker.max_tokens) == (0, 9, True, 9)
@@ -244,7 +244,7 @@ def test_answers_of_a_wanted_length_are_asked_of_the_main_stage_or_of_a_named_on
     assert sampling["thinker"].min_tokens == 0 and not sampling["thinker"].ignore_eos
 
 
-def test_a_prompt_cache_key_names_the_session_and_the_usage_tells_what_it_spared(gateway: Gateway) -> None:
+def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: Gateway) -> None:
     gateway.client.script = Script(spared=3)
     counted = "fleet_cached_prompt_tokens_total "
     before = float(next(line for line in metrics(gateway) if line.startswith(counted)).removeprefix(counted))
@@ -268,19 +268,19 @@ def metrics(gateway: Gateway) -> list[str]:
 
 
 @pytest.mark.parametrize(("key", "why"), [("", "at least 1 character"), ("x" * 65, "at most 64 characters")])
-def test_a_prompt_cache_key_has_a_bound(gateway: Gateway, key: str, why: str) -> None:
+def test_too_long_prompt_cache_key_is_refused(gateway: Gateway, key: str, why: str) -> None:
     with pytest.raises(openai.BadRequestError, match=why) as caught:
         gateway.create(prompt_cache_key=key)
     assert caught.value.param == "prompt_cache_key"
 
 
-def test_an_answer_is_whole_though_nobody_knows_what_was_spared(gateway: Gateway) -> None:
+def test_answer_is_complete_if_cached_tokens_cannot_be_read(gateway: Gateway) -> None:
     gateway.client.unreachable = RedisUnreachable("Redis does not answer")
     answer = gateway.create(prompt_cache_key="talk")
     assert answer.choices[0].message.content == Script().text
 
 
-def test_ignored_fields_and_the_effective_voice_are_named(gateway: Gateway) -> None:
+def test_response_headers_name_ignored_fields_and_voice(gateway: Gateway) -> None:
     fields = {"user": "u", "metadata": {"a": "b"}, "whatever": 1, "nothing": None}
     _, headers = sampling_of(gateway, **fields, audio={"voice": {"id": "onyx"}})
     assert headers["x-fleet-ignored"] == "metadata, user, whatever" and headers["x-fleet-voice"] == "ethan"
@@ -288,7 +288,7 @@ def test_ignored_fields_and_the_effective_voice_are_named(gateway: Gateway) -> N
     assert json.loads(spec.body)["audio"] == {"voice": {"id": "onyx"}}
 
 
-def test_a_voice_by_its_id_is_kept_as_it_came() -> None:
+def test_voice_given_by_id_is_accepted() -> None:
     body = ChatBody.model_validate({"model": "omni", "messages": HELLO, "audio": {"voice": {"id": "onyx"}}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -303,7 +303,7 @@ def test_a_voice_by_its_id_is_kept_as_it_came() -> None:
         (RedisUnreachable("no Redis answers"), openai.InternalServerError, "redis_unreachable", "1"),
     ],
 )
-def test_a_refused_request_says_why_and_when_to_retry(
+def test_refusal_has_code_and_retry_after(
     gateway: Gateway, failure: FleetError, kind: type[openai.APIStatusError], code: str, retry_after: str
 ) -> None:
     gateway.client.script = Script(refusal=failure)
@@ -313,14 +313,14 @@ def test_a_refused_request_says_why_and_when_to_retry(
     assert str(refused.value.request_id).startswith("req-")
 
 
-def test_a_failure_before_the_answer_is_an_error_response(gateway: Gateway) -> None:
+def test_failure_before_answer_is_error_response(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     with pytest.raises(openai.InternalServerError) as failed:
         gateway.create()
     assert failed.value.code == "engine_error"
 
 
-def test_a_failure_within_a_stream_is_its_last_event(gateway: Gateway) -> None:
+def test_failure_within_stream_is_last_event(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     stream = gateway.stream()
     with pytest.raises(openai.APIError, match="out of memory") as failed:

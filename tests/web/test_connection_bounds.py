@@ -1,4 +1,4 @@
-"""Connections are bounded in size, time and number: what no client needs is refused with a reason, and costs next to nothing."""
+"""Limits of connections in size, time and number: excess is refused with a reason, at little cost."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ SPOKEN: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def attacked(loaded: Loaded) -> Iterator[Gateway]:
-    """A gateway of this module: delayed summary lines of its log must not appear in other tests."""
+    """A gateway of this module only: delayed summary lines of its log must not appear in other tests."""
     with serving(loaded) as gateway:
         yield gateway
 
@@ -57,13 +57,13 @@ def target(gateway: Gateway) -> Target:
 
 @pytest.fixture
 def quick(loaded: Loaded) -> Iterator[Gateway]:
-    """A gateway of short time-outs."""
+    """A gateway with short time-outs."""
     with serving(bounded(loaded, **QUICK)) as gateway:
         yield gateway
 
 
 def error_of(said: bytes) -> tuple[int, str]:
-    """Status and code of a connection's last words."""
+    """Return status and error code of a connection's last response."""
     head, _, body = said.rpartition(b"\r\n\r\n")
     assert b"application/json" in head, said[:300]
     return int(head.rpartition(b"HTTP/1.1 ")[2].split()[0]), json.loads(body)["error"]["code"]
@@ -72,7 +72,7 @@ def error_of(said: bytes) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "attack", [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
 )
-def test_endless_request_is_cut_off(target: Target, attack: Callable[[Target, int], tuple[int, bytes]]) -> None:
+def test_endless_request_is_aborted(target: Target, attack: Callable[[Target, int], tuple[int, bytes]]) -> None:
     sent, _ = attack(target, 64 * MIB)
     assert sent < 16 * MIB, "what the sockets of both sides hold, and not more"
 
@@ -95,7 +95,7 @@ def test_endless_request_is_cut_off(target: Target, attack: Callable[[Target, in
         (b"GET http://[/ HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
     ],
 )
-def test_unfit_request_is_refused_with_a_reason(target: Target, sent: bytes, status: int, code: str) -> None:
+def test_invalid_request_is_refused_with_reason(target: Target, sent: bytes, status: int, code: str) -> None:
     with target.connect() as wire:
         wire.sendall(sent)
         assert error_of(read_to_end(wire)) == (status, code)
@@ -125,8 +125,8 @@ def test_chunked_upload_in_small_pieces_is_served(gateway: Gateway) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_trailer_field_is_no_header_field(loaded: Loaded) -> None:
-    """It came after the request was let in by its header fields."""
+def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
+    """Trailer fields arrive after the access check."""
 
     async def tell_headers(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
@@ -145,7 +145,7 @@ def test_trailer_field_is_no_header_field(loaded: Loaded) -> None:
 
 
 def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
-    """Send a byte each 20 ms until something arrives, and return that."""
+    """Send a byte every 20 ms until a response arrives; return it."""
     wire.settimeout(0.02)
 
     def answer() -> bytes:
@@ -158,7 +158,7 @@ def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
     return wait_until(answer, "the answer to what came a byte at a time")
 
 
-def test_unfinished_head_is_answered_408_however_it_drips(quick: Gateway) -> None:
+def test_unfinished_head_is_answered_408(quick: Gateway) -> None:
     with Target.of(quick.url).connect() as wire:
         wire.sendall(GET + b"x: ")
         assert error_of(drip_until_answered(wire, b"x")) == (408, "request_timeout")
@@ -180,7 +180,7 @@ def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: py
     assert len(logged) == (1 if sent else 0), "a browser's spare connection is no abuse"
 
 
-def test_tls_handshake_that_does_not_end_is_cut_off(loaded: Loaded, tmp_path: Path) -> None:
+def test_unfinished_tls_handshake_is_aborted(loaded: Loaded, tmp_path: Path) -> None:
     tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
         target = Target.of(gateway.url)
@@ -234,7 +234,7 @@ def test_connection_idle_for_longest_makes_room(loaded: Loaded, bound: str) -> N
             assert read_to_end(kept).startswith(b"HTTP/1.1 200")
 
 
-def test_connection_whose_answer_is_still_sent_makes_no_room_while_another_is_idle(loaded: Loaded) -> None:
+def test_connection_with_unsent_answer_is_kept_while_another_is_idle(loaded: Loaded) -> None:
     raw = json.dumps({"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}}).encode()
     with serving(bounded(loaded, max_connections=4)) as gateway, ExitStack() as held:
         gateway.client.script = Script(num_samples=4_000_000, samples_per_chunk=240_000)
@@ -252,7 +252,7 @@ def test_connection_whose_answer_is_still_sent_makes_no_room_while_another_is_id
 
 
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
-def test_connection_beyond_the_bound_is_refused_while_none_is_idle(loaded: Loaded, bound: str) -> None:
+def test_connection_beyond_limit_is_refused_if_none_is_idle(loaded: Loaded, bound: str) -> None:
     with serving(bounded(loaded, **{bound: 2})) as gateway:
         target = Target.of(gateway.url)
         with target.connect() as stream, attacks.open_websocket(target) as voice:
@@ -272,19 +272,19 @@ def _served(gateway: Gateway) -> bool:
         return False
 
 
-def test_body_that_stops_is_answered_408(quick: Gateway) -> None:
+def test_stopped_body_is_answered_408(quick: Gateway) -> None:
     with attacks.slow_body(Target.of(quick.url)) as wire:
         assert error_of(read_to_end(wire)) == (408, "request_timeout")
     assert quick.client.submitted == []
 
 
-def test_body_that_drips_is_answered_408(quick: Gateway) -> None:
+def test_slow_body_is_answered_408(quick: Gateway) -> None:
     with attacks.slow_body(Target.of(quick.url)) as wire:
         assert error_of(drip_until_answered(wire, b" ")) == (408, "request_timeout")
 
 
-def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer comes before the body: the connection is kept for a short rest, and ends for a slow or a long one."""
+def test_rest_of_refused_body_is_dropped_up_to_limit(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer precedes the body: the connection survives a short rest, and ends after a slow or long one."""
     target = Target.of(quick.url)
     head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     refused = head + b"content-length: %d\r\n\r\n"
@@ -304,7 +304,7 @@ def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway, monkeyp
 
 
 def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -> None:
-    """Many clients read nothing before they have sent everything."""
+    """Many clients read only after sending everything."""
     with target.connect() as wire:
         wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % (40 * MIB))
         assert b" 413 " in wire.recv(65_536)
@@ -313,9 +313,7 @@ def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -
         assert b"HTTP/1.1 200" in read_to_end(wire)
 
 
-def test_connection_that_is_answered_before_the_end_of_its_body_ends_when_idle(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_answered_before_end_of_body_ends_when_idle(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     made = BoundedHttp.connection_made
 
     def make(protocol: BoundedHttp, transport: asyncio.Transport) -> None:
@@ -343,7 +341,7 @@ def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str 
     assert said.startswith(b"HTTP/1.1 401") and b"100 Continue" not in said
 
 
-def test_bodies_of_all_requests_are_bounded_together(loaded: Loaded) -> None:
+def test_memory_of_all_bodies_is_bounded(loaded: Loaded) -> None:
     padded = json.dumps({"model": "omni", "messages": HELLO}).encode().ljust(700_000)
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
         with attacks.slow_body(Target.of(gateway.url), 900_000) as slow:
@@ -361,7 +359,7 @@ def test_bodies_of_all_requests_are_bounded_together(loaded: Loaded) -> None:
             wait_until(lambda: gateway.http.post("/v1/chat/completions", content=padded).status_code == 200, "memory to be freed")
 
 
-def test_body_is_freed_once_its_answer_has_begun(loaded: Loaded) -> None:
+def test_body_memory_is_freed_when_answer_begins(loaded: Loaded) -> None:
     body = {"model": "omni", "messages": HELLO, "stream": True}
     padded = json.dumps(body).encode().ljust(700_000)
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
@@ -372,7 +370,7 @@ def test_body_is_freed_once_its_answer_has_begun(loaded: Loaded) -> None:
                 assert second.status_code == 200, second.read()
 
 
-def test_unread_stream_is_disconnected_and_its_answer_can_be_resumed(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_stream_is_disconnected_and_resumable(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     quick.client.script = LONG_ANSWER
     with caplog.at_level(logging.WARNING), attacks.unread_stream(Target.of(quick.url), SPOKEN):
         wait_until(lambda: quick.client.streams, "the request")
@@ -385,8 +383,8 @@ def test_unread_stream_is_disconnected_and_its_answer_can_be_resumed(quick: Gate
     assert whole.rstrip().endswith("data: [DONE]")
 
 
-def test_unread_answer_that_is_whole_does_not_hold_its_connection(quick: Gateway) -> None:
-    """All of it is written, and less than uvicorn would wait for is left in the buffer."""
+def test_unread_complete_answer_does_not_hold_connection(quick: Gateway) -> None:
+    """The answer is written, and the rest in the buffer is too small for uvicorn's flow control."""
     target = Target.of(quick.url)
     quick.client.script = Script(num_samples=1_500_000)
     raw = json.dumps({"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}).encode()
@@ -415,7 +413,7 @@ def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
         assert stream.finished and not stream.unheard
 
 
-def test_websocket_whose_client_does_not_read_is_lost(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_websocket_of_unreading_client_is_aborted(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     text = json.dumps({"type": "session.update", "session": {"type": "realtime", "instructions": "a" * 1500}}).encode()
     frame = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
     with caplog.at_level(logging.WARNING), attacks.open_websocket(Target.of(quick.url), receive_buffer=4096) as wire:
@@ -440,8 +438,8 @@ def test_websocket_handshake_is_always_answered(target: Target, fields: bytes, s
         assert wire.recv(65_536).startswith(b"HTTP/1.1 %d" % status)
 
 
-def test_websocket_asked_for_behind_an_unfinished_answer_is_refused(gateway: Gateway, target: Target) -> None:
-    """Two protocols on one connection: the answer would be mixed with frames, and never learn that its client left."""
+def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: Gateway, target: Target) -> None:
+    """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
     raw = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
     with target.connect() as wire:
@@ -452,7 +450,7 @@ def test_websocket_asked_for_behind_an_unfinished_answer_is_refused(gateway: Gat
     wait_until(lambda: stream.aborted == "the client left", "the abort")
 
 
-def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(
+def test_disconnect_aborts_request_before_pipelined_one(
     gateway: Gateway, target: Target, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(gap_s=0.02, num_samples=3_000_000)
@@ -465,7 +463,7 @@ def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(
     assert not any("failed" in line for line in caplog.messages), "it does not write to a closed connection"
 
 
-def test_repeated_abuse_is_one_log_line(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_abuse_is_logged_once(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     target = Target.of(quick.url)
     with caplog.at_level(logging.WARNING):
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""The bounded protocols against the installed uvicorn, and their parts: the log of abuse, descriptors, an orderly stop."""
+"""The bounded protocols with the installed uvicorn, and their parts: abuse log, descriptors, stop."""
 
 import asyncio
 import json
@@ -38,11 +38,11 @@ from web.http.protocol.websocket import BoundedWebSocket
 
 MIB = 1024 * 1024
 OWN = {
-    BoundedHttp: {"check", "on_chunk_header"},
-    BoundedWebSocket: {"check", "take_over"},
+    BoundedHttp: {"close_if_overdue", "on_chunk_header"},
+    BoundedWebSocket: {"close_if_overdue", "take_over"},
     PipelineFlow: set[str](),
 }
-"""Methods that are no override: the others are worth nothing where uvicorn does not call them."""
+"""Methods that are not overrides; all others must exist in uvicorn."""
 READ_OF_UVICORN = {
     HttpToolsProtocol: {
         "pipeline", "flow", "cycle", "parser", "transport", "connections", "server_state", "headers", "loop",
@@ -58,7 +58,7 @@ READ_OF_UVICORN = {
     },
     FlowControl: {"read_paused", "write_paused"},
 }  # fmt: skip
-"""Attributes that the bounded protocols read or set; each is created by the class itself."""
+"""Attributes of uvicorn's classes that the bounded protocols use."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_each_attribute_is_set_by_the_installed_uvicorn(theirs: type) -> None:
     assert callable(HttpToolsProtocol._start_asgi_task) and callable(HttpToolsProtocol._unset_keepalive_if_required)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_fragments_of_a_message_are_joined_as_they_come(config: BoundedConfig) -> None:
+async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) -> None:
     config.load()
     protocol = BoundedWebSocket(config, ServerState(), {})
     protocol.read_paused = True
@@ -100,8 +100,8 @@ async def test_fragments_of_a_message_are_joined_as_they_come(config: BoundedCon
     assert protocol.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"bc"}
 
 
-async def test_pings_of_a_client_that_does_not_read_are_not_answered(config: BoundedConfig) -> None:
-    """Nothing else would bound the answers that wait to be sent."""
+async def test_pings_of_unreading_client_are_not_answered(config: BoundedConfig) -> None:
+    """Otherwise unsent pongs would be unbounded."""
     config.load()
     protocol = BoundedWebSocket(config, ServerState(), {})
     protocol.conn.state = State.OPEN
@@ -127,7 +127,7 @@ def test_connections_are_counted_by_address_or_ipv6_network(host: str, counted_a
     assert client_address(None) is None
 
 
-def test_send_progress_ignores_what_is_written_meanwhile() -> None:
+def test_send_progress_ignores_writes_meanwhile() -> None:
     progress = SendProgress()
     assert not progress.is_stalled(70_000, 0, 10)
     assert not progress.is_stalled(70_010, 5, 10), "a ping"
@@ -136,8 +136,8 @@ def test_send_progress_ignores_what_is_written_meanwhile() -> None:
     assert not progress.is_stalled(59_999, 25, 10) and progress.is_stalled(59_998, 30, 10), "two bytes left"
 
 
-async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None:
-    """Linux takes more from a process only once a third of up to 4 MiB has left the socket."""
+async def test_slow_reader_makes_progress_within_kernel_buffer() -> None:
+    """Linux accepts more from a process only once a third of up to 4 MiB has left the socket."""
     loop = asyncio.get_running_loop()
     accepted: asyncio.Future[Connection] = loop.create_future()
 
@@ -167,7 +167,7 @@ async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None
     await server.wait_closed()
 
 
-def test_body_pace_wants_something_soon_and_enough_over_time() -> None:
+def test_body_pace_needs_first_bytes_and_average_rate() -> None:
     pace = BodyPace()
     pace.begin(0)
     pace.num_bytes += 20_000
@@ -177,7 +177,7 @@ def test_body_pace_wants_something_soon_and_enough_over_time() -> None:
     assert pace.is_too_slow(20, 10), "100 bytes in 10 s"
 
 
-def test_abuse_log_is_one_line_a_minute_for_each_address_and_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_abuse_log_has_one_line_per_minute_address_and_kind(caplog: pytest.LogCaptureFixture) -> None:
     abuse = AbuseLog()
     with caplog.at_level(logging.WARNING):
         for second in range(int(PERIOD_S)):
@@ -204,14 +204,14 @@ print(connection_bound(WebConfig()), connection_bound(WebConfig(max_connections=
 """
 
 
-def test_connections_are_bounded_by_descriptors_whose_limit_is_raised() -> None:
+def test_connection_limit_follows_raised_descriptor_limit() -> None:
     ran = subprocess.run([sys.executable, "-c", DESCRIPTORS], cwd=REPO, env=cli_env(), capture_output=True, text=True, check=True)
     bound, small, *limits = ran.stdout.split(maxsplit=2)
     assert 200 < int(bound) < 400 - 100 and small == "10" and limits == ["(400, 400)\n"]
     assert "LimitNOFILE" in ran.stderr and len(ran.stderr.splitlines()) == 2
 
 
-def test_stop_is_orderly_with_connections_in_every_state(
+def test_stop_ends_connections_in_every_state(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serve, "GRACE_S", 0.2)
@@ -242,7 +242,7 @@ def process(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[s
         running.kill()
 
 
-def test_memory_of_a_gateway_under_attack_is_bounded_and_its_stop_orderly(process: tuple[subprocess.Popen[str], Target]) -> None:
+def test_gateway_under_attack_has_bounded_memory_and_stops(process: tuple[subprocess.Popen[str], Target]) -> None:
     running, target = process
     body = json.dumps({"model": "omni", "messages": HELLO}).encode()
     assert _asked(target, body).startswith(b"HTTP/1.1 503"), "no worker serves"

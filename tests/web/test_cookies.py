@@ -1,4 +1,4 @@
-"""Cookies of browsers are read, those of attackers cost no time."""
+"""Reading of cookies, in linear time."""
 
 import pytest
 
@@ -20,12 +20,12 @@ from web.http.cookies import read_cookie
         ("bad cookie \\ ; a=1", "1"),
     ],
 )
-def test_cookie_is_found_by_its_name(header: str, value: str) -> None:
+def test_cookie_is_found_by_name(header: str, value: str) -> None:
     assert read_cookie(header, "a") == value
 
 
 @pytest.mark.timeout(20)
 def test_cookie_of_many_escapes_is_read_in_linear_time() -> None:
-    """The standard library takes a minute for the eighth part of it."""
+    """The standard library takes a minute for an eighth of this cookie."""
     hostile = 'a="' + '\\"' * 1_000_000 + '"'
     assert read_cookie(hostile, "a").startswith("\\") and read_cookie(hostile, "b") == ""

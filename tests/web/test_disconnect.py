@@ -1,4 +1,4 @@
-"""A client that leaves takes its request with it: before it is submitted, while it waits, and within its answer."""
+"""A disconnect aborts the request: before submission, while it waits, and within the answer."""
 
 import json
 import socket
@@ -33,7 +33,7 @@ def leave_after_asking(gateway: Gateway, *, stream: bool, ready: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_leaving_within_the_answer_aborts_it(gateway: Gateway, stream: bool) -> None:
+def test_disconnect_within_answer_aborts_request(gateway: Gateway, stream: bool) -> None:
     gateway.client.script = Script(stall_at=3)
     leave_after_asking(gateway, stream=stream, ready="events" if stream else "submitted")
     (fake,) = gateway.client.streams.values()
@@ -41,7 +41,7 @@ def test_leaving_within_the_answer_aborts_it(gateway: Gateway, stream: bool) -> 
     wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
 
 
-def test_leaving_while_the_request_is_submitted_aborts_it(gateway: Gateway) -> None:
+def test_disconnect_during_submission_aborts_request(gateway: Gateway) -> None:
     gate = threading.Event()
     gateway.client.script = Script(submit_gate=gate)
     waiting = httpx.Client(timeout=0.3)
@@ -54,10 +54,8 @@ def test_leaving_while_the_request_is_submitted_aborts_it(gateway: Gateway) -> N
     wait_until(lambda: fake.aborted == "the client left", "the abort")
 
 
-def test_an_answer_whose_gateway_is_told_to_stop_is_left_for_another_to_go_on_with(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection ends with the gateway, and not because the client left."""
+def test_stopping_gateway_leaves_answer_resumable(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway closes the connection, not the client."""
     monkeypatch.setattr(serve, "GRACE_S", 1)
     body = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
     with socket.socket() as wire:
@@ -72,6 +70,6 @@ def test_an_answer_whose_gateway_is_told_to_stop_is_left_for_another_to_go_on_wi
         assert fake.aborted is None
 
 
-def test_a_client_that_stays_is_not_aborted(gateway: Gateway) -> None:
+def test_connected_client_is_not_aborted(gateway: Gateway) -> None:
     answer = gateway.create()
     assert gateway.client.streams[request_id_of(answer)].aborted is None

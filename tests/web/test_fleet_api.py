@@ -1,4 +1,4 @@
-"""The public API of what people look at and order: shapes, filters, errors; over the fleet that `plausible` makes up."""
+"""The fleet API: shapes, filters, errors; with the invented fleet of `plausible`."""
 
 import io
 import wave
@@ -16,20 +16,20 @@ from tests.web.plausible import HOSTILE, busy
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> FakeTelemetry:
-    """The gateway's read models, all of them filled."""
+    """The gateway's telemetry, with data in every part."""
     told = busy(gateway.client.graph)
     gateway.client.show(told)
     return told
 
 
 def refusal(gateway: Gateway, method: str, path: str) -> tuple[int, str, str | None]:
-    """Status, code and param, in OpenAI's shape."""
+    """Return status, code and param of an error in OpenAI's shape."""
     answer = gateway.http.request(method, path)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
 
 
-def test_requests_are_paged_by_key_and_none_is_left_out(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_request_pages_are_complete(gateway: Gateway, fleet: FakeTelemetry) -> None:
     seen: list[str] = []
     before = ""
     while True:
@@ -51,7 +51,7 @@ def test_requests_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert slow and all(row["ended_us"] - row["created_us"] >= 1_500_000 for row in slow)
 
 
-def test_a_story_has_its_words_and_its_sound(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_request_detail_has_texts_and_audio(gateway: Gateway, fleet: FakeTelemetry) -> None:
     request = fleet.rows[-1].id
     story = gateway.http.get(f"/v1/fleet/requests/{request}").json()
     assert story["prompt"] and story["answer"] and story["marks"][0]["what"] == "submitted" and story["heard"]["underruns"] == 1
@@ -64,14 +64,14 @@ def test_a_story_has_its_words_and_its_sound(gateway: Gateway, fleet: FakeTeleme
     assert {"thinker", "talker", "code2wav"} <= {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
 
 
-def test_a_request_is_sent_again_under_a_new_id(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_retry_submits_request_under_new_id(gateway: Gateway, fleet: FakeTelemetry) -> None:
     request = fleet.rows[-1].id
     answer = gateway.http.post(f"/v1/fleet/requests/{request}/retry")
     assert answer.status_code == 201 and answer.json()["retry_of"] == request != answer.json()["id"]
     assert fleet.retried == [request]
 
 
-def test_a_worker_takes_orders(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_worker_order_is_sent(gateway: Gateway, fleet: FakeTelemetry) -> None:
     worker = fleet.worker_list[0].id
     for order, state in (("drain", "draining"), ("drain", "draining"), ("resume", "ready"), ("stop", "leaving")):
         assert gateway.http.post(f"/v1/fleet/workers/{worker}/{order}").json()["order"] == order
@@ -83,14 +83,14 @@ def test_a_worker_takes_orders(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert [view["state"] for view in gateway.http.get("/v1/fleet/workers").json()["gone"]] == ["died"]
 
 
-def test_a_worker_is_asked_where_its_threads_are(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_dump_order_logs_stack_traces(gateway: Gateway, fleet: FakeTelemetry) -> None:
     worker = fleet.worker_list[0]
     assert gateway.http.post(f"/v1/fleet/workers/{worker.id}/dump").json()["order"] == "dump"
     assert fleet.orders == [(worker.id, "dump")] and fleet.worker_list[0].state == worker.state
     assert refusal(gateway, "POST", "/v1/fleet/workers/nobody/dump") == (404, "not_found", "worker_id")
 
 
-def test_a_task_is_taken_back_only_as_it_was_seen(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_redeliver_with_other_epoch_is_refused(gateway: Gateway, fleet: FakeTelemetry) -> None:
     story = next(story for story in fleet.traces.values() if story.state == "running")
     task = story.tasks[0]
     path = f"/v1/fleet/requests/{story.id}/tasks/{task.stage}/redeliver"
@@ -103,7 +103,7 @@ def test_a_task_is_taken_back_only_as_it_was_seen(gateway: Gateway, fleet: FakeT
     assert refusal(gateway, "POST", f"/v1/fleet/requests/req-0/tasks/{task.stage}/redeliver") == (404, "not_found", "request_id")
 
 
-def test_queues_transfers_and_series_are_told(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_queues_transfers_and_series_are_listed(gateway: Gateway, fleet: FakeTelemetry) -> None:
     queues = gateway.http.get("/v1/fleet/queues").json()["data"]
     assert [queue["role"] for queue in queues] == ["thinker", "talker", "code2wav"] and queues[0]["pending"][0]["age_s"] == 1.7
     transfers = gateway.http.get("/v1/fleet/transfers").json()
@@ -112,14 +112,14 @@ def test_queues_transfers_and_series_are_told(gateway: Gateway, fleet: FakeTelem
     assert len(points) == 180 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {5_000_000}
 
 
-def test_dead_letters_are_sent_again_or_dropped(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_dead_letter_is_retried_or_deleted(gateway: Gateway, fleet: FakeTelemetry) -> None:
     (letter,) = gateway.http.get("/v1/fleet/dead-letters").json()["data"]
     assert HOSTILE in letter["why"]
     assert gateway.http.post(f"/v1/fleet/dead-letters/{letter['id']}/retry").status_code == 201
     assert refusal(gateway, "DELETE", f"/v1/fleet/dead-letters/{letter['id']}") == (404, "not_found", "request_id")
 
 
-def test_logs_are_searched(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_logs_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
     page = gateway.http.get("/v1/fleet/logs", params={"level": "warning", "q": "LINE", "limit": 5}).json()
     assert len(page["data"]) == 5 and page["dropped"] == 7
     assert all(line["level"] in ("warning", "error") and "line" in line["message"] for line in page["data"])
@@ -175,12 +175,12 @@ def test_body_nested_too_deeply_is_refused(gateway: Gateway, path: str) -> None:
             assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", answer.text
 
 
-def test_job_arguments_as_list_are_refused_with_the_new_form(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_job_arguments_as_list_are_refused_with_example(gateway: Gateway, fleet: FakeTelemetry) -> None:
     refused = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--requests", "20"]})
     assert '"arguments": {"measure": "scale"' in refused.json()["error"]["message"]
 
 
-def test_job_file_is_served_by_its_fixed_name_only(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_job_file_is_served_by_known_name_only(gateway: Gateway, fleet: FakeTelemetry) -> None:
     served = gateway.http.get("/v1/fleet/jobs/job-1/files/report.json")
     assert served.status_code == 200 and served.headers["content-type"] == "application/json"
     assert gateway.http.get("/v1/fleet/jobs/job-1/files/report.png").headers["content-type"] == "image/png"
@@ -195,7 +195,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_redis_away_is_a_503(gateway: Gateway, fleet: FakeTelemetry, path: str) -> None:
+def test_unreachable_redis_is_answered_503(gateway: Gateway, fleet: FakeTelemetry, path: str) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     assert refusal(gateway, "GET", f"/v1/fleet/{path}")[:2] == (503, "redis_unreachable")
 
@@ -207,7 +207,7 @@ NAMES = st.sampled_from(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(["requests", "logs"]), st.dictionaries(NAMES, st.text(max_size=30)))
-def test_any_query_is_answered_or_refused_by_name(
+def test_arbitrary_query_is_answered_or_refused_by_parameter(
     gateway: Gateway, fleet: FakeTelemetry, path: str, query: dict[str, str]
 ) -> None:
     answer = gateway.http.get(f"/v1/fleet/{path}", params=query)

@@ -1,4 +1,4 @@
-"""Who may change the fleet: the key, the cookie with its token, pages of this origin; and nobody where a gateway only shows."""
+"""Access rules: key, cookie with CSRF token, origin, host; and the read-only gateway."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def locked(serve_with: Callable[[str | None], Gateway]) -> Gateway:
 
 @pytest.fixture
 def browser(locked: Gateway) -> Iterator[httpx.Client]:
-    """Logged in, as a browser is."""
+    """A logged-in browser."""
     with httpx.Client(base_url=locked.url, headers={"origin": locked.url}) as client:
         assert client.post("/console/login", data={"key": KEY}).status_code == 303
         yield client
@@ -49,7 +49,7 @@ def order(gateway: Gateway) -> str:
     return ORDER.format(gateway.client.telemetry.worker_list[0].id)
 
 
-def test_a_logged_in_page_must_send_its_token(locked: Gateway, browser: httpx.Client) -> None:
+def test_change_by_logged_in_page_needs_csrf_token(locked: Gateway, browser: httpx.Client) -> None:
     assert browser.get("/v1/fleet/workers").status_code == 200
     for headers in ({}, {CSRF_HEADER: "wrong"}, {CSRF_HEADER: browser.cookies[COOKIE]}):
         answer = browser.post(order(locked), headers=headers)
@@ -59,7 +59,7 @@ def test_a_logged_in_page_must_send_its_token(locked: Gateway, browser: httpx.Cl
     assert [given for _, given in locked.client.telemetry.orders] == ["drain"]
 
 
-def test_another_sites_page_changes_nothing_even_with_cookie_and_token(locked: Gateway, browser: httpx.Client) -> None:
+def test_cross_site_change_is_refused_despite_cookie_and_token(locked: Gateway, browser: httpx.Client) -> None:
     token = {CSRF_HEADER: csrf_of(browser)}
     for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
         answer = browser.post(order(locked), headers={**token, **headers})
@@ -67,13 +67,13 @@ def test_another_sites_page_changes_nothing_even_with_cookie_and_token(locked: G
     assert not locked.client.telemetry.orders
 
 
-def test_a_program_with_the_key_needs_neither_origin_nor_token(locked: Gateway) -> None:
+def test_program_with_key_needs_no_origin_or_token(locked: Gateway) -> None:
     for headers in ({}, {"origin": "http://elsewhere.example"}):
         answer = locked.http.post(order(locked), headers={"authorization": f"Bearer {KEY}", **headers})
         assert answer.status_code == 200
 
 
-def test_without_a_key_the_origin_alone_decides(gateway: Gateway) -> None:
+def test_change_without_key_depends_on_origin(gateway: Gateway) -> None:
     fill(gateway)
     refused = gateway.http.post(order(gateway), headers={"origin": "http://evil.example"})
     assert refused.status_code == 403 and not gateway.client.telemetry.orders
@@ -82,7 +82,7 @@ def test_without_a_key_the_origin_alone_decides(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
-def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway, browser: httpx.Client, path: str) -> None:
+def test_cross_site_websocket_is_refused_despite_cookie(locked: Gateway, browser: httpx.Client, path: str) -> None:
     cookie = {"cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
 
     async def open_socket(origin: str) -> None:
@@ -94,7 +94,7 @@ def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway,
     assert refusal.close_code == 3000 and refusal.error["code"] == "cross_site_request"
 
 
-def test_a_gateway_that_only_shows_refuses_every_change_and_still_answers(loaded: Loaded) -> None:
+def test_read_only_gateway_refuses_changes_and_answers_requests(loaded: Loaded) -> None:
     with serving(read_only(loaded)) as gateway:
         fill(gateway)
         request = gateway.client.telemetry.rows[0].id
@@ -115,7 +115,7 @@ def test_a_gateway_that_only_shows_refuses_every_change_and_still_answers(loaded
         assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_the_login_leads_back_to_the_page_that_was_wanted(locked: Gateway) -> None:
+def test_login_redirects_to_requested_page(locked: Gateway) -> None:
     html = {"accept": "text/html"}
     answer = locked.http.get("/requests/req-1", headers=html)
     assert answer.status_code == 303 and answer.headers["location"] == "/console/login?next=/requests/req-1"
@@ -128,14 +128,14 @@ def test_the_login_leads_back_to_the_page_that_was_wanted(locked: Gateway) -> No
         assert locked.http.get(path, headers={**html, "cookie": ""}).status_code == 401, path
 
 
-def test_logging_out_forgets_the_cookie(browser: httpx.Client) -> None:
+def test_logout_deletes_cookie(browser: httpx.Client) -> None:
     assert browser.get("/overview").status_code == 200
     assert browser.post("/console/logout").headers["location"] == "/console/login"
     assert not browser.cookies and browser.get("/v1/fleet/workers").status_code == 401
 
 
 @given(st.text(max_size=30))
-def test_nobody_is_led_to_another_site(given_next: str) -> None:
+def test_login_never_redirects_to_another_site(given_next: str) -> None:
     path = keep_local_path(given_next)
     assert path in ("", given_next)
     if path:
@@ -145,7 +145,7 @@ def test_nobody_is_led_to_another_site(given_next: str) -> None:
 @pytest.mark.parametrize(
     "given_next", ["//evil.example", "/\\evil.example", "http://evil.example", "javascript:alert(1)", "/\t/evil"]
 )
-def test_known_ways_to_another_site_are_closed(given_next: str) -> None:
+def test_known_open_redirects_are_refused(given_next: str) -> None:
     assert keep_local_path(given_next) == ""
 
 
@@ -153,7 +153,7 @@ REBOUND = "attacker.example:8000"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/v1/fleet/requests"])
-def test_a_name_that_was_made_to_lead_here_is_not_answered(gateway: Gateway, path: str) -> None:
+def test_rebound_host_is_refused(gateway: Gateway, path: str) -> None:
     answer = gateway.http.get(path, headers={"host": REBOUND, "origin": f"http://{REBOUND}"})
     error = answer.json()["error"]
     assert answer.status_code == 421 and error["code"] == "host_not_allowed"
@@ -161,7 +161,7 @@ def test_a_name_that_was_made_to_lead_here_is_not_answered(gateway: Gateway, pat
 
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
-def test_nor_are_its_sockets(gateway: Gateway, path: str) -> None:
+def test_websocket_of_rebound_host_is_refused(gateway: Gateway, path: str) -> None:
     host, port = "127.0.0.1", int(gateway.url.rpartition(":")[2])
     rebound = replace(gateway, url=f"http://{REBOUND}")
     refusal = asyncio.run(refusal_of(rebound, path, host=host, port=port))
@@ -172,11 +172,11 @@ def test_nor_are_its_sockets(gateway: Gateway, path: str) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9", "fleet.localhost", "LOCALHOST."]
 )
-def test_loopback_is_known_by_all_its_names(gateway: Gateway, host: str) -> None:
+def test_all_names_of_loopback_are_accepted(gateway: Gateway, host: str) -> None:
     assert gateway.http.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
+def test_any_host_is_accepted_with_key(locked: Gateway) -> None:
     answer = locked.http.get("/v1/models", headers={"host": REBOUND, "authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
 
@@ -194,5 +194,5 @@ def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
         (WebConfig(), False, None, True),
     ],
 )
-def test_which_names_are_answered(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
+def test_host_is_checked_by_configuration(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
     assert (AllowedHosts(web, has_key=has_key).find_refusal(host) is None) is allowed

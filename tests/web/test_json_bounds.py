@@ -1,4 +1,4 @@
-"""The scan of a JSON text counts what a parser would make of it, wherever its pieces are cut."""
+"""The scan of a JSON text counts like a parser, for any split into pieces."""
 
 import json
 from typing import cast
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 
 def separators(value: object) -> int:
-    """Commas and opening brackets of its JSON, without those in strings."""
+    """Count commas and opening brackets outside of strings."""
     if isinstance(value, dict):
         inner = list(cast("dict[str, object]", value).values())
     elif isinstance(value, list):
@@ -40,7 +40,7 @@ def is_within(raw: bytes, max_values: int) -> bool:
 
 @given(VALUES, st.booleans(), st.integers(1, 9))
 @example(["\\", '"', "a,b"], False, 3)
-def test_values_are_counted_as_a_parser_counts_them(value: object, escaped: bool, piece_bytes: int) -> None:
+def test_json_values_are_counted_as_by_parser(value: object, escaped: bool, piece_bytes: int) -> None:
     raw = json.dumps(value, ensure_ascii=escaped).encode()
     num = separators(value)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Spoken answers that begin with silence: at most 60 ms of it is sent, the same at every gateway, and everything else is kept."""
+"""Trimming of leading silence: at most 60 ms is sent, the same at every gateway."""
 
 import base64
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format":
 
 @pytest.fixture(scope="module")
 def keeping(loaded: Loaded, shared_gateway: Gateway) -> Iterator[Gateway]:
-    """A second gateway, which keeps all silence of the requests that are sent to it."""
+    """A second gateway without the limit."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     other = Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
     with serving(other, client=shared_gateway.client) as gateway:
@@ -32,7 +32,7 @@ def speech(gateway: Gateway, text: str = "Hello there.") -> bytes:
     return gateway.http.post("/v1/audio/speech", json=body).content
 
 
-def test_leading_silence_is_shortened_in_every_spoken_answer(gateway: Gateway) -> None:
+def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: Gateway) -> None:
     gateway.client.script = SCRIPT
     whole = gateway.create(**SPOKEN)
     audio = whole.choices[0].message.audio
@@ -43,12 +43,12 @@ def test_leading_silence_is_shortened_in_every_spoken_answer(gateway: Gateway) -
     assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), "what was made is counted"
 
 
-def test_leading_silence_is_kept_where_no_bound_is_set(gateway: Gateway, keeping: Gateway) -> None:
+def test_leading_silence_is_not_trimmed_without_limit(gateway: Gateway, keeping: Gateway) -> None:
     gateway.client.script = SCRIPT
     assert told(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
 
 
-def test_resumed_answer_has_the_same_sound_at_a_gateway_with_another_bound(gateway: Gateway, keeping: Gateway) -> None:
+def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: Gateway, keeping: Gateway) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     path = f"/v1/fleet/requests/{request}/stream"
@@ -61,7 +61,7 @@ def test_resumed_answer_has_the_same_sound_at_a_gateway_with_another_bound(gatew
         assert told(whole[: kept + 1])[1] + told(rest)[1] == SENT, last_id
 
 
-def test_answer_of_silence_alone_ends_after_a_moment_of_it(gateway: Gateway) -> None:
+def test_silent_answer_is_trimmed(gateway: Gateway) -> None:
     gateway.client.script = Script(lead_samples=3 * RATE_HZ, num_samples=0)
     answer = gateway.create(**SPOKEN)
     audio = answer.choices[0].message.audio
@@ -69,14 +69,14 @@ def test_answer_of_silence_alone_ends_after_a_moment_of_it(gateway: Gateway) -> 
     assert speech(gateway) == bytes(2 * KEPT)
 
 
-def test_pauses_between_the_pieces_of_a_long_speech_stay(gateway: Gateway) -> None:
+def test_pauses_between_speech_pieces_are_not_trimmed(gateway: Gateway) -> None:
     gateway.client.script = SCRIPT
     sound = speech(gateway, "The first sentence is here. And then comes another one! " * 4)
     num_pieces = len(gateway.client.submitted)
     assert num_pieces > 1 and sound == SENT + WHOLE * (num_pieces - 1)
 
 
-def test_request_audio_holds_all_that_was_made(gateway: Gateway) -> None:
+def test_request_audio_is_not_trimmed(gateway: Gateway) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     spec = next(spec for spec, _ in gateway.client.submitted if spec.id == request)

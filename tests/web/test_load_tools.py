@@ -1,4 +1,4 @@
-"""Streams as load tools read them: each reader restates how one of them takes a stream apart.
+"""Streams as load tools read them: each reader replicates the parser of one tool.
 
 Sources: vllm 0.11 benchmarks/lib/endpoint_request_func.py, vllm-omni benchmarks/patch/patch.py, sglang bench_serving.py, llmperf
 openai_chat_completions_client.py.
@@ -37,7 +37,7 @@ class Measured:
 
 
 def pieces_of(gateway: Gateway, **fields: object) -> list[bytes]:
-    """A stream as it comes from the socket."""
+    """Read a stream from the socket, in pieces."""
     body = {"model": "omni", "messages": HELLO, "stream": True, **fields}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
@@ -45,7 +45,7 @@ def pieces_of(gateway: Gateway, **fields: object) -> list[bytes]:
 
 
 def by_message(pieces: Iterable[bytes], *, strips: bool) -> Iterator[str]:
-    """Messages end at a blank line, or where the rest is whole JSON. `strips`: each piece loses the white space at its ends."""
+    """Messages end at a blank line, or when the rest is valid JSON. `strips`: each piece is stripped of white space."""
     rest = ""
     for piece in pieces:
         rest += (piece.strip() if strips else piece).decode()
@@ -65,7 +65,7 @@ def is_whole(text: str) -> bool:
 
 
 def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Decode one event as all of the tools do: remove the prefix, then parse JSON."""
+    """Decode one event like all tools: remove the prefix, parse JSON."""
     for message in messages:
         payload = message.removeprefix("data: ")
         if payload != "[DONE]" and not message.startswith(":"):
@@ -73,7 +73,7 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def vllm(pieces: list[bytes]) -> Measured:
-    """Every event with a choice counts, the first as the first token; usage is looked for only in events without."""
+    """Every event with a choice counts, the first as the first token; usage is read only from events without."""
     measured = Measured()
     for data in events(by_message(pieces, strips=True)):
         measured.chunks.append(data)
@@ -108,7 +108,7 @@ def vllm_omni(pieces: list[bytes]) -> Measured:
 
 
 def by_line(pieces: list[bytes]) -> Measured:
-    """SGLang's and llmperf's: every line that is not empty is an event."""
+    """SGLang and llmperf: every non-empty line is an event."""
     measured = Measured()
     lines = [line.strip().decode() for line in b"".join(pieces).split(b"\n")]
     for line in filter(None, lines):
@@ -124,7 +124,7 @@ def by_line(pieces: list[bytes]) -> Measured:
 
 @pytest.mark.parametrize("fields", [{}, SPOKEN], ids=["text", "spoken"])
 @pytest.mark.parametrize("tool", [vllm, by_line], ids=lambda tool: tool.__name__)
-def test_load_tool_reads_a_whole_stream(
+def test_load_tool_reads_complete_stream(
     gateway: Gateway, tool: Callable[[list[bytes]], Measured], fields: dict[str, object]
 ) -> None:
     fields = {**fields, "temperature": 0.0, "ignore_eos": True, "top_k": -1, "min_tokens": 1, "repetition_penalty": 1.0}
@@ -160,7 +160,7 @@ def test_load_tool_reads_a_stream_with_pauses(
     assert tool(pieces).text == "Hello there."
 
 
-def test_event_ids_are_sent_only_where_they_are_asked_for(gateway: Gateway) -> None:
+def test_event_ids_are_sent_only_on_request(gateway: Gateway) -> None:
     plain = b"".join(pieces_of(gateway, **SPOKEN)).decode()
     assert all(line == "" or line.startswith("data: ") for line in plain.split("\n"))
     asked = b"".join(pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": True})).decode()

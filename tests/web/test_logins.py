@@ -1,4 +1,4 @@
-"""Logins of the console: random, ended by logging out, unknown under another key, and refused clearly while Redis is away."""
+"""Logins of the console: random tokens, logout, other keys, unreachable Redis."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ def locked(loaded: Loaded) -> Iterator[Gateway]:
 
 @pytest.fixture
 def gateway(locked: Gateway) -> Iterator[Gateway]:
-    """A gateway with a key, whose control plane answers again afterwards."""
+    """A gateway with a key; its control plane is reachable again afterwards."""
     yield locked
     locked.client.unreachable = None
     locked.client.telemetry.orders.clear()
@@ -63,7 +63,7 @@ def log_out(gateway: Gateway, cookie: str) -> httpx.Response:
     return httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{COOKIE}={cookie}", **BROWSER})
 
 
-def test_cookie_is_another_at_each_login_and_ends_with_its_logout(gateway: Gateway) -> None:
+def test_each_login_has_new_cookie_until_logout(gateway: Gateway) -> None:
     first, second = log_in(gateway), log_in(gateway)
     assert first != second and len(first) >= 43
     assert get(gateway, FLEET, first).status_code == get(gateway, FLEET, second).status_code == 200
@@ -73,7 +73,7 @@ def test_cookie_is_another_at_each_login_and_ends_with_its_logout(gateway: Gatew
 
 
 @pytest.mark.parametrize("path", ["/console/live/overview", "/console/events", "/console/live/logs"])
-def test_stream_of_a_page_ends_with_its_login(gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_stream_ends_with_login(gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.http.sse.PING_S", 0.05)
     login, other = log_in(gateway), log_in(gateway)
     with httpx.stream("GET", gateway.url + path, headers={"cookie": f"{COOKIE}={login}"}) as stream:
@@ -100,7 +100,7 @@ def test_control_plane_never_holds_a_cookie(gateway: Gateway) -> None:
     assert kept and cookie not in kept
 
 
-def test_login_ends_the_one_that_the_browser_had_and_takes_no_given_value(gateway: Gateway) -> None:
+def test_login_replaces_previous_login_and_ignores_sent_cookie(gateway: Gateway) -> None:
     planted = "x" * 43
     assert log_in(gateway, cookie=planted) != planted and get(gateway, FLEET, planted).status_code == 401
     former = log_in(gateway)
@@ -108,7 +108,7 @@ def test_login_ends_the_one_that_the_browser_had_and_takes_no_given_value(gatewa
     assert get(gateway, FLEET, former).status_code == 401
 
 
-def test_login_is_known_to_every_gateway_of_the_same_key_only(gateway: Gateway, loaded: Loaded) -> None:
+def test_login_is_valid_at_gateways_with_same_key_only(gateway: Gateway, loaded: Loaded) -> None:
     cookie = log_in(gateway)
     with ExitStack() as gateways:
         second = gateways.enter_context(serving(loaded, KEY, gateway.client))
@@ -119,7 +119,7 @@ def test_login_is_known_to_every_gateway_of_the_same_key_only(gateway: Gateway, 
         assert get(second, FLEET, cookie).status_code == 401
 
 
-def test_csrf_token_is_worth_nothing_in_another_login(gateway: Gateway) -> None:
+def test_csrf_token_of_another_login_is_refused(gateway: Gateway) -> None:
     first, second = log_in(gateway), log_in(gateway)
     order = f"/v1/fleet/workers/{gateway.client.telemetry.worker_list[0].id}/drain"
     for token, status in ((csrf_of(gateway, second), 403), ("", 403), (first, 403), (csrf_of(gateway, first), 200)):
@@ -128,7 +128,7 @@ def test_csrf_token_is_worth_nothing_in_another_login(gateway: Gateway) -> None:
     assert len(gateway.client.telemetry.orders) == 1
 
 
-def test_pages_without_redis_are_refused_clearly_and_not_sent_to_the_login(gateway: Gateway) -> None:
+def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: Gateway) -> None:
     cookie = log_in(gateway)
     gateway.client.unreachable = RedisUnreachable("Redis does not answer (connecting to 10.1.2.3:6379)")
     page = get(gateway, "/overview", cookie, **BROWSER)
@@ -148,7 +148,7 @@ def test_pages_without_redis_are_refused_clearly_and_not_sent_to_the_login(gatew
     assert get(gateway, "/overview", cookie, **BROWSER).status_code == 200
 
 
-def test_cookie_is_for_this_host_and_its_scripts_cannot_read_it(gateway: Gateway) -> None:
+def test_cookie_is_host_only_and_http_only(gateway: Gateway) -> None:
     def flags_of(answer: httpx.Response) -> set[str]:
         return {flag.strip().lower() for flag in answer.headers["set-cookie"].split(";")[1:]}
 
@@ -171,7 +171,7 @@ def test_login_form_is_bounded(gateway: Gateway) -> None:
     assert answer.status_code == 413
 
 
-def test_fleet_without_a_key_needs_no_login(loaded: Loaded) -> None:
+def test_gateway_without_key_needs_no_login(loaded: Loaded) -> None:
     with serving(loaded) as keyless:
         assert keyless.http.get("/console/login").headers["location"] == "/"
         page = keyless.http.get("/overview")
@@ -185,7 +185,7 @@ class Clock:
         return self.now
 
 
-async def test_positive_lookup_is_cached_for_seconds_and_forgotten_at_logout() -> None:
+async def test_valid_login_is_cached_until_logout() -> None:
     store, clock = FakeLogins(), Clock()
     here, there = Logins(store, KEY, clock), Logins(store, KEY, clock)
     token = await here.begin()
@@ -196,7 +196,7 @@ async def test_positive_lookup_is_cached_for_seconds_and_forgotten_at_logout() -
     assert CACHE_S <= 5 and not await there.is_valid(token)
 
 
-async def test_lookup_under_way_during_a_logout_is_not_cached() -> None:
+async def test_lookup_concurrent_with_logout_is_not_cached() -> None:
     store = FakeLogins()
     logins = Logins(store, KEY)
     token = await logins.begin()
@@ -209,7 +209,7 @@ async def test_lookup_under_way_during_a_logout_is_not_cached() -> None:
     assert not await logins.is_valid(token)
 
 
-async def test_cache_of_lookups_is_bounded() -> None:
+async def test_login_cache_is_bounded() -> None:
     store = FakeLogins()
     logins = Logins(store, KEY)
     tokens = [await logins.begin() for _ in range(MAX_CACHED + 1)]
@@ -241,5 +241,5 @@ async def _is(value: object) -> bool:
 
 
 @pytest.mark.parametrize("token", ["", "x", "é", "x" * 100_000])
-async def test_value_that_is_no_token_is_unknown(token: str) -> None:
+async def test_invalid_token_is_refused(token: str) -> None:
     assert not await Logins(FakeLogins(), KEY).is_valid(token)

@@ -1,4 +1,4 @@
-"""Large inputs are read in one thread while the event loop serves others, with work and memory in proportion to their length."""
+"""Large inputs are parsed in one thread, in linear time and memory, while the event loop serves others."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_B
         ("/v1/realtime/client_secrets", {"note": "x" * INLINE_BYTES}),
     ],
 )
-def test_large_body_is_read_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
+def test_large_body_is_parsed_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
     begun, release = threading.Event(), threading.Event()
 
     def hold_the_thread() -> None:
@@ -66,7 +66,7 @@ def num_calls(work: Callable[[], object]) -> int:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that Python's objects took while `work` ran."""
+    """Return the peak memory of Python objects during `work`."""
     tracemalloc.start()
     try:
         work()
@@ -98,18 +98,18 @@ def test_long_name_and_value_of_an_unknown_field_are_not_searched() -> None:
     [{"text": "x" * 8_000_000}, {"list": ["x" * 100] * 60_000}, {"numbers": [10**4_000] * 500}],
     ids=["text", "list", "numbers"],
 )
-def test_body_that_is_too_long_to_keep_is_not_copied(field: dict[str, object]) -> None:
+def test_too_large_body_is_not_stored(field: dict[str, object]) -> None:
     body = parse_chat(chat(metadata=field))
     assert stored_body(body) == "" and peak_bytes(lambda: stored_body(body)) < 1_000_000
 
 
-def test_short_body_is_kept() -> None:
+def test_small_body_is_stored() -> None:
     kept = json.loads(stored_body(parse_chat(chat(metadata={"text": "x", "number": 10**30}))))
     assert kept["metadata"] == {"text": "x", "number": 10**30}
 
 
-def test_inputs_are_read_one_after_another_in_one_thread() -> None:
-    """Otherwise several would be expanded in memory at a time."""
+def test_large_inputs_are_parsed_sequentially_in_one_thread() -> None:
+    """Otherwise several inputs would be expanded in memory together."""
     names: list[str] = []
 
     async def read_many() -> None:

@@ -1,4 +1,4 @@
-"""The API's own description: it names every route, and whatever can be made of it is answered without a 5xx."""
+"""The OpenAPI document: it has every route, and requests generated from it cause no 5xx."""
 
 from typing import Any, cast
 
@@ -15,11 +15,11 @@ from web.app import create_app
 from web.openapi import OPERATIONS, Operation, document
 
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-"""The rest are pages for people."""
+"""Prefixes of the API; other routes are pages."""
 MODEL = "omni"
 
 
-def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
+def test_every_api_route_has_operation(loaded: Loaded) -> None:
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, None)
@@ -33,7 +33,7 @@ def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
     assert {(op.method, op.path) for op in OPERATIONS} == served
 
 
-def test_the_document_is_served_and_each_reference_in_it_leads_somewhere(gateway: Gateway) -> None:
+def test_document_is_served_and_its_references_resolve(gateway: Gateway) -> None:
     served = gateway.http.get("/openapi.json").json()
     assert served == msgspec.json.decode(msgspec.json.encode(document(MODEL)))
     schemas = served["components"]["schemas"]
@@ -59,8 +59,8 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
 
 
 @pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
-def test_whatever_is_made_of_the_description_is_no_fault_of_ours(gateway: Gateway, operation: Operation, mode: str) -> None:
-    """Requests as the document allows them, and, where there is anything to say wrong, as it does not."""
+def test_requests_generated_from_document_cause_no_server_error(gateway: Gateway, operation: Operation, mode: str) -> None:
+    """Valid requests by the document, and invalid ones where possible."""
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))
     cases = schema[operation.path][operation.method].as_strategy(generation_mode=schemathesis.GenerationMode[mode])

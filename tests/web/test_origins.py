@@ -1,4 +1,4 @@
-"""Pages of other origins: which may call the API, with what headers, and what stays closed to all of them."""
+"""Cross-origin use of the API: allowed origins, headers, and the closed console."""
 
 import asyncio
 import json
@@ -68,13 +68,13 @@ def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(gatew
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_refused_origin_is_shown_in_quotes_and_cut() -> None:
+def test_refused_origin_is_quoted_and_truncated() -> None:
     assert "'http://evil\\x1b[31m'" in not_listed("http://evil\x1b[31m")
     assert len(not_listed("x" * 5_000)) < 200
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "put", "X" * 5_000])
-def test_preflight_of_a_method_that_no_route_takes_is_refused_as_the_api_refuses(open_to_app: Gateway, method: str) -> None:
+def test_preflight_of_unknown_method_is_refused_in_api_shape(open_to_app: Gateway, method: str) -> None:
     answer = preflight(open_to_app, APP, method=method)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error" and len(answer.content) < 500
@@ -108,7 +108,7 @@ def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app
     assert "access-control-allow-origin" not in open_to_app.http.get("/v1/models", headers={"origin": OTHER}).headers
 
 
-def test_console_cookie_is_worth_nothing_to_an_allowed_origin(locked: Gateway) -> None:
+def test_console_cookie_is_ignored_from_allowed_origin(locked: Gateway) -> None:
     login = httpx.post(f"{locked.url}/console/login", data={"key": KEY}).cookies[COOKIE]
     own_page = locked.http.get("/overview", headers={"cookie": f"{COOKIE}={login}"}).text
     cookie = {"cookie": f"{COOKIE}={login}", CSRF_HEADER: own_page.partition('data-csrf="')[2].partition('"')[0]}
@@ -121,7 +121,7 @@ def test_console_cookie_is_worth_nothing_to_an_allowed_origin(locked: Gateway) -
 
 
 @pytest.mark.parametrize("path", ["/", "/requests", "/static/console.css"])
-def test_console_stays_closed_to_allowed_origins(open_to_app: Gateway, path: str) -> None:
+def test_console_is_closed_to_allowed_origins(open_to_app: Gateway, path: str) -> None:
     assert "access-control-allow-origin" not in open_to_app.http.get(path, headers={"origin": APP}).headers
     assert preflight(open_to_app, APP, path).status_code in (404, 405)
     assert open_to_app.http.post("/console/login", data={"key": KEY}, headers={"origin": APP}).status_code == 403
@@ -132,14 +132,14 @@ async def first_event(gateway: Gateway, path: str, origin: str) -> str:
         return str(json.loads(await socket.recv())["type"])
 
 
-def test_voice_sockets_open_for_pages_of_allowed_origins(open_to_app: Gateway) -> None:
+def test_voice_websocket_opens_for_allowed_origin(open_to_app: Gateway) -> None:
     assert asyncio.run(first_event(open_to_app, "/v1/realtime", APP)) == "session.created"
     for path, origin in (("/v1/realtime", OTHER), ("/console/ws", APP)):
         refused = asyncio.run(refusal_of(open_to_app, path, origin=Origin(origin)))
         assert refused.close_code == 3000 and "web.allowed_origins" in refused.error["message"]
 
 
-def test_name_that_was_rebound_is_refused_to_allowed_origins_too(open_to_app: Gateway) -> None:
+def test_rebound_host_is_refused_for_allowed_origins(open_to_app: Gateway) -> None:
     answer = open_to_app.http.post(CHAT, json=BODY, headers={"origin": APP, "host": "attacker.example"})
     assert answer.status_code == 421 and "web.allowed_hosts" in answer.json()["error"]["message"]
 

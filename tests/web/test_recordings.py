@@ -1,4 +1,4 @@
-"""Files of browsers, of phones and of the server itself, sent back to it through each route that takes audio."""
+"""Audio files of browsers, phones and the server itself, on each route with audio input."""
 
 import base64
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ NAMES = (None, "", "WAV", "wave", " wav ", ".wav", "audio/wav", "AUDIO/X-WAV", "
 
 
 @pytest.mark.parametrize("kind", [*NAMES, "audio/mpeg", "audio/ogg;codecs=opus", "audio/x-m4a", "audio/x-flac", "audio/vnd.wave"])
-def test_name_of_a_format_is_accepted_as_clients_write_it(gateway: Gateway, kind: str | None) -> None:
+def test_format_name_variants_are_accepted(gateway: Gateway, kind: str | None) -> None:
     assert ask(gateway, input_audio(encode_whole(bytes(2 * RATE_HZ), RATE_HZ, "wav"), kind)).status_code == 200
 
 
@@ -74,12 +74,12 @@ def test_scheme_of_a_data_url_is_accepted_in_any_case(gateway: Gateway, scheme: 
 
 
 @pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcm;rate=16000", "PCM16", "audio/L16"])
-def test_format_of_samples_without_a_header_is_refused_in_any_spelling(gateway: Gateway, kind: str) -> None:
+def test_headerless_format_is_refused(gateway: Gateway, kind: str) -> None:
     error = error_of(ask(gateway, input_audio(bytes(3_200), kind)))
     assert error["param"] == "messages[0].content[0].input_audio.format"
 
 
-def test_format_that_has_no_container_is_refused(gateway: Gateway) -> None:
+def test_unknown_format_is_refused(gateway: Gateway) -> None:
     answer = ask(gateway, input_audio(bytes(3_200), "pcm16"))
     error = error_of(answer)
     assert error["param"] == "messages[0].content[0].input_audio.format" and "'wav'" in str(error["message"])

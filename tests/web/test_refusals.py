@@ -1,4 +1,4 @@
-"""Unserved features are refused with one code and with advice for a person at a chat page; content is never ignored."""
+"""Unserved features are refused with one code and with advice for users of a chat page; content is never ignored."""
 
 from typing import Any
 
@@ -58,20 +58,20 @@ CONTENT: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), CONTENT, ids=[param for _, param in CONTENT])
-def test_field_that_carries_content_is_refused_in_a_chat(gateway: Gateway, fields: dict[str, object], param: str) -> None:
+def test_unknown_content_field_is_refused_in_chat(gateway: Gateway, fields: dict[str, object], param: str) -> None:
     assert refusal(chat(gateway, **fields))["param"] == param
     assert not gateway.client.submitted
 
 
 @pytest.mark.parametrize("empty", [None, "", [], {}, [""], [{}]])
-def test_empty_content_field_is_no_content(gateway: Gateway, empty: object) -> None:
+def test_empty_content_field_is_ignored(gateway: Gateway, empty: object) -> None:
     names = ("images", "audios", "ref_audio", "prompt", "files")
     fields = {**dict.fromkeys(names, empty), **message(images=empty, attachments=empty)}
     assert chat(gateway, **fields).status_code == 200
 
 
-def test_setting_is_ignored_and_named(gateway: Gateway) -> None:
-    """Names that other servers and clients send, with values of no content."""
+def test_unknown_setting_is_ignored_and_reported(gateway: Gateway) -> None:
+    """Names that other servers and clients use, with values without content."""
     settings: dict[str, object] = {
         **{"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2},
         **{"image_aspect_ratio": "16:9", "image_model": "m", "audio_codec": "opus", "audio_output": "on", "document_id": "d"},
@@ -89,7 +89,7 @@ def test_setting_is_ignored_and_named(gateway: Gateway) -> None:
     ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
     + ["reference_voice", "clone_voice", "voice_clone"],
 )
-def test_field_that_carries_content_is_refused_in_a_speech(gateway: Gateway, name: str) -> None:
+def test_unknown_content_field_is_refused_in_speech(gateway: Gateway, name: str) -> None:
     said = {"model": "omni", "input": "hello", "response_format": "pcm"}
     assert refusal(gateway.http.post(SPEECH, json={**said, name: ["x"]}))["param"] == name
     answer = gateway.http.post(SPEECH, json={**said, name: None, "instructions": "gently", "task_type": "Base", "language": "en"})
@@ -118,16 +118,14 @@ def test_field_that_carries_content_is_refused_in_a_speech(gateway: Gateway, nam
         ({"logit_bias": {"5": 1}}, "logit_bias", "in the client"),
     ],
 )
-def test_what_other_models_serve_is_refused_with_advice(
-    gateway: Gateway, fields: dict[str, object], param: str, advice: str
-) -> None:
+def test_unserved_feature_is_refused_with_advice(gateway: Gateway, fields: dict[str, object], param: str, advice: str) -> None:
     error = refusal(chat(gateway, **fields))
     assert error["param"] == param and advice in error["message"]
     assert "leave it out" not in error["message"] and not gateway.client.submitted
 
 
 @pytest.mark.parametrize("fields", [message(role="robot"), part(type="smell", smell="x")])
-def test_role_or_part_that_no_api_has_is_a_mistake_that_names_those_served(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_unknown_role_or_part_is_refused_with_valid_ones(gateway: Gateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "invalid_value"
@@ -148,13 +146,13 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         {"functions": [{"name": "f"}], "function_call": "auto"},
     ],
 )
-def test_tools_that_may_be_called_are_ignored_and_named(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_optional_tools_are_ignored_and_reported(gateway: Gateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-fleet-ignored"] == ", ".join(sorted(fields))
 
 
-def test_no_tools_are_not_named_as_ignored(gateway: Gateway) -> None:
+def test_empty_tools_are_not_reported(gateway: Gateway) -> None:
     assert "x-fleet-ignored" not in chat(gateway, tools=[], functions=[], tool_choice=None).headers
 
 
@@ -177,7 +175,7 @@ def test_empty_tool_choice_is_absent(gateway: Gateway, name: str, empty: object)
         ("function_call", {"name": "f"}),
     ],
 )
-def test_tool_that_must_be_called_is_refused(gateway: Gateway, name: str, choice: object) -> None:
+def test_required_tool_is_refused(gateway: Gateway, name: str, choice: object) -> None:
     error = refusal(chat(gateway, tools=TOOLS, **{name: choice}))
     assert error["param"] == name and "calls no tools" in error["message"]
 
@@ -199,10 +197,10 @@ def test_tool_that_must_be_called_is_refused(gateway: Gateway, name: str, choice
         ("POST", "/api/chat", "Ollama"),
         ("POST", "//api//chat", "Ollama"),
         ("GET", "/v1//responses", "/v1/chat/completions"),
-        ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not kept under their ids"),
+        ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not stored under their ids"),
     ],
 )
-def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, method: str, path: str, advice: str) -> None:
+def test_unserved_route_is_refused_with_alternative(gateway: Gateway, method: str, path: str, advice: str) -> None:
     assert advice in refusal(gateway.http.request(method, gateway.url + path), 404)["message"]
 
 
@@ -240,18 +238,18 @@ def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, m
         ("GET", "/v1//models", "ends in a slash; let it be http://HOST:PORT/v1, for /v1/models"),
     ],
 )
-def test_unknown_route_says_where_the_api_is(gateway: Gateway, method: str, path: str, advice: str) -> None:
+def test_unknown_route_has_advice_on_base_url(gateway: Gateway, method: str, path: str, advice: str) -> None:
     answer = gateway.http.request(method, gateway.url + path)
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "not_found" and advice in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/static/files/x", "/api/config", "/v1beta/models/x:generateContent"])
-def test_path_of_no_api_gets_no_advice(gateway: Gateway, path: str) -> None:
+def test_path_outside_api_has_no_advice(gateway: Gateway, path: str) -> None:
     assert gateway.http.get(path).json()["error"]["message"] == f"GET {path}: no such route"
 
 
-def test_wrong_method_names_the_right_one(gateway: Gateway) -> None:
+def test_wrong_method_is_refused_with_allowed_one(gateway: Gateway) -> None:
     answer = gateway.http.get(CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert answer.json()["error"] == {
@@ -260,7 +258,7 @@ def test_wrong_method_names_the_right_one(gateway: Gateway) -> None:
     }  # fmt: skip
 
 
-def test_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(gateway: Gateway) -> None:
+def test_too_long_prompt_is_refused_with_openai_wording(gateway: Gateway) -> None:
     for text in ("word " * 3_000, "x" * 100_000):
         with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2000 tokens") as refused:
             gateway.create(messages=[{"role": "user", "content": text}])
@@ -285,7 +283,7 @@ LONG = "y" * 100_000
     ],
     ids=["model", "voice", "voice id", "part", "stage", "stage type", "stage field", "key", "unknown field"],
 )
-def test_long_name_is_cut_in_its_refusal(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_long_name_is_truncated_in_refusal(gateway: Gateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     message = answer.json()["error"]["message"]
     assert answer.status_code in (400, 404) and len(answer.content) < 1_000
@@ -293,6 +291,6 @@ def test_long_name_is_cut_in_its_refusal(gateway: Gateway, fields: dict[str, obj
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/", "/v1/fleet/requests/", "/v1/fleet/jobs/", "/v1/nothing/", "/"])
-def test_long_path_is_cut_in_its_refusal(gateway: Gateway, path: str) -> None:
+def test_long_path_is_truncated_in_refusal(gateway: Gateway, path: str) -> None:
     answer = gateway.http.get(path + LONG[:15_000])
     assert answer.status_code == 404 and len(answer.content) < 1_000

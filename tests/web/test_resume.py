@@ -1,4 +1,4 @@
-"""An answer whose gateway or connection was lost goes on from any event: together the parts are the undisturbed answer."""
+"""An answer resumes after any event, when its gateway or connection is lost, without loss or repetition."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def events(lines: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def told(found: list[tuple[str, dict[str, object]]]) -> tuple[str, bytes]:
-    """The transcript and the sound."""
+    """Return transcript and audio."""
     text, sound = "", b""
     for _, data in found:
         for choice in data.get("choices", []):  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def streamed(gateway: Gateway) -> tuple[str, list[tuple[str, dict[str, object]]]
     return response.headers["x-request-id"], events(response.text)
 
 
-def test_a_gateway_that_stops_says_where_its_answers_go_on(
+def test_stopping_gateway_ends_stream_with_resume_hint(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "GRACE_S", 0.2)
@@ -77,7 +77,7 @@ def test_a_gateway_that_stops_says_where_its_answers_go_on(
 
 
 @pytest.mark.parametrize("at", [1, 4, 9])
-def test_the_rest_follows_any_event(gateway: Gateway, at: int) -> None:
+def test_answer_resumes_after_any_event(gateway: Gateway, at: int) -> None:
     request, whole = streamed(gateway)
     last_id = [event_id for event_id, _ in whole[: at + 1] if event_id][-1]
     resumed = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
@@ -90,13 +90,13 @@ def test_the_rest_follows_any_event(gateway: Gateway, at: int) -> None:
     assert [event_id for event_id, _ in rest if event_id] == [event_id for event_id, _ in whole[kept + 1 :] if event_id]
 
 
-def test_without_an_id_the_whole_answer_is_told_again(gateway: Gateway) -> None:
+def test_resume_without_id_sends_complete_answer(gateway: Gateway) -> None:
     request, whole = streamed(gateway)
     again = events(gateway.http.get(f"/v1/fleet/requests/{request}/stream").text)
     assert told(again) == told(whole) and again[0] == whole[0]
 
 
-def test_an_answer_that_fails_after_it_was_taken_over_says_so(gateway: Gateway) -> None:
+def test_resumed_answer_reports_failure(gateway: Gateway) -> None:
     request, _ = streamed(gateway)
     gateway.client.script = Script(fail_at=2, failure=EngineError("it broke"))
     last = events(gateway.http.get(f"/v1/fleet/requests/{request}/stream").text)[-1]
@@ -104,18 +104,18 @@ def test_an_answer_that_fails_after_it_was_taken_over_says_so(gateway: Gateway) 
 
 
 @pytest.mark.parametrize("last_id", ["", "5", "x.2", "1.3", "-1.0", "1.2.3", "9" * 4301 + ".0"])
-def test_an_id_that_is_none_of_the_streams_is_refused(gateway: Gateway, last_id: str) -> None:
+def test_invalid_event_id_is_refused(gateway: Gateway, last_id: str) -> None:
     request, _ = streamed(gateway)
     refused = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "Last-Event-ID"
 
 
-def test_an_unknown_request_is_not_found(gateway: Gateway) -> None:
+def test_resume_of_unknown_request_is_not_found(gateway: Gateway) -> None:
     missing = gateway.http.get("/v1/fleet/requests/req-none/stream")
     assert missing.status_code == 404 and "req-none" in missing.json()["error"]["message"]
 
 
-def test_asking_for_its_headers_takes_an_answer_from_nobody(gateway: Gateway) -> None:
+def test_head_request_does_not_take_over_answer(gateway: Gateway) -> None:
     request, _ = streamed(gateway)
     answer = gateway.http.head(f"/v1/fleet/requests/{request}/stream")
     assert answer.status_code == 405 and answer.headers["allow"] == "GET"

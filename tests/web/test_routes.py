@@ -1,4 +1,4 @@
-"""Models, stories, health, metrics, keys, and the framework's own errors."""
+"""Models, requests, health, metrics, keys, and errors of the router."""
 
 import asyncio
 import json
@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 from websockets.asyncio.client import connect
-from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
@@ -17,7 +16,6 @@ from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Script
-from tests.web.realtime.refused_socket import refusal_of
 from web.gateway.sampling import stage_defaults
 
 
@@ -25,7 +23,7 @@ def get(gateway: Gateway, path: str, **options: object) -> httpx.Response:
     return gateway.http.get(path, **options)  # pyright: ignore[reportArgumentType]
 
 
-def test_models_are_listed_and_found(gateway: Gateway) -> None:
+def test_models_are_listed_and_readable(gateway: Gateway) -> None:
     client = gateway.openai()
     (model,) = client.models.list().data
     assert model.id == "omni" and model.object == "model" and client.models.retrieve("omni") == model
@@ -38,7 +36,7 @@ CLIENTS_DEFAULTS = ("tts-1", "gpt-4o-mini-tts", "whisper-1", "gpt-4o-transcribe"
 
 
 @pytest.mark.parametrize("name", CLIENTS_DEFAULTS)
-def test_alias_is_answered_by_the_served_model(gateway: Gateway, name: str) -> None:
+def test_alias_selects_served_model(gateway: Gateway, name: str) -> None:
     client = gateway.openai()
     assert client.models.retrieve(name).id == "omni" and [model.id for model in client.models.list()] == ["omni"]
     answer = gateway.create(model=name)
@@ -57,14 +55,14 @@ async def session_model(gateway: Gateway, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "gpt-4o-audio-preview", "Omni", "tts-2", ""])
-def test_model_that_is_not_served_is_refused_with_the_served_one(gateway: Gateway, name: str) -> None:
+def test_unknown_model_is_refused_with_served_one(gateway: Gateway, name: str) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         gateway.create(model=name)
     assert refused.value.code == "model_not_found" and refused.value.param == "model"
     assert "'omni'" in refused.value.message and "web.model_aliases" in refused.value.message
 
 
-def test_aliases_are_those_of_the_deployment(loaded: Loaded) -> None:
+def test_aliases_are_configurable(loaded: Loaded) -> None:
     for aliases, served, refused in (((), ("omni",), "tts-1"), (("gpt-4o",), ("omni", "gpt-4o"), "tts-1")):
         web = loaded.config.web.model_copy(update={"model_aliases": aliases})
         config = loaded.config.model_copy(update={"web": web})
@@ -74,12 +72,12 @@ def test_aliases_are_those_of_the_deployment(loaded: Loaded) -> None:
             assert answer.status_code == 404 and ("web.model_aliases lists" in answer.text) is bool(aliases)
 
 
-def test_a_slash_too_many_does_no_harm(gateway: Gateway) -> None:
+def test_trailing_slash_of_models_is_ignored(gateway: Gateway) -> None:
     assert get(gateway, "/v1/models/").json() == get(gateway, "/v1/models").json()
     assert get(gateway, "/v1/models/omni/").json()["id"] == "omni"
 
 
-def test_a_socket_that_is_asked_without_one_says_so(gateway: Gateway) -> None:
+def test_realtime_over_plain_http_is_answered_426(gateway: Gateway) -> None:
     answer = get(gateway, "/v1/realtime")
     assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
     assert "ws://" in answer.json()["error"]["message"]
@@ -89,20 +87,20 @@ def test_a_socket_that_is_asked_without_one_says_so(gateway: Gateway) -> None:
     ("method", "path", "status"),
     [("GET", "/nothing", 404), ("GET", "/v1/nothing", 404), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)],
 )
-def test_the_frameworks_own_errors_have_openais_shape(gateway: Gateway, method: str, path: str, status: int) -> None:
+def test_router_errors_have_openai_shape(gateway: Gateway, method: str, path: str, status: int) -> None:
     answer = gateway.http.request(method, path)
     assert answer.status_code == status and answer.headers["x-request-id"].startswith("req-")
     assert answer.json()["error"]["type"] == "invalid_request_error" and path in answer.json()["error"]["message"]
 
 
-def test_a_bug_of_ours_is_a_plain_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(gateway.client.telemetry), "missing_roles", lambda _self: 1 / 0)
+def test_unexpected_error_is_answered_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(gateway.client), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
     assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")
 
 
-def test_health_and_readiness(gateway: Gateway) -> None:
+def test_health_and_readiness_are_reported(gateway: Gateway) -> None:
     assert get(gateway, "/health").json() == {"status": "ok"}
     assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "error": None}
     gateway.client.missing = ["talker"]
@@ -114,7 +112,7 @@ def test_health_and_readiness(gateway: Gateway) -> None:
     assert get(gateway, "/health").status_code == 200
 
 
-def test_a_requests_story_is_told(gateway: Gateway) -> None:
+def test_request_detail_is_served(gateway: Gateway) -> None:
     answer = gateway.create(modalities=["text", "audio"])
     story = get(gateway, f"/v1/fleet/requests/{request_id_of(answer)}").json()
     assert story["state"] == "finished" and story["error"] is None
@@ -125,7 +123,7 @@ def test_a_requests_story_is_told(gateway: Gateway) -> None:
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "request_id"
 
 
-def test_a_request_can_be_aborted(gateway: Gateway) -> None:
+def test_request_is_aborted_by_delete(gateway: Gateway) -> None:
     answer = gateway.create()
     path = f"/v1/fleet/requests/{request_id_of(answer)}"
     assert gateway.http.delete(path).json()["aborted"] is False
@@ -150,7 +148,7 @@ def test_workers_are_listed(gateway: Gateway) -> None:
     assert get(gateway, "/v1/fleet/workers").status_code == 503
 
 
-def test_metrics_count_what_happened(gateway: Gateway) -> None:
+def test_metrics_count_requests_and_audio(gateway: Gateway) -> None:
     gateway.create(modalities=["text", "audio"])
     text = get(gateway, "/metrics").text
     for line in (
@@ -173,7 +171,7 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
     assert get(gateway, "/metrics").status_code == 200
 
 
-def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
+def test_metrics_have_queue_of_each_role(gateway: Gateway) -> None:
     gateway.client.telemetry.role_list = [
         RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, capacity=16, draining=1, standby=2)
     ]
@@ -185,7 +183,7 @@ def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
     assert 'role="thinker"' not in get(gateway, "/metrics").text, "what cannot be read must not look current"
 
 
-def test_the_key_is_asked_for_where_one_is_set(serve_with: Callable[[str | None], Gateway]) -> None:
+def test_api_key_is_required_if_set(serve_with: Callable[[str | None], Gateway]) -> None:
     gateway = serve_with("sécret")
     with pytest.raises(openai.AuthenticationError) as refused:
         gateway.openai("wrong").models.list()
@@ -199,7 +197,7 @@ def test_the_key_is_asked_for_where_one_is_set(serve_with: Callable[[str | None]
     assert get(gateway, "/").headers["location"] == "/console/login"
 
 
-def test_metrics_ask_for_the_key_unless_they_are_opened(loaded: Loaded, serve_with: Callable[[str | None], Gateway]) -> None:
+def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str | None], Gateway]) -> None:
     gateway = serve_with("secret")
     refused = get(gateway, "/metrics")
     assert refused.status_code == 401 and "fleet_" not in refused.text
@@ -213,7 +211,7 @@ def test_metrics_ask_for_the_key_unless_they_are_opened(loaded: Loaded, serve_wi
         assert get(open_to_all, "/v1/models").status_code == 401
 
 
-def test_ready_says_nothing_of_the_fleet_to_a_stranger(serve_with: Callable[[str | None], Gateway]) -> None:
+def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], Gateway]) -> None:
     gateway = serve_with("secret")
     troubles = ((["talker"], None), ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")))
     for missing, unreachable in troubles:
@@ -226,28 +224,13 @@ def test_ready_says_nothing_of_the_fleet_to_a_stranger(serve_with: Callable[[str
         assert told.status_code == 503 and ("talker" in told.text or "10.1.2.3" in told.text)
 
 
-def test_a_browser_trades_the_key_for_a_cookie(serve_with: Callable[[str | None], Gateway]) -> None:
-    gateway = serve_with("secret")
-    with httpx.Client(base_url=gateway.url) as browser:
-        assert browser.post("/console/login", data={"key": "wrong"}).status_code == 401
-        assert browser.post("/console/login", data={"key": "secret"}).status_code == 303
-        assert "secret" not in str(browser.cookies) and browser.get("/").status_code == 200
-
-
-def test_pages_of_other_sites_are_refused(gateway: Gateway) -> None:
-    answer = gateway.http.post("/v1/chat/completions", headers={"sec-fetch-site": "cross-site"})
-    assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
-    refusal = asyncio.run(refusal_of(gateway, "/console/ws", origin=Origin("http://evil.example")))
-    assert refusal.error["code"] == "cross_site_request"
-
-
-def test_pages_allow_scripts_from_here_only(gateway: Gateway) -> None:
+def test_content_security_policy_allows_own_scripts_only(gateway: Gateway) -> None:
     answer = get(gateway, "/")
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
     assert "<script>" not in answer.text and "style=" not in answer.text and len(answer.content) < 100_000
 
 
-def test_another_graph_needs_no_other_code(text_only: Loaded) -> None:
+def test_gateway_serves_another_graph(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         answer = gateway.create(model="text", temperature=0.5)
         assert answer.choices[0].message.content == Script().text
@@ -259,7 +242,7 @@ def test_another_graph_needs_no_other_code(text_only: Loaded) -> None:
         assert "stage-lm" in page and "text only" in page and 'value="chelsie"' not in page
 
 
-def test_a_wrong_sampling_in_the_deployment_is_named() -> None:
+def test_invalid_sampling_of_deployment_is_refused_by_key() -> None:
     for sampling in ({"temperature": -1.0}, {"heat": 1}):
         config = FleetConfig.model_validate({"stages": {"talker": {"sampling": sampling}}})
         with pytest.raises(ConfigError, match=r"stages\.talker\.sampling"):

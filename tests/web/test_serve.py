@@ -1,4 +1,4 @@
-"""The gateway as a process on a real Redis: it starts without workers, says so, and stops in order."""
+"""The gateway as a process with a real Redis: start without workers, stop, failures at start."""
 
 import json
 import signal
@@ -18,10 +18,10 @@ import json
 import sys
 from pathlib import Path
 from fleet.config.schema import FleetConfig
-from fleet.config.settings import Settings
+from fleet.config.settings import EnvironmentSettings
 from web.serve import run
 config = FleetConfig.model_validate(json.loads(sys.argv[1]))
-run(config, Settings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
+run(config, EnvironmentSettings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
 """
 
 
@@ -54,7 +54,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_without_workers_it_says_which_roles_are_missing(running: tuple[subprocess.Popen[str], str]) -> None:
+def test_readiness_without_workers_names_missing_roles(running: tuple[subprocess.Popen[str], str]) -> None:
     _, url = running
     ready = httpx.get(f"{url}/ready")
     assert ready.status_code == 503 and ready.json()["missing"] == ["thinker", "talker", "code2wav"]
@@ -63,7 +63,7 @@ def test_without_workers_it_says_which_roles_are_missing(running: tuple[subproce
     assert "No worker for thinker" in httpx.get(url).text
 
 
-def test_sigterm_ends_open_pages_and_exits_clean(running: tuple[subprocess.Popen[str], str]) -> None:
+def test_sigterm_ends_open_streams_and_exits_with_zero(running: tuple[subprocess.Popen[str], str]) -> None:
     process, url = running
     with httpx.stream("GET", f"{url}/console/events?page=x") as events:
         lines = events.iter_lines()
@@ -74,7 +74,7 @@ def test_sigterm_ends_open_pages_and_exits_clean(running: tuple[subprocess.Popen
     assert "console http://localhost:" in output and "Traceback" not in output
 
 
-def test_a_port_in_use_is_one_clear_line(loaded: Loaded, running: tuple[subprocess.Popen[str], str]) -> None:
+def test_used_port_is_reported_in_one_line(loaded: Loaded, running: tuple[subprocess.Popen[str], str]) -> None:
     _, url = running
     second = start(loaded, "redis://127.0.0.1:1", int(url.rpartition(":")[2]))
     output, _ = second.communicate(timeout=30)
@@ -82,7 +82,7 @@ def test_a_port_in_use_is_one_clear_line(loaded: Loaded, running: tuple[subproce
     assert "Address already in use" in output and "web.port" in output
 
 
-def test_a_checkpoint_without_tokenizer_is_one_clear_line(loaded: Loaded, redis_url: str, tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_is_reported_in_one_line(loaded: Loaded, redis_url: str, tmp_path: Path) -> None:
     empty = Loaded(checkpoint=tmp_path, config=loaded.config, frontend=loaded.frontend)
     process = start(empty, redis_url, 0)
     output, _ = process.communicate(timeout=30)

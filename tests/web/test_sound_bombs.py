@@ -1,4 +1,4 @@
-"""Audio files crafted to be expensive: refused once recognised, and no other request waits while they are decoded."""
+"""Audio files crafted to be expensive: they are refused, and delay no other request."""
 
 import json
 import socket
@@ -24,14 +24,14 @@ FIELD = "messages[0].content[0].input_audio.data"
 
 @contextmanager
 def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tuple[Gateway, StuckDecoders]]:
-    """A gateway whose decoders never answer."""
+    """A gateway whose decoders never reply."""
     with stuck_decoders() as stuck, serving(loaded) as gateway:
         gateway.client.script = script or Script()
         yield gateway, stuck
 
 
 def send(gateway: Gateway, file: bytes) -> socket.socket:
-    """Ask about a sound file over a plain socket, which the caller closes."""
+    """Send an audio file over a plain socket, which the caller closes."""
     messages = [{"role": "user", "content": [input_audio(file, None)]}]
     body = json.dumps({"model": "omni", "messages": messages}).encode()
     host, _, port = gateway.url.removeprefix("http://").partition(":")
@@ -41,7 +41,7 @@ def send(gateway: Gateway, file: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("file", [many_channels(seconds=0.1), codebooks()], ids=["channels", "codebooks"])
-def test_bomb_is_refused_by_chat_and_transcription(gateway: Gateway, file: bytes) -> None:
+def test_audio_bomb_is_refused_by_chat_and_transcription(gateway: Gateway, file: bytes) -> None:
     error = error_of(ask(gateway, input_audio(file, "ogg")))
     assert error["param"] == FIELD and str(error["message"]).startswith(f"{FIELD}: ")
     answer = gateway.http.post("/v1/audio/transcriptions", data={"model": "omni"}, files={"file": ("bomb.ogg", file)})
@@ -49,7 +49,7 @@ def test_bomb_is_refused_by_chat_and_transcription(gateway: Gateway, file: bytes
     assert not gateway.client.submitted
 
 
-def test_recording_with_big_pictures_is_answered(gateway: Gateway) -> None:
+def test_recording_with_large_pictures_is_accepted(gateway: Gateway) -> None:
     assert ask(gateway, input_audio(big_pictures(num_frames=1), "webm")).status_code == 200
     assert abs(audio_len_s(gateway) - 1) < 0.1
 
@@ -69,7 +69,7 @@ def test_other_requests_are_answered_while_bombs_are_decoded(loaded: Loaded) -> 
         wait_until(lambda: not stuck.pids() and in_flight(gateway) == 0, "the decoding to end with its clients")
 
 
-def test_places_of_requests_in_preparation_are_bounded_and_returned(loaded: Loaded) -> None:
+def test_number_of_requests_in_preparation_is_bounded(loaded: Loaded) -> None:
     file = silence("FLAC", "PCM_16", RATE_HZ, 1, 1)
     with stuck_gateway(loaded, Script(places=2)) as (gateway, stuck):
         with send(gateway, file), send(gateway, file):
@@ -92,14 +92,14 @@ def test_places_of_requests_in_preparation_are_bounded_and_returned(loaded: Load
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("full"), NoWorker("no worker serves the role talker", retry_after_s=7)])
-def test_request_that_is_not_admitted_is_not_decoded(loaded: Loaded, refusal: FleetError) -> None:
+def test_refused_request_is_not_decoded(loaded: Loaded, refusal: FleetError) -> None:
     with stuck_gateway(loaded, Script(admission=refusal)) as (gateway, stuck):
         answer = ask(gateway, input_audio(silence("FLAC", "PCM_16", RATE_HZ, 1, 1), "flac"))
         assert answer.status_code == status_of(refusal) and answer.headers["retry-after"] == str(refusal.retry_after_s)
         assert not stuck.pids() and not gateway.client.submitted
 
 
-def test_voice_that_is_not_there_is_refused_before_audio_is_decoded(loaded: Loaded) -> None:
+def test_unknown_voice_is_refused_before_decoding(loaded: Loaded) -> None:
     with stuck_gateway(loaded) as (gateway, stuck):
         content = [input_audio(codebooks(), "ogg")]
         body = {"model": "omni", "messages": [{"role": "user", "content": content}], "audio": {"voice": "nobody"}}

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech as the unmodified OpenAI client sees it: the text itself, in each format, as it is made."""
+"""POST /v1/audio/speech through the OpenAI client: formats, streaming, errors."""
 
 import base64
 import io
@@ -47,7 +47,7 @@ def params(**fields: object) -> SpeechCreateParams:
 
 @pytest.mark.parametrize("kind", ["wav", "pcm", "mp3", "flac", "opus", "aac"])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_the_unmodified_client_gets_the_sound_in_each_format(gateway: Gateway, kind: str, speed: float) -> None:
+def test_openai_client_receives_audio_in_each_format(gateway: Gateway, kind: str, speed: float) -> None:
     gateway.client.script = Script(num_samples=2 * SECOND, samples_per_chunk=1920)
     streaming = gateway.openai().audio.speech.with_streaming_response
     with streaming.create(**params(response_format=kind, speed=speed)) as answer:
@@ -61,12 +61,12 @@ def test_the_unmodified_client_gets_the_sound_in_each_format(gateway: Gateway, k
         assert np.array_equal(samples, expected), "nothing is lost"
 
 
-def test_by_default_it_is_mp3(gateway: Gateway) -> None:
+def test_default_format_is_mp3(gateway: Gateway) -> None:
     answer = speak(gateway)
     assert answer.headers["content-type"] == "audio/mpeg" and len(decoded(answer.content)) > 0
 
 
-def test_a_wav_of_unknown_length_is_read_by_those_who_believe_headers(gateway: Gateway) -> None:
+def test_wav_of_unknown_length_is_readable(gateway: Gateway) -> None:
     file = speak(gateway, response_format="wav").content
     expected = sine(Script().num_samples)
     samples, rate_hz = soundfile.read(io.BytesIO(file), dtype="int16")
@@ -76,7 +76,7 @@ def test_a_wav_of_unknown_length_is_read_by_those_who_believe_headers(gateway: G
         assert reader.readframes(reader.getnframes()) == expected.tobytes()
 
 
-def test_the_text_is_the_answer_and_nothing_is_drawn(gateway: Gateway) -> None:
+def test_text_is_given_answer_without_sampling(gateway: Gateway) -> None:
     answer = speak(gateway, instructions="cheerfully", whatever=1, seed=5, voice={"id": "onyx"})
     (spec,) = [spec for spec, _ in gateway.client.submitted]
     assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(list(spec.prompt_ids))
@@ -98,7 +98,7 @@ def events_of(gateway: Gateway, **fields: object) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_events_carry_the_same_file_and_end_with_the_usage(gateway: Gateway) -> None:
+def test_sse_stream_has_same_file_and_usage(gateway: Gateway) -> None:
     *deltas, done = events_of(gateway, response_format="wav")
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"} and len(deltas) > 2
     assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == speak(gateway, response_format="wav").content
@@ -107,7 +107,7 @@ def test_events_carry_the_same_file_and_end_with_the_usage(gateway: Gateway) -> 
     assert usage["input_tokens"] > 0 and usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-def test_a_long_text_is_spoken_in_pieces_as_one_sound(gateway: Gateway) -> None:
+def test_long_text_is_spoken_in_pieces(gateway: Gateway) -> None:
     answer = speak(gateway, input=LONG, response_format="pcm")
     specs = [spec for spec, _ in gateway.client.submitted]
     limits = gateway.config.limits
@@ -118,8 +118,8 @@ def test_a_long_text_is_spoken_in_pieces_as_one_sound(gateway: Gateway) -> None:
     assert len({spec.id for spec in specs}) == len(specs) and len({spec.params["voice"] for spec in specs}) == 1
 
 
-def test_a_piece_waits_for_room(gateway: Gateway) -> None:
-    """Refused once in mid-text: nobody hears of it. Refused at the beginning: the client is told to come again."""
+def test_further_piece_is_retried_while_queue_is_full(gateway: Gateway) -> None:
+    """A later refusal is retried; a refusal of the first piece is returned to the client."""
     gateway.client.script = Script(refusal=Overloaded("64 requests are running"), refusals=range(1, 3))
     answer = speak(gateway, input=LONG, response_format="pcm")
     assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples * len(gateway.client.submitted)
@@ -128,12 +128,12 @@ def test_a_piece_waits_for_room(gateway: Gateway) -> None:
     assert error_of(refused, 429)["code"] == "rate_limit_exceeded" and refused.headers["retry-after"] == "1"
 
 
-def test_what_fails_before_the_first_sound_has_its_status(gateway: Gateway) -> None:
+def test_failure_before_first_audio_has_status(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=1, failure=EngineError("out of memory"))
     assert error_of(speak(gateway), 500)["code"] == "engine_error"
 
 
-def test_what_fails_later_cuts_the_file_short_or_is_the_last_event(gateway: Gateway) -> None:
+def test_later_failure_truncates_file_or_is_last_event(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=6, failure=EngineError("out of memory"))
     with pytest.raises(httpx.RemoteProtocolError):
         speak(gateway, response_format="pcm")
@@ -142,7 +142,7 @@ def test_what_fails_later_cuts_the_file_short_or_is_the_last_event(gateway: Gate
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"input": LONG}])
-def test_leaving_aborts_it(gateway: Gateway, fields: Mapping[str, object]) -> None:
+def test_disconnect_aborts_request(gateway: Gateway, fields: Mapping[str, object]) -> None:
     gateway.client.script = Script(stall_at=7)
     body = json.dumps({**GOOD, "response_format": "pcm", **fields}).encode()
     host, _, port = gateway.url.removeprefix("http://").partition(":")
@@ -177,18 +177,18 @@ def test_leaving_aborts_it(gateway: Gateway, fields: Mapping[str, object]) -> No
         ({"fleet": {"nobody": {}}}, "fleet.nobody", 400),
     ],
 )
-def test_each_mistake_names_its_field(gateway: Gateway, fields: dict[str, object], param: str, status: int) -> None:
+def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: dict[str, object], param: str, status: int) -> None:
     error = error_of(speak(gateway, **fields), status)
     assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
 
 
-def test_the_client_raises_what_it_should(gateway: Gateway) -> None:
+def test_openai_client_raises_matching_errors(gateway: Gateway) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.openai().audio.speech.create(**params(voice="nobody"))
     assert refused.value.param == "voice"
 
 
-def test_a_model_that_does_not_speak_says_so(text_only: Loaded) -> None:
+def test_speech_is_refused_by_text_model(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         answer = gateway.http.post(PATH, json={**GOOD, "model": gateway.http.get("/v1/models").json()["data"][0]["id"]})
         assert error_of(answer)["message"] == "model: this model does not speak"
@@ -197,7 +197,7 @@ def test_a_model_that_does_not_speak_says_so(text_only: Loaded) -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([*GOOD, "speed", "response_format", "stream_format", "instructions", "fleet", "new"]), JUNK)
-def test_whatever_a_field_holds_it_is_spoken_or_named(gateway: Gateway, name: str, junk: object) -> None:
+def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: Gateway, name: str, junk: object) -> None:
     answer = speak(gateway, **{"response_format": "pcm", name: junk})
     if answer.status_code != 200:
         assert answer.status_code < 500, answer.text
@@ -207,7 +207,7 @@ def test_whatever_a_field_holds_it_is_spoken_or_named(gateway: Gateway, name: st
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(min_size=1, max_size=300))
-def test_any_text_is_spoken_whole_or_refused(gateway: Gateway, text: str) -> None:
+def test_arbitrary_text_is_spoken_completely_or_refused(gateway: Gateway, text: str) -> None:
     gateway.client.submitted.clear()
     answer = speak(gateway, input=text, response_format="pcm")
     if answer.status_code == 200:
@@ -219,7 +219,7 @@ def test_any_text_is_spoken_whole_or_refused(gateway: Gateway, text: str) -> Non
 
 
 def test_voices_are_listed_with_id_and_name(gateway: Gateway) -> None:
-    """As Open WebUI reads them; each id is a voice that can be asked for."""
+    """The fields that Open WebUI reads; each id is an accepted voice."""
     answer = gateway.http.get("/v1/audio/voices").json()
     names = {voice["id"]: voice["name"] for voice in answer["voices"]}
     assert next(iter(names)) == "ethan" and "chelsie" in names and answer["uploaded_voices"] == []

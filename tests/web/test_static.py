@@ -1,4 +1,4 @@
-"""Vendored scripts are the released files, byte for byte, and pages load nothing from another host."""
+"""Vendored scripts equal the released files, and pages load nothing from other hosts."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from tests.support import REPO
 STATIC = REPO / "web" / "console" / "static"
 
 
-def test_vendored_files_are_the_released_ones() -> None:
+def test_vendored_files_match_releases() -> None:
     vendor = STATIC / "vendor"
     packages = json.loads((vendor / "hashes.json").read_text())["packages"]
     assert {package["package"]: package["version"] for package in packages} == {"htmx.org": "4.0.1", "swagger-ui-dist": "5.35.0"}
@@ -20,7 +20,7 @@ def test_vendored_files_are_the_released_ones() -> None:
         assert entry["integrity"] == "sha512-" + base64.b64encode(digest).decode(), name
 
 
-def test_pages_name_no_other_host() -> None:
+def test_pages_refer_to_no_other_host() -> None:
     files = [*STATIC.rglob("*.js"), *STATIC.glob("*.css"), *(REPO / "web" / "console" / "templates").rglob("*.html")]
     files = [path for path in files if path.parent.name != "vendor"]
     for path in files:

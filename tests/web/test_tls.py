@@ -1,4 +1,4 @@
-"""The way in from elsewhere: a certificate of the deployment's or of its own making, and the lines that say how."""
+"""Certificates, configured or self-signed, and the lines printed at start."""
 
 import ipaddress
 import json
@@ -36,9 +36,7 @@ def running(loaded: Loaded, redis_url: str, tmp_path: Path) -> Iterator[tuple[su
         process.kill()
 
 
-def test_a_self_signed_gateway_serves_https_under_its_own_names(
-    running: tuple[subprocess.Popen[str], int], tmp_path: Path
-) -> None:
+def test_self_signed_certificate_has_names_of_machine(running: tuple[subprocess.Popen[str], int], tmp_path: Path) -> None:
     _, port = running
     cert = tmp_path / "tls" / "cert.pem"
     wait_until(cert.is_file, "the certificate", timeout_s=30)
@@ -57,7 +55,7 @@ def test_a_self_signed_gateway_serves_https_under_its_own_names(
         httpx.get(f"http://localhost:{port}/health")
 
 
-def test_the_certificate_is_kept_and_its_key_is_nobody_elses(tmp_path: Path) -> None:
+def test_certificate_is_reused_and_key_is_private(tmp_path: Path) -> None:
     files = tls_files(config(tmp_path, tls="self-signed"))
     assert files is not None and files.key.stat().st_mode & 0o077 == 0
     first = files.cert.read_bytes()
@@ -72,7 +70,7 @@ def test_the_certificate_is_kept_and_its_key_is_nobody_elses(tmp_path: Path) -> 
     assert "localhost" in names.value.get_values_for_type(x509.DNSName)
 
 
-def test_a_broken_certificate_of_its_own_is_made_anew(tmp_path: Path) -> None:
+def test_invalid_self_signed_certificate_is_replaced(tmp_path: Path) -> None:
     files = tls_files(config(tmp_path, tls="self-signed"))
     assert files is not None
     files.cert.write_text("not a certificate")
@@ -80,7 +78,7 @@ def test_a_broken_certificate_of_its_own_is_made_anew(tmp_path: Path) -> None:
     assert b"BEGIN CERTIFICATE" in files.cert.read_bytes()
 
 
-def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
+def test_configured_certificate_is_used(tmp_path: Path) -> None:
     made = tls_files(config(tmp_path, tls="self-signed"))
     assert made is not None
     assert tls_files(config(tmp_path / "x", tls_cert=str(made.cert), tls_key=str(made.key))) == made
@@ -98,12 +96,12 @@ def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
         (("web.tls=letsencrypt",), "web.tls.*self-signed"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(given: tuple[str, ...], told: str) -> None:
+def test_inconsistent_tls_settings_are_refused(given: tuple[str, ...], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load_config(None, given)
 
 
-def test_over_ssh_the_line_that_leads_here_is_printed() -> None:
+def test_ssh_command_is_printed_over_ssh() -> None:
     (console, way) = startup_lines(WebConfig(), 8000, SSH)
     assert console == "console http://localhost:8000/  API http://localhost:8000/v1"
     assert "ssh -L 8000:127.0.0.1:8000 " in way and "@10.0.0.7 " in way
@@ -111,12 +109,12 @@ def test_over_ssh_the_line_that_leads_here_is_printed() -> None:
     assert "ssh -p 2222 -L 8000:127.0.0.1:8000 " in startup_lines(WebConfig(), 8000, other)[1]
 
 
-def test_without_ssh_nothing_needs_to_be_said_of_localhost() -> None:
+def test_no_ssh_command_is_printed_for_local_user() -> None:
     assert len(startup_lines(WebConfig(), 8000, {})) == 1
     assert len(startup_lines(WebConfig(), 8000, {"SSH_CONNECTION": "junk"})) == 1
 
 
-def test_a_plain_address_of_a_network_says_why_there_is_no_microphone() -> None:
+def test_plain_http_on_network_prints_microphone_hint() -> None:
     everywhere = WebConfig(host="0.0.0.0")
     (_, way) = startup_lines(everywhere, 8000, {})
     assert "ssh -L 8000:127.0.0.1:8000 USER@HOST" in way and "web.tls=self-signed" in way

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions as the unmodified OpenAI client sees it, and what a form may hold that is none."""
+"""POST /v1/audio/transcriptions through the OpenAI client, and invalid forms."""
 
 import asyncio
 import io
@@ -44,7 +44,7 @@ def params(**fields: object) -> TranscriptionCreateParamsNonStreaming:
     return cast(TranscriptionCreateParamsNonStreaming, {"model": "omni", "file": ("a.wav", sound()), **fields})
 
 
-def test_the_unmodified_client_gets_the_words_and_the_usage(gateway: Gateway) -> None:
+def test_openai_client_receives_text_and_usage(gateway: Gateway) -> None:
     answer = gateway.openai().audio.transcriptions.create(**params(language="en", prompt="names", temperature=0.5))
     assert isinstance(answer, Transcription) and answer.text == Script().text
     spec, blob = gateway.client.submitted[0]
@@ -58,13 +58,13 @@ def test_the_unmodified_client_gets_the_words_and_the_usage(gateway: Gateway) ->
     assert main.temperature == 0.5
 
 
-def test_it_is_greedy_by_default_and_names_what_it_ignores(gateway: Gateway) -> None:
+def test_default_is_greedy_and_ignored_fields_are_reported(gateway: Gateway) -> None:
     answer = write_down(gateway, language="en", whatever="1")
     (main,) = gateway.client.submitted[0][0].sampling.values()
     assert main.temperature == 0 and answer.headers["x-fleet-ignored"] == "language, whatever"
 
 
-def test_plain_text(gateway: Gateway) -> None:
+def test_plain_text_response(gateway: Gateway) -> None:
     answer = gateway.openai().audio.transcriptions.create(**params(response_format="text"))
     assert cast(object, answer) == Script().text
     assert write_down(gateway, response_format="text").headers["content-type"].startswith("text/plain")
@@ -94,9 +94,7 @@ def test_verbose_json_is_one_segment_over_the_clip(gateway: Gateway, language: s
         ("json", ["segment", "word"], 200),
     ],
 )
-def test_times_of_words_are_refused_where_they_would_be_missing(
-    gateway: Gateway, kind: str, granularities: list[str], status: int
-) -> None:
+def test_word_timestamps_are_refused(gateway: Gateway, kind: str, granularities: list[str], status: int) -> None:
     fields = {"model": "omni", "response_format": kind, "timestamp_granularities[]": granularities}
     answer = gateway.http.post(PATH, data=fields, files={"file": ("a.wav", sound())})
     assert answer.status_code == status
@@ -106,7 +104,7 @@ def test_times_of_words_are_refused_where_they_would_be_missing(
 
 @pytest.mark.parametrize("name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[1]"])
 @pytest.mark.parametrize("given", ["word,segment", "segment, word", '["word"]', "['segment', 'word']", "Word"])
-def test_times_of_words_are_refused_in_a_list_written_as_one_field(gateway: Gateway, name: str, given: str) -> None:
+def test_word_timestamps_in_one_field_are_refused(gateway: Gateway, name: str, given: str) -> None:
     answer = write_down(gateway, None, response_format="verbose_json", **{name: given})
     assert error_of(answer)["param"] == "timestamp_granularities"
     served = write_down(gateway, None, response_format="verbose_json", **{name: '["segment"]'})
@@ -114,13 +112,13 @@ def test_times_of_words_are_refused_in_a_list_written_as_one_field(gateway: Gate
 
 
 @pytest.mark.parametrize("name", ["reference_audio", "audio_url", "images", "messages"])
-def test_content_in_a_text_field_of_a_transcription_is_refused_with_advice_for_a_form(gateway: Gateway, name: str) -> None:
+def test_unknown_content_field_of_form_is_refused_with_advice(gateway: Gateway, name: str) -> None:
     error = error_of(write_down(gateway, None, **{name: "data:audio/wav;base64,UklGRg=="}))
     assert error["param"] == name and str(error["message"]).endswith("; send it as the field file")
     assert "voice" not in str(error["message"]) and "chat" not in str(error["message"])
 
 
-def test_streamed_it_comes_as_it_is_heard(gateway: Gateway) -> None:
+def test_streamed_transcription_has_deltas(gateway: Gateway) -> None:
     stream = gateway.openai().audio.transcriptions.create(model="omni", file=("a.wav", sound()), stream=True)
     *deltas, done = list(stream)
     texts = [delta.delta for delta in deltas if delta.type == "transcript.text.delta"]
@@ -130,11 +128,11 @@ def test_streamed_it_comes_as_it_is_heard(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
-def test_the_file_says_what_it_is(gateway: Gateway, kind: str) -> None:
+def test_file_format_is_detected_by_content(gateway: Gateway, kind: str) -> None:
     assert write_down(gateway, sound(kind=kind)).json()["text"] == Script().text
 
 
-def test_a_failure_is_told_before_and_within_a_stream(gateway: Gateway) -> None:
+def test_failure_is_reported_before_and_within_stream(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     assert error_of(write_down(gateway), 500)["code"] == "engine_error"
     lines = [line for line in write_down(gateway, stream="true").text.splitlines() if line]
@@ -142,7 +140,7 @@ def test_a_failure_is_told_before_and_within_a_stream(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_leaving_aborts_it(gateway: Gateway, stream: str) -> None:
+def test_disconnect_aborts_request(gateway: Gateway, stream: str) -> None:
     gateway.client.script = Script(stall_at=3)
     with httpx.Client(base_url=gateway.url, timeout=0.5) as leaving, pytest.raises(httpx.ReadTimeout):
         leaving.post(PATH, data={"model": "omni", "stream": stream}, files={"file": ("a.wav", sound())})
@@ -166,24 +164,24 @@ def test_leaving_aborts_it(gateway: Gateway, stream: str) -> None:
         ({"model": "other"}, "model", 404),
     ],
 )
-def test_each_mistake_names_its_field(gateway: Gateway, fields: Mapping[str, str], param: str, status: int) -> None:
+def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: Mapping[str, str], param: str, status: int) -> None:
     error = error_of(write_down(gateway, None, **fields), status)
     assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
 
 
 @pytest.mark.parametrize("file", [b"", b"MZ not sound" * 50, sound()[:60], sound(0.01)], ids=["none", "other", "cut", "short"])
-def test_audio_that_is_not_audio(gateway: Gateway, file: bytes) -> None:
+def test_undecodable_audio_is_refused_by_field(gateway: Gateway, file: bytes) -> None:
     error = error_of(write_down(gateway, file))
     assert error["param"] == "file" and str(error["message"]).startswith("file: ")
 
 
-def test_audio_beyond_the_limits(gateway: Gateway) -> None:
+def test_too_short_or_long_audio_is_refused(gateway: Gateway) -> None:
     error = error_of(write_down(gateway, sound(LIMITS.max_audio_s + 0.5)), 413)
     assert error["param"] == "file" and f"{LIMITS.max_audio_s:g} s" in str(error["message"])
     assert error_of(write_down(gateway, bytes(LIMITS.max_body_bytes)), 413)["code"] == "input_too_large"
 
 
-def test_forms_that_lack_something(gateway: Gateway) -> None:
+def test_incomplete_form_is_refused(gateway: Gateway) -> None:
     files = {"file": ("a.wav", sound())}
     assert error_of(gateway.http.post(PATH, files=files))["param"] == "model"
     assert error_of(gateway.http.post(PATH, data={"model": "omni"}, files={"other": ("a.wav", sound())}))["param"] == "file"
@@ -219,19 +217,19 @@ def test_text_beside_a_file_of_the_same_name_is_refused(gateway: Gateway) -> Non
     assert "one file" in str(error_of(answer)["message"])
 
 
-def test_upload_without_content_beside_a_file_is_accepted(gateway: Gateway) -> None:
-    """As a browser sends a file chooser of a form that was left empty."""
+def test_empty_upload_beside_file_is_ignored(gateway: Gateway) -> None:
+    """Browsers send an empty upload for an unused file chooser."""
     files = [("file", ("a.wav", sound())), ("reference_audio", ("", b""))]
     assert gateway.http.post(PATH, data={"model": "omni"}, files=files).status_code == 200
 
 
-def test_empty_model_of_a_transcription_is_the_served_one(gateway: Gateway) -> None:
-    """As Open WebUI sends it while no model is chosen in its settings."""
+def test_empty_model_selects_served_one(gateway: Gateway) -> None:
+    """Open WebUI sends an empty model if none is chosen."""
     answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
     assert answer.status_code == 200, answer.text
 
 
-def test_a_model_that_hears_nothing_says_so(text_only: Loaded) -> None:
+def test_transcription_is_refused_by_text_model(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         answer = write_down(gateway, model=gateway.http.get("/v1/models").json()["data"][0]["id"])
         assert error_of(answer)["param"] == "file"
@@ -244,7 +242,7 @@ def test_translations_are_not_served(gateway: Gateway) -> None:
 
 @QUICK
 @given(st.binary(max_size=400), st.binary(max_size=20))
-def test_any_bytes_in_a_form_or_as_one_are_refused(gateway: Gateway, raw: bytes, boundary: bytes) -> None:
+def test_arbitrary_bytes_in_form_are_refused(gateway: Gateway, raw: bytes, boundary: bytes) -> None:
     error_of(write_down(gateway, raw))
     kind = b"multipart/form-data; boundary=" + boundary.hex().encode()
     content = b"--" + boundary.hex().encode() + b"\r\n" + raw
@@ -254,7 +252,7 @@ def test_any_bytes_in_a_form_or_as_one_are_refused(gateway: Gateway, raw: bytes,
 
 @QUICK
 @given(st.integers(0, 2000), st.integers(0, 255), st.sampled_from(["WAV", "FLAC", "OGG", "MP3"]))
-def test_a_damaged_file_is_heard_or_refused(gateway: Gateway, at: int, byte: int, kind: str) -> None:
+def test_damaged_file_is_accepted_or_refused(gateway: Gateway, at: int, byte: int, kind: str) -> None:
     file = bytearray(sound(0.2, kind))
     file[at % len(file)] = byte
     answer = write_down(gateway, bytes(file))
@@ -268,7 +266,7 @@ def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
     return web_gateway.Gateway(loaded.config, client, loaded.frontend), client
 
 
-async def test_callers_inside_give_samples_and_may_change_their_mind(loaded: Loaded) -> None:
+async def test_internal_transcription_is_cancellable(loaded: Loaded) -> None:
     gateway, client = inner(loaded)
     recording = Recording(sine(2 * RATE_HZ), RATE_HZ)
     assert await transcribe(gateway, recording) == Script().text

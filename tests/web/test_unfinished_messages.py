@@ -1,4 +1,4 @@
-"""Unfinished WebSocket messages are bounded in memory and time, whatever else their connection does."""
+"""Unfinished WebSocket messages are limited in memory and time, whatever else the connection sends."""
 
 import socket
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ TOO_SLOW = b"\x03\xf0a message came too slowly"
 
 
 def fragment(num_bytes: int, *, missing: int = 0) -> bytes:
-    """The first frame of a fragmented text, masked with zeros, without the last `missing` bytes."""
+    """Return the first frame of a fragmented text, masked with zeros, without the last `missing` bytes."""
     return b"\x01\xff" + (num_bytes + missing).to_bytes(8) + bytes(4) + b"a" * num_bytes
 
 
 @contextmanager
 def opened(target: Target) -> Iterator[socket.socket]:
-    """A WebSocket whose session was created: what is sent now is read as frames."""
+    """Open a WebSocket; return its socket once the session is created."""
     with attacks.open_websocket(target) as wire:
         read_up_to(wire, b"session.created")
         yield wire
@@ -82,7 +82,7 @@ def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded,
     assert TOO_SLOW in received
 
 
-def test_websocket_without_a_message_under_way_stays_open(loaded: Loaded) -> None:
+def test_websocket_without_unfinished_message_stays_open(loaded: Loaded) -> None:
     with serving(bounded(loaded, body_timeout_s=0.1)) as gateway, opened(Target.of(gateway.url)) as wire:
         with opened(Target.of(gateway.url)) as unfinished:
             unfinished.sendall(fragment(1000))

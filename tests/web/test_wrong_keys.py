@@ -1,4 +1,4 @@
-"""Wrong API keys: answered 429 after some, by each way in; the right one is accepted meanwhile, and the log stays short."""
+"""Back-off after wrong API keys on each way of access; the right key is always accepted."""
 
 import logging
 import re
@@ -50,7 +50,7 @@ def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: Gateway, c
     assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
 
 
-def test_right_key_and_no_key_pass_during_the_back_off(locked: Gateway) -> None:
+def test_right_key_and_no_key_are_accepted_during_back_off(locked: Gateway) -> None:
     exhaust(locked)
     assert locked.http.get(MODELS, headers=bearer("wrong")).status_code == 429
     assert locked.http.get(MODELS, headers=bearer(KEY)).status_code == 200
@@ -69,14 +69,14 @@ def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytes
     assert not wrong_keys_lines(caplog)
 
 
-def test_wrong_key_that_a_foreign_page_sends_counts_too(locked: Gateway) -> None:
-    """Otherwise the two refusals would distinguish a right key from a wrong one without a back-off."""
+def test_wrong_key_of_cross_site_page_counts(locked: Gateway) -> None:
+    """Otherwise the two refusals would distinguish right from wrong keys without a back-off."""
     for _ in range(NUM_FREE):
         assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 403
     assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 429
 
 
-def test_login_form_backs_off_and_shows_why(locked: Gateway) -> None:
+def test_login_form_shows_back_off(locked: Gateway) -> None:
     statuses = [locked.http.post("/console/login", data={"key": f"wrong-{n}"}).status_code for n in range(NUM_FREE + 1)]
     assert statuses == [401] * NUM_FREE + [429]
     page = locked.http.post("/console/login", data={"key": "wrong"})
@@ -85,7 +85,9 @@ def test_login_form_backs_off_and_shows_why(locked: Gateway) -> None:
 
 
 @pytest.mark.parametrize("way", ["bearer", "subprotocol", "secret", "secret of a session"])
-async def test_sockets_back_off_by_each_way_a_key_is_sent(locked: Gateway, way: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_websockets_back_off_for_each_way_of_sending_key(
+    locked: Gateway, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     key = "ek_made-up" if "secret" in way else "wrong"
     path = "/v1/realtime?session=sess_any" if way == "secret of a session" else "/v1/realtime"
     offered = [Subprotocol("realtime"), Subprotocol(f"{KEY_SUBPROTOCOL_PREFIX}{key}")] if way != "bearer" else None
@@ -103,7 +105,7 @@ async def test_sockets_back_off_by_each_way_a_key_is_sent(locked: Gateway, way: 
 
 
 class Minutes:
-    """A clock that a test moves, and what is due later on it."""
+    """A clock that the test advances, with its scheduled calls."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -130,7 +132,7 @@ def wrong_keys(time: Minutes) -> Iterator[WrongKeys]:
     yield WrongKeys(lambda: time.now_s, time.later)
 
 
-def test_back_off_doubles_up_to_its_longest_and_is_forgiven(wrong_keys: WrongKeys, time: Minutes) -> None:
+def test_back_off_doubles_up_to_maximum_and_is_forgotten(wrong_keys: WrongKeys, time: Minutes) -> None:
     assert [wrong_keys.count("a") for _ in range(NUM_FREE)] == [None] * NUM_FREE
     assert wrong_keys.count("b") is None, "another address"
     waits: list[float] = []
@@ -145,7 +147,7 @@ def test_back_off_doubles_up_to_its_longest_and_is_forgiven(wrong_keys: WrongKey
     assert [wrong_keys.count("a") for _ in range(NUM_FREE)] == [None] * NUM_FREE
 
 
-def test_log_has_one_line_an_address_and_minute(wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_has_one_line_per_address_and_minute(wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fleet.web"):
         for _ in range(300):
             wrong_keys.count("10.0.0.1")
@@ -162,7 +164,7 @@ def test_log_has_one_line_an_address_and_minute(wrong_keys: WrongKeys, time: Min
     assert [record.getMessage() for record in caplog.records] == lines
 
 
-def test_table_of_addresses_is_bounded_and_the_longest_unseen_is_dropped(wrong_keys: WrongKeys) -> None:
+def test_address_table_is_bounded(wrong_keys: WrongKeys) -> None:
     for address in ("old", "seen"):
         for _ in range(NUM_FREE):
             wrong_keys.count(address)

@@ -1,5 +1,5 @@
-"""The console's pages: what each shows, read from the fleet into a typed context and rendered on the server.
+"""The console: its pages, and their templates, scripts and styles.
 
-A page is a function from a query to a frozen context, and a template whose blocks are sent again when they change.
-Knows no Redis and no model; buttons call the public API.
+A page reads the fleet into a frozen context; its template is rendered on the server, and its blocks are sent again when they
+change. Buttons call the public API. Knows neither Redis nor the model.
 """

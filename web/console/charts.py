@@ -1,16 +1,16 @@
-"""Small charts as SVG paths: numbers in, coordinates out. Knows no page and no colour."""
+"""Small charts as SVG paths. Knows no page and no colour."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 300, 60
-"""The coordinates of a chart; it is stretched to whatever place it has."""
+"""Size of a chart in SVG units; the page scales it."""
 _PAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One line of a chart: `path` is an SVG path with a gap wherever nothing was measured. `kind` chooses its stroke."""
+    """One line of a chart. `path`: an SVG path with gaps where nothing was measured. `kind` selects the stroke."""
 
     kind: str
     path: str
@@ -18,14 +18,14 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`now` is the last value measured, at `at_us`; `note` says what the upper edge is. All are already words, with units."""
+    """`now`: the last measured value, at `at_us`. `note`: the value at the upper edge. Both are text with units."""
 
     key: str
     title: str
     now: str
     at_us: int
     note: str
-    words: str
+    description: str
     lines: tuple[ChartLine, ...]
 
     @property
@@ -34,7 +34,7 @@ class Chart:
 
 
 def draw_path(values: Sequence[float | None], top: float) -> str:
-    """A line from left to right; None leaves a gap, a lone point is a dot's width long."""
+    """Return an SVG path from left to right: None leaves a gap, a single point becomes a dot."""
     step = WIDTH / max(len(values) - 1, 1)
     pieces: list[str] = []
     drawing = False
@@ -52,7 +52,7 @@ def draw_path(values: Sequence[float | None], top: float) -> str:
 
 
 def find_top(*series: Sequence[float | None]) -> float:
-    """A round number not below any value, 0 where there is none."""
+    """Return a round number that no value exceeds, 0 without values."""
     highest = max((value for values in series for value in values if value is not None), default=0.0)
     if highest <= 0:
         return 0.0
@@ -65,7 +65,7 @@ def find_top(*series: Sequence[float | None]) -> float:
 
 
 def find_last(values: Sequence[float | None], at_us: Sequence[int]) -> tuple[float | None, int]:
-    """The latest value that was measured, and when; (None, 0) where none was."""
+    """Return the last measured value and its time, (None, 0) without one."""
     for value, at in zip(reversed(values), reversed(at_us), strict=True):
         if value is not None:
             return value, at

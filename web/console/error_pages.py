@@ -1,4 +1,4 @@
-"""The page that a browser gets in place of an error of the API: what went wrong, and links to continue. Knows no route."""
+"""Error pages: shown to a browser in place of a JSON error, with the reason and links to continue. Knows no route."""
 
 from http import HTTPStatus
 
@@ -13,53 +13,53 @@ from web.console.templating import Templates
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
 
-FOR_PROGRAMS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
+API_PATHS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 TITLES = {
-    404: "There is no such page",
-    405: "This address cannot be used this way",
-    500: "The server failed",
+    404: "Page not found",
+    405: "Method not allowed",
+    500: "Internal server error",
     503: "Not available now",
 }
 _decoder = msgspec.json.Decoder(ErrorEnvelope)
 
 
 class ErrorPages:
-    """Middleware that replaces a JSON error by a page where a person opened the address. Programs and buttons get the JSON."""
+    """Middleware that replaces a JSON error by a page if a person opened the address. Programs and buttons receive the JSON."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self.app = app
         self._gateway = gateway
-        self._views = Templates()
+        self._templates = Templates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, _ErrorPageSender(self, scope, send) if wants_page(scope) else send)
 
-    def page_of(self, scope: Scope, status: int, message: str, request_id: str) -> bytes:
-        """The frame has no CSRF token and no way to log out, since a browser that is not logged in gets it too."""
+    def render(self, scope: Scope, status: int, message: str, request_id: str) -> bytes:
+        """Render the page, without CSRF token and logout: browsers that are not logged in receive it too."""
         request = Request(scope)
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        html = self._views.render(
+        html = self._templates.render(
             "error.html",
             shell=build_shell(self._gateway, "", "", find_origin(request)),
             title=TITLES.get(status, HTTPStatus(status).phrase),
             status=status,
             message=message,
-            again=address if scope["method"] == "GET" and status >= HTTPStatus.INTERNAL_SERVER_ERROR else "",
+            retry_path=address if scope["method"] == "GET" and status >= HTTPStatus.INTERNAL_SERVER_ERROR else "",
             request_id=request_id if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "",
         )
         return html.encode()
 
 
 def wants_page(scope: Scope) -> bool:
-    """Return True if a person opened the address in a browser; the console's buttons and streams are not persons."""
-    if scope["type"] != "http" or scope["path"].startswith(FOR_PROGRAMS):
+    """Return True if a person opened the address in a browser, False for programs and the console's buttons and streams."""
+    if scope["type"] != "http" or scope["path"].startswith(API_PATHS):
         return False
     headers = Headers(scope=scope)
     return "text/html" in headers.get("accept", "") and "hx-request" not in headers
 
 
 class _ErrorPageSender:
-    """`send` that holds a JSON error back until its body is whole, and then sends the page. Anything else passes unchanged."""
+    """`send` that collects the body of a JSON error and sends the page instead. Other responses pass unchanged."""
 
     def __init__(self, pages: ErrorPages, scope: Scope, send: Send) -> None:
         self._pages = pages
@@ -85,14 +85,14 @@ class _ErrorPageSender:
             body = self._body
         else:
             headers = MutableHeaders(raw=start["headers"])
-            body = self._pages.page_of(self._scope, start["status"], error.message, headers.get("x-request-id", ""))
+            body = self._pages.render(self._scope, start["status"], error.message, headers.get("x-request-id", ""))
             headers.update({"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), **NO_STORE})
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
 
 
 def _is_error(start: Message) -> bool:
-    """Return True if a page may stand in for the answer; not where another site could read it by a name of its own."""
+    """Return True for a JSON error that a page may replace; not for a refused Host header, which another site may have sent."""
     status = start["status"]
     kind = Headers(raw=start["headers"]).get("content-type", "")
     return status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.MISDIRECTED_REQUEST and kind.startswith("application/json")

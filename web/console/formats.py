@@ -1,15 +1,14 @@
-"""Numbers as people read them: with a unit, and no more digits than mean something. Knows no page."""
+"""Formats numbers for people: with a unit, and no more digits than are meaningful."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 NOTHING = "–"
-"""What stands where there is no number yet: never a zero that nobody measured."""
+"""Shown in place of a number that was not measured."""
 
 
 def ms(value: float | None) -> str:
-    """`value` in milliseconds."""
+    """Format milliseconds."""
     if value is None:
         return NOTHING
     if value < 10:
@@ -35,7 +34,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """`value` in bytes; decimal units, as links are measured."""
+    """Format bytes in decimal units, as for network links."""
     if value is None:
         return NOTHING
     for unit in ("B", "kB", "MB", "GB"):
@@ -46,14 +45,14 @@ def size(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Whole numbers with thin groups, others with one digit."""
+    """Format whole numbers with thin spaces between groups, others with one decimal."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f") if float(value).is_integer() else f"{value:.1f}"
 
 
 def rate(value: float | None) -> str:
-    """`value` per second."""
+    """Format a number per second."""
     if value is None:
         return NOTHING
     return f"{value:.0f} /s" if value >= 10 else f"{value:.1f} /s"
@@ -64,17 +63,17 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """`value` of 1."""
+    """Format a fraction of 1."""
     return NOTHING if value is None else f"{value * 100:.0f} %"
 
 
 def clock(us: int | None) -> str:
-    """The time of day in UTC, of microseconds since 1970."""
+    """Format microseconds since 1970 as the time of day in UTC."""
     return NOTHING if not us else _moment(us).strftime("%H:%M:%S")
 
 
 def stamp(us: int | None) -> str:
-    """Date and time in UTC, to the millisecond."""
+    """Format microseconds since 1970 as date and time in UTC, to the millisecond."""
     return NOTHING if not us else _moment(us).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
@@ -82,8 +81,5 @@ def _moment(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1e6, UTC)
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    "ms": ms, "seconds": seconds, "size": size, "count": count, "rate": rate, "ratio": ratio, "percent": percent,
-    "clock": clock, "stamp": stamp,
-}  # fmt: skip
-"""Jinja filters, by the name they have in templates."""
+FILTERS: tuple[Callable[..., str], ...] = (ms, seconds, size, count, rate, ratio, percent, clock, stamp)
+"""The Jinja filters; templates use them by their function names."""

@@ -6,7 +6,6 @@ The ids of a stream are those of the fleet's events. A page that reconnects is s
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -15,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, NotFound
 from web.console.login import NO_STORE
-from web.console.page_context import PageContext, Query
+from web.console.page_context import LivePage, PageContext, Query
 from web.console.refresh import RefreshTimer
 from web.console.shell import Shell, build_shell, find_origin
 from web.console.templating import Templates
@@ -27,29 +26,6 @@ from web.http.sse import send_stream
 
 WHOLE = "page"
 """The block, and the id of its element, that contains every live block."""
-
-
-class LivePage(Protocol):
-    """`live` names the blocks that are sent again when they change; each is one element whose id is the block's name."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def template(self) -> str: ...
-    @property
-    def active(self) -> str: ...
-    @property
-    def live(self) -> Sequence[str]: ...
-
-    async def read(self, query: Query) -> PageContext:
-        """Raises: FleetError, which the page then shows."""
-        ...
-
-    def empty(self, query: Query) -> PageContext:
-        """Return the context to show when the fleet cannot be read."""
-        ...
 
 
 class LivePages:
@@ -67,7 +43,7 @@ class LivePages:
     def _serve(self, page: LivePage) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
             context = await self._read(page, {**request.query_params, **request.path_params}, None)
-            html = self._templates.render(page.template, page=context, shell=self._shell(page, request))
+            html = self._templates.render(f"{page.key}.html", page=context, shell=self._shell(page, request))
             return HTMLResponse(html, status_code=context.status, headers=NO_STORE)
 
         return serve
@@ -77,9 +53,8 @@ class LivePages:
         page = self._pages.get(str(request.path_params["key"]))
         if page is None:
             await Response(status_code=404)(scope, receive, send)
-            return
-        changes = self._changes(page, request)
-        await until_disconnect(receive, send_stream(send, {}, changes))
+        else:
+            await until_disconnect(receive, send_stream(send, {}, self._changes(page, request)))
 
     async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
         """Yield the whole page, then each block that differs from the one sent last."""
@@ -106,7 +81,7 @@ class LivePages:
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=status_of(error))
 
     def _block(self, page: LivePage, name: str, context: PageContext, request: Request) -> str:
-        return self._templates.render_block(page.template, name, page=context, shell=self._shell(page, request))
+        return self._templates.render_block(f"{page.key}.html", name, page=context, shell=self._shell(page, request))
 
     def _shell(self, page: LivePage, request: Request) -> Shell:
         return build_shell(self._gateway, csrf_of(request.scope), page.active, find_origin(request))

@@ -1,4 +1,4 @@
-"""The page where a browser trades the API key for a login, and the way out. Knows no other page."""
+"""The login page, where a browser exchanges the API key for a cookie, and the logout. Knows no other page."""
 
 from http import HTTPStatus
 from urllib.parse import parse_qs
@@ -19,12 +19,14 @@ MAX_FORM_BYTES = 8192
 
 
 class LoginPages:
-    def __init__(self, gateway: Gateway, api_key: str | None, logins: Logins, wrong_keys: WrongKeys, views: Templates) -> None:
+    def __init__(
+        self, gateway: Gateway, api_key: str | None, logins: Logins, wrong_keys: WrongKeys, templates: Templates
+    ) -> None:
         self._gateway = gateway
         self._api_key = api_key
         self._logins = logins
         self._wrong_keys = wrong_keys
-        self._views = views
+        self._templates = templates
 
     async def log_in(self, request: Request) -> Response:
         if self._api_key is None:
@@ -32,38 +34,38 @@ class LoginPages:
         wanted = keep_local_path(request.query_params.get("next", ""))
         if request.method != "POST":
             return self._form(wanted)
-        given = _key_in(await read_body(request, MAX_FORM_BYTES))
-        if not keys_equal(given.encode(), self._api_key):
-            return self._refuse(request, given, wanted)
+        key = _read_key(await read_body(request, MAX_FORM_BYTES))
+        if not keys_equal(key.encode(), self._api_key):
+            return self._refuse(request, key, wanted)
         await self._logins.end(login_token(request.scope))
-        answer = RedirectResponse(wanted or "/", status_code=303)
+        response = RedirectResponse(wanted or "/", status_code=303)
         name = cookie_name(request.scope)
-        answer.set_cookie(name, await self._logins.begin(), httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
-        return answer
+        response.set_cookie(name, await self._logins.begin(), httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
+        return response
 
     async def log_out(self, request: Request) -> Response:
         await self._logins.end(login_token(request.scope))
-        answer = RedirectResponse(LOGIN_PATH, status_code=303)
+        response = RedirectResponse(LOGIN_PATH, status_code=303)
         name = cookie_name(request.scope)
-        answer.delete_cookie(name, httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
-        return answer
+        response.delete_cookie(name, httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
+        return response
 
-    def _refuse(self, request: Request, given: str, wanted: str) -> Response:
+    def _refuse(self, request: Request, key: str, wanted: str) -> Response:
         refusal = Unauthorized("That is not this server's key (FLEET_API_KEY).")
-        if given:
+        if key:
             refusal = self._wrong_keys.refusal(request.scope, refusal)
-        answer = self._form(wanted, refusal.message, status_of(refusal))
+        response = self._form(wanted, refusal.message, status_of(refusal))
         if status_of(refusal) != HTTPStatus.UNAUTHORIZED:
-            answer.headers["retry-after"] = str(refusal.retry_after_s)
-        return answer
+            response.headers["retry-after"] = str(refusal.retry_after_s)
+        return response
 
     def _form(self, wanted: str, refused: str = "", status: int = 200) -> Response:
-        html = self._views.render("login.html", model=self._gateway.model, refused=refused, next=wanted)
+        html = self._templates.render("login.html", model=self._gateway.model, refused=refused, next=wanted)
         return HTMLResponse(html, status_code=status, headers=NO_STORE)
 
 
-def _key_in(form: bytes) -> str:
-    """Return the key in a form as a browser sends it; "" where there is none."""
+def _read_key(form: bytes) -> str:
+    """Return the key in a form as a browser sends it, or "" without one."""
     try:
         fields = parse_qs(form.decode(), max_num_fields=4)
     except ValueError:
@@ -71,7 +73,7 @@ def _key_in(form: bytes) -> str:
     return fields.get("key", [""])[0].strip()
 
 
-def keep_local_path(given: str) -> str:
-    """`given` if it is a path of this gateway, else "": nobody is sent to another site."""
-    local = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable()
-    return given if local else ""
+def keep_local_path(path: str) -> str:
+    """Return `path` if it is one of this gateway, else "": a login must not lead to another site."""
+    local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if local else ""

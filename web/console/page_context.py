@@ -1,23 +1,28 @@
-"""What every live page's context begins with. Knows no page's content."""
+"""Base classes of the live pages and of their contexts. Knows no single page."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from fleet.graphs import Graph
+from web.gateway.gateway import Gateway
 
 LIVE = "/console/live/"
 NUM_COLOURS = 6
 
 Query = Mapping[str, str]
-"""A page's parameters: those of its path and those behind the `?`, together."""
+"""A page's path and query parameters, together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """`stream`: the address of the page's own stream. `trouble` is what the visitor must know first, `remedy` the command that
-    mends it; both empty when all is well. `known`: the fleet could be read, now or before; else what is empty says nothing.
-    `status` is HTTP's.
+    """Data that the template of every live page needs.
+
+    `stream`: the path of the page's event stream. `trouble`: the problem to show first, and `remedy` the command that solves it;
+    both empty without one. `known`: False until the fleet could be read, so that an empty list is not shown as "none".
+    `status`: the HTTP status.
     """
 
     title: str
@@ -28,16 +33,51 @@ class PageContext:
     status: int = 200
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterLink:
+    """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered list that match it."""
+
+    name: str
+    colour: int = -1
+    count: int
+    path: str
+    chosen: bool
+
+
+class LivePage(ABC):
+    """A page with the template `KEY.html` at `path`, shown in the navigation under `active`.
+
+    `live` names the blocks that are sent again when they change; each is one element whose id is the block's name.
+    """
+
+    key: ClassVar[str]
+    active: ClassVar[str]
+    path: ClassVar[str]
+    live: ClassVar[tuple[str, ...]]
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._colours = assign_colours(gateway.graph)
+
+    @abstractmethod
+    async def read(self, query: Query) -> PageContext:
+        """Raises: FleetError, which the page then shows."""
+
+    @abstractmethod
+    def empty(self, query: Query) -> PageContext:
+        """Return the context to show when the fleet cannot be read."""
+
+
 def stream_path(key: str, query: Query) -> str:
     return build_path(LIVE + key, query)
 
 
 def build_path(path: str, query: Query) -> str:
-    """`path` with what of `query` is not empty."""
-    given = {name: value for name, value in query.items() if value}
-    return path + (f"?{urlencode(given)}" if given else "")
+    """Return `path` with the parameters that are not empty."""
+    used = {name: value for name, value in query.items() if value}
+    return path + (f"?{urlencode(used)}" if used else "")
 
 
 def assign_colours(graph: Graph) -> dict[str, int]:
-    """The fixed colour of each stage, by its place in the graph."""
+    """Return the colour number of each stage, by its position in the graph."""
     return {stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)}

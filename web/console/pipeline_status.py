@@ -1,4 +1,4 @@
-"""The live strip: the graph's stages with their workers, and one request's edges with their counts. Knows no HTML."""
+"""The live status of the pipeline: the stages with their workers, and one request's edges with their counts. Knows no HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ENDED = frozenset({"finished", "failed", "aborted"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeRow:
-    """Units: `produced`, `consumed` count chunks, `items` what they hold."""
+    """Units: `produced` and `consumed` count chunks, `items` the items in them."""
 
     name: str
     target: str
@@ -27,15 +27,15 @@ class EdgeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
-    """`up` counts workers that take tasks, and `capacity` their slots; `leaving` those that drain, `standby` those that stand by.
+    """`up`, `draining` and `standby` count workers; `up` workers accept tasks, and `capacity` counts their slots.
 
-    `state` and `owner` are those of the shown request's task; empty without one.
+    `state`, `owner` and `walk` are those of the shown request's task, empty without one.
     """
 
     name: str
     colour: int
     up: int
-    leaving: int
+    draining: int
     standby: int
     running: int
     capacity: int
@@ -51,7 +51,7 @@ class StageCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """`trouble` is what an operator must know first; empty when all is well."""
+    """`trouble`: the problem that an operator must solve first, "" without one."""
 
     stages: tuple[StageCard, ...]
     request_id: str
@@ -64,13 +64,13 @@ class PipelineStatus:
 
 
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
-    """The state now; Redis being away is shown, not raised."""
+    """Read the current status; an unreachable Redis becomes its `trouble`."""
     try:
         workers = [view for view in await gateway.client.telemetry.workers() if view.lease_left_s > 0]
         request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
         return build_pipeline_status(gateway.graph, [], None, None, trouble=error.message)
-    served = {stage_of(view.role) for view in workers if _takes_tasks(view)}
+    served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
     missing = [stage.name for stage in gateway.graph.stages if stage.name not in served]
     trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
     return build_pipeline_status(gateway.graph, workers, request_id, request, trouble=trouble)
@@ -94,11 +94,11 @@ def build_pipeline_status(
         card = StageCard(
             name=stage.name,
             colour=colour % 6,
-            up=sum(_takes_tasks(view) for view in of_stage),
-            leaving=sum(view.draining for view in of_stage),
+            up=sum(_accepts_tasks(view) for view in of_stage),
+            draining=sum(view.draining for view in of_stage),
             standby=sum(view.standby and not view.draining for view in of_stage),
             running=sum(view.running for view in of_stage),
-            capacity=sum(view.capacity for view in of_stage if _takes_tasks(view)),
+            capacity=sum(view.capacity for view in of_stage if _accepts_tasks(view)),
             state=task.state if task else "",
             owner=(task.owner or "") if task else "",
             walk=(task.walk or "") if task else "",
@@ -113,7 +113,7 @@ def build_pipeline_status(
     )
 
 
-def _takes_tasks(view: WorkerView) -> bool:
+def _accepts_tasks(view: WorkerView) -> bool:
     return not view.draining and not view.standby
 
 

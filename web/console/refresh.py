@@ -1,4 +1,4 @@
-"""Waking pages when something happens: one reader of the fleet's events for all pages of a gateway. Knows no page."""
+"""Decides when open pages are read again: one reader of the fleet's events for all pages of a gateway."""
 
 import asyncio
 import logging
@@ -9,68 +9,67 @@ from web.gateway.gateway import Gateway
 
 log = logging.getLogger("fleet.web")
 
-SOONEST_S, LATEST_S = 0.5, 2.0
-"""When a page is read again: at the soonest where something happened, at the latest for what no event tells (loads, ages)."""
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.5, 2.0
+"""Time between two readings of a page: the shorter after an event, the longer for loads and ages, which cause no event."""
 RETRY_S = 1.0
 
 
 class RefreshTimer:
-    """Reads only while a page is open. `mark`: the id of the last event seen, "" before the first."""
+    """Follows the fleet's events while a page is open. `last_event_id` is "" before the first event."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._woken = asyncio.Event()
+        self._changed = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._num_pages = 0
         self.last_event_id = ""
 
     async def wait_for_changes(self) -> AsyncGenerator[str, None]:
-        """The mark, each time a page should be read: now, and then until the gateway closes."""
+        """Yield the last event's id each time a page is due, beginning immediately, until the gateway closes."""
         closing = self._gateway.closing
-        self._enter()
+        self._add_page()
         try:
             while not closing.is_set():
-                woken = self._woken
+                changed = self._changed
                 yield self.last_event_id
-                await wait_for_any(SOONEST_S, closing)
-                await wait_for_any(LATEST_S - SOONEST_S, closing, woken)
+                await wait_for_any(MIN_INTERVAL_S, closing)
+                await wait_for_any(MAX_INTERVAL_S - MIN_INTERVAL_S, closing, changed)
         finally:
-            self._leave()
+            self._remove_page()
 
-    def _enter(self) -> None:
+    def _add_page(self) -> None:
         self._num_pages += 1
         if self._reader is None:
-            self._reader = asyncio.create_task(self._read())
+            self._reader = asyncio.create_task(self._follow_events())
 
-    def _leave(self) -> None:
+    def _remove_page(self) -> None:
         self._num_pages -= 1
         if self._num_pages == 0 and self._reader is not None:
             self._reader.cancel()
             self._reader = None
 
-    async def _read(self) -> None:
-        after = ""
+    async def _follow_events(self) -> None:
         while True:
             try:
-                async for entry in self._gateway.client.telemetry.follow_events(after=after):
-                    self.last_event_id = after = entry.id
-                    self._wake()
+                async for entry in self._gateway.client.telemetry.follow_events(after=self.last_event_id):
+                    self.last_event_id = entry.id
+                    self._notify_pages()
             except FleetError as error:
-                log.debug("the events cannot be followed: %s", error.message)
-            # pages are told too: what they read next says what is wrong
-            self._wake()
+                log.debug("the fleet's events cannot be followed; retrying in %s s: %s", RETRY_S, error.message)
+            # pages are read on an error too, and then show it
+            self._notify_pages()
             await asyncio.sleep(RETRY_S)
 
-    def _wake(self) -> None:
-        woken, self._woken = self._woken, asyncio.Event()
-        woken.set()
+    def _notify_pages(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 async def wait_for_any(timeout_s: float, *events: asyncio.Event) -> None:
-    """Until one of the events is set, or the time is over."""
+    """Wait until one of the events is set or the time is over."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()

@@ -1,4 +1,4 @@
-"""What surrounds every page: navigation, the way in and out, what the browser must send back. Knows no page's content."""
+"""The frame around every page: navigation, logout, the token for changes. Knows no page's content."""
 
 from dataclasses import dataclass
 
@@ -31,10 +31,10 @@ NAV = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """`active` is the key of the navigation's item; `csrf` goes into the header `x-csrf-token` of every change.
+    """Data of the frame. `active`: key of the selected navigation item. `csrf`: value of the header `x-csrf-token` of changes.
 
-    `read_only`: buttons that change the fleet are left out. `now_us` is this server's clock, for the ages a page shows.
-    `origin` is the address by which the browser reaches this server, such as `http://localhost:8001`.
+    `read_only`: buttons that change the fleet are left out. `locked`: the browser can log out. `now_us`: this server's clock, for
+    the ages that a page shows. `origin`: the address by which the browser reaches this server, such as `http://localhost:8001`.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Shell:
 
 
 def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
-    """`csrf`: the token of the visitor's login, "" without one: then there is no way out either."""
+    """Return the frame of a page. `csrf`: the token of the browser's login, "" without one."""
     return Shell(
         model=gateway.model,
         active=active,

@@ -1,4 +1,4 @@
-"""Static files: kept for ever by browsers under the address that bears their hash, asked about again under any other."""
+"""Static files: cached by browsers for a year under an address with their hash, revalidated under any other."""
 
 from urllib.parse import parse_qs
 
@@ -12,7 +12,7 @@ from web.console.templating import STATIC, compute_digest
 class HashedStaticFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("v", [""])[0]
-        current = bool(given) and response.status_code == 200 and given == compute_digest(STATIC / path)
+        digest = parse_qs(scope["query_string"].decode("latin-1")).get("v", [""])[0]
+        current = bool(digest) and response.status_code == 200 and digest == compute_digest(STATIC / path)
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if current else "no-cache"
         return response

@@ -1,12 +1,11 @@
-"""Templates, and static files under addresses that change with their content. Knows no page."""
+"""Rendering of templates, and addresses of static files that change with their content. Knows no page."""
 
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import cast
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from web.console import formats
 
@@ -15,7 +14,7 @@ STATIC = HERE / "static"
 
 
 class Templates:
-    """Renders whole pages, and single blocks of them. A name that a context lacks is an error, never an empty string."""
+    """Renders pages and single blocks of them. A name missing from the context is an error."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -25,23 +24,19 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(formats.FILTERS)
-        names = cast("dict[str, object]", self._environment.globals)
-        names["static"] = static_url
-        # as a global, since a block that is rendered alone does not see what its template imports
-        names["ui"] = self._environment.get_template("parts/ui.html").module
+        self._environment.filters.update({form.__name__: form for form in formats.FILTERS})
+        globals_ = cast("dict[str, object]", self._environment.globals)
+        globals_["static"] = static_url
+        # a global, since a block rendered by itself does not see the imports of its template
+        globals_["ui"] = self._environment.get_template("parts/ui.html").module
 
     def render(self, name: str, **values: object) -> str:
         return self._environment.get_template(name).render(**values)
 
     def render_block(self, name: str, block: str, **values: object) -> str:
-        """One `{% block %}` of a template, as it would stand in the whole page."""
+        """Render one `{% block %}` of a template as in the whole page."""
         template = self._environment.get_template(name)
-        return "".join(_pieces(template, block, values))
-
-
-def _pieces(template: Template, block: str, values: dict[str, object]) -> Iterator[str]:
-    return template.blocks[block](template.new_context(values))
+        return "".join(template.blocks[block](template.new_context(values)))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""One request as lanes over time: itself, each stage, each hop, who owned its keys and values. Pure; knows no SVG.
+"""One request as lanes over time: the request, its stages, its edges, the owners of its KV cache. Pure; knows no SVG.
 
 Units: coordinates are thousandths of the request's time, `*_us` microseconds since 1970.
 """
@@ -15,19 +15,19 @@ from web.fleet_api.walk_spans import EdgeLogs, WalkSpan, find_walk_spans
 
 SCALE = 1000
 MIN_WIDTH = 2.0
-"""So narrow a span can still be seen, and pointed at."""
+"""Narrowest span that can be seen and pointed at."""
 MAX_TICKS = 300
 NUM_LABELS, LAST_LABEL = 5, 930
 LABEL_WIDTH = 18.0
-"""Of a letter, on the lanes of a phone; a desk has room for more."""
+"""Width of a letter on the lanes of a phone."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
 ENDS = ("finished", "failed", "lost", "handed_off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSpan:
-    """`kind` chooses how it is drawn: wait, first, output, walk, hop, pull, kv, whole. `detail` says all of it in words; `label`
-    stands on it where it is wide enough.
+    """`kind` selects its style: wait, first, output, walk, hop, pull, kv, whole. `detail` describes it; `label` is drawn on it if
+    it is wide enough.
     """
 
     x: float
@@ -39,7 +39,7 @@ class LaneSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePoint:
-    """A moment: `kind` is tick (a chunk), lost, failed, aborted, handed_off or another mark."""
+    """A moment. `kind`: tick (a chunk), lost, failed, aborted, handed_off or another trace event."""
 
     x: float
     kind: str
@@ -48,7 +48,7 @@ class LanePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """`colour` -1 has no stage. `note` stands beside the lane: bytes, owner."""
+    """`colour`: of its stage, -1 without one. `note`: text beside the lane, such as bytes or owners."""
 
     key: str
     label: str
@@ -61,7 +61,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """`labels` are round times, and where they stand."""
+    """`labels`: round times with their positions."""
 
     lanes: tuple[Lane, ...]
     labels: tuple[tuple[float, str], ...]
@@ -83,28 +83,28 @@ class Axis:
         return LaneSpan(x=min(x, SCALE - width), width=round(width, 1), kind=kind, detail=detail)
 
     def at(self, us: int) -> str:
-        """When, from the request's beginning."""
+        """Format a time relative to the request's beginning."""
         return f"at {formats.ms((us - self.start_us) / 1000)}"
 
 
-def build_waterfall(story: RequestTrace, graph: Graph, logs: EdgeLogs, colour_of: Mapping[str, int]) -> Waterfall:
-    """`logs`: the chunks of edges; one that is not given shows no ticks."""
+def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs, colour_of: Mapping[str, int]) -> Waterfall:
+    """Build the lanes. `logs`: the chunks of edges; an edge without an entry has no ticks."""
     ticks = {edge: [chunk.made_us for chunk in chunks] for edge, chunks in logs.items()}
-    axis = Axis(story.created_us, max(story.ended_us or story.now_us, story.created_us + 1))
-    lanes = [_request_lane(story, axis)]
-    for task in (task for task in story.tasks if task.stage != CLIENT):
-        lanes.append(_stage_lane(task, story, axis, colour_of.get(task.stage, -1)))
-        lanes += _walk_lane(find_walk_spans(story, task, graph, logs), task.stage, axis, colour_of)
+    axis = Axis(trace.created_us, max(trace.ended_us or trace.now_us, trace.created_us + 1))
+    lanes = [_request_lane(trace, axis)]
+    for task in (task for task in trace.tasks if task.stage != CLIENT):
+        lanes.append(_stage_lane(task, trace, axis, colour_of.get(task.stage, -1)))
+        lanes += _walk_lane(find_walk_spans(trace, task, graph, logs), task.stage, axis, colour_of)
         if task.hand_off is not None:
             lanes.append(_hand_off_lane(task, axis, colour_of.get(task.stage, -1)))
-        lanes += [_hop_lane(edge, story, ticks, axis, colour_of) for edge in story.edges if edge.source == task.stage]
-        lanes += _kv_lane(task, story.kv, axis, colour_of)
+        lanes += [_hop_lane(edge, trace, ticks, axis, colour_of) for edge in trace.edges if edge.source == task.stage]
+        lanes += _kv_lane(task, trace.kv, axis, colour_of)
     labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
     return Waterfall(lanes=tuple(lanes), labels=labels, num_spans=sum(len(lane.spans) for lane in lanes))
 
 
 def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
-    """Round times in one unit along the axis; the last leaves room for itself."""
+    """Yield round times in one unit along the axis; the last leaves space for its text."""
     step = find_top([total_ms / NUM_LABELS])
     yield 0.0, "0"
     for number in range(1, NUM_LABELS + 1):
@@ -129,127 +129,129 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Map
     yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", colour=colour, note=note, spans=tuple(drawn))
 
 
-def _request_lane(story: RequestTrace, axis: Axis) -> Lane:
+def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     took = formats.ms((axis.end_us - axis.start_us) / 1000)
-    span = axis.span(axis.start_us, axis.end_us, "whole", f"request {story.state}, {took}")
-    marks = [mark for mark in story.marks if mark.stage in ("", CLIENT) and mark.what not in ("submitted", "ended")]
-    points = [_point(mark, axis) for mark in marks]
-    if story.state in STRIKE and story.ended_us:
-        points.append(LanePoint(x=axis.x(story.ended_us), kind=story.state, detail=f"{story.state} {axis.at(story.ended_us)}"))
+    span = axis.span(axis.start_us, axis.end_us, "whole", f"request {trace.state}, {took}")
+    events = [event for event in trace.marks if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
+    points = [_point(event, axis) for event in events]
+    if trace.state in STRIKE and trace.ended_us:
+        points.append(LanePoint(x=axis.x(trace.ended_us), kind=trace.state, detail=f"{trace.state} {axis.at(trace.ended_us)}"))
     return Lane(key="request", label="request", kind="request", colour=-1, note=took, spans=(span,), points=tuple(points))
 
 
-def _point(mark: TraceEvent, axis: Axis) -> LanePoint:
-    words = [mark.what.replace("_", " "), mark.stage, mark.worker, mark.detail, axis.at(mark.at_us)]
-    return LanePoint(x=axis.x(mark.at_us), kind=mark.what, detail=", ".join(word for word in words if word))
+def _point(event: TraceEvent, axis: Axis) -> LanePoint:
+    parts = [event.what.replace("_", " "), event.stage, event.worker, event.detail, axis.at(event.at_us)]
+    return LanePoint(x=axis.x(event.at_us), kind=event.what, detail=", ".join(part for part in parts if part))
 
 
-def _stage_lane(task: TaskTrace, story: RequestTrace, axis: Axis, colour: int) -> Lane:
-    marks = [mark for mark in story.marks if mark.stage == task.stage]
-    spans = tuple(_turns(marks, axis)) or tuple(_brief(task, axis))
-    points = tuple(_point(mark, axis) for mark in marks if mark.what in ("lost", "failed", "handed_off"))
+def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis, colour: int) -> Lane:
+    events = [event for event in trace.marks if event.stage == task.stage]
+    spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
+    points = tuple(_point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off"))
     return Lane(
         key=f"stage-{task.stage}", label=task.stage, kind="stage", colour=colour, note=task.state, spans=spans, points=points
     )
 
 
 @dataclass(slots=True)
-class _TaskOwnership:
-    """What is known of the task so far, mark after mark: since when it waits, is worked on, gives output, and by whom."""
+class _TaskPhases:
+    """Builds a task's spans from its trace events. `*_since_us`: begin of its wait, work and output, 0 outside of them."""
 
     axis: Axis
-    waits_us: int = 0
-    works_us: int = 0
-    gives_us: int = 0
+    waiting_since_us: int = 0
+    working_since_us: int = 0
+    output_since_us: int = 0
     worker: str = ""
     spans: list[LaneSpan] = field(default_factory=list[LaneSpan])
 
-    def take(self, mark: TraceEvent) -> None:
-        if mark.what == "granted":
-            self.waits_us = self.waits_us or mark.at_us
-        elif mark.what == "claimed":
-            self._wait_is_over(mark.at_us)
-            self.works_us, self.worker = mark.at_us, mark.worker
-        elif mark.what == OUTPUT and self.works_us:
-            self.gives_us = mark.at_us
-        elif mark.what in ENDS:
-            self.close(mark.at_us, mark.what)
-            self.waits_us = mark.at_us if mark.what == "handed_off" else 0
+    def add(self, event: TraceEvent) -> None:
+        if event.what == "granted":
+            self.waiting_since_us = self.waiting_since_us or event.at_us
+        elif event.what == "claimed":
+            self._end_wait(event.at_us)
+            self.working_since_us, self.worker = event.at_us, event.worker
+        elif event.what == OUTPUT and self.working_since_us:
+            self.output_since_us = event.at_us
+        elif event.what in ENDS:
+            self.close(event.at_us, event.what)
+            self.waiting_since_us = event.at_us if event.what == "handed_off" else 0
 
-    def _wait_is_over(self, at_us: int) -> None:
-        if self.waits_us:
-            words = f"waits for a worker {formats.ms((at_us - self.waits_us) / 1000)}, {self.axis.at(self.waits_us)}"
-            self.spans.append(self.axis.span(self.waits_us, at_us, "wait", words))
-        self.waits_us = 0
+    def _end_wait(self, at_us: int) -> None:
+        if self.waiting_since_us:
+            text = (
+                f"waits for a worker {formats.ms((at_us - self.waiting_since_us) / 1000)}, {self.axis.at(self.waiting_since_us)}"
+            )
+            self.spans.append(self.axis.span(self.waiting_since_us, at_us, "wait", text))
+        self.waiting_since_us = 0
 
     def close(self, at_us: int, how: str) -> None:
-        """End what is open: the wait, or the work up to its first output and after it."""
-        self._wait_is_over(at_us)
-        if not self.works_us:
+        """End the current wait, or the work before and after the first output."""
+        self._end_wait(at_us)
+        if not self.working_since_us:
             return
-        first_us = self.gives_us or at_us
-        begun = self.axis.at(self.works_us)
-        kind = "first" if self.gives_us or how != "finished" else OUTPUT
-        took = formats.ms((first_us - self.works_us) / 1000)
-        until = "to its first output" if self.gives_us else how
-        self.spans.append(self.axis.span(self.works_us, first_us, kind, f"{self.worker}: {took} {until}, {begun}"))
-        if self.gives_us:
-            took = formats.ms((at_us - self.gives_us) / 1000)
-            detail = f"{self.worker}: output for {took}, {how}, {self.axis.at(self.gives_us)}"
-            self.spans.append(self.axis.span(self.gives_us, at_us, OUTPUT, detail))
-        self.works_us = self.gives_us = 0
+        first_us = self.output_since_us or at_us
+        begun = self.axis.at(self.working_since_us)
+        kind = "first" if self.output_since_us or how != "finished" else OUTPUT
+        took = formats.ms((first_us - self.working_since_us) / 1000)
+        until = "to its first output" if self.output_since_us else how
+        self.spans.append(self.axis.span(self.working_since_us, first_us, kind, f"{self.worker}: {took} {until}, {begun}"))
+        if self.output_since_us:
+            took = formats.ms((at_us - self.output_since_us) / 1000)
+            detail = f"{self.worker}: output for {took}, {how}, {self.axis.at(self.output_since_us)}"
+            self.spans.append(self.axis.span(self.output_since_us, at_us, OUTPUT, detail))
+        self.working_since_us = self.output_since_us = 0
 
 
-def _turns(marks: Sequence[TraceEvent], axis: Axis) -> list[LaneSpan]:
-    turn = _TaskOwnership(axis)
-    for mark in marks:
-        turn.take(mark)
-    turn.close(axis.end_us, "under way")
-    return turn.spans
+def _spans_of_events(events: Sequence[TraceEvent], axis: Axis) -> list[LaneSpan]:
+    phases = _TaskPhases(axis)
+    for event in events:
+        phases.add(event)
+    phases.close(axis.end_us, "in progress")
+    return phases.spans
 
 
-def _brief(task: TaskTrace, axis: Axis) -> Iterator[LaneSpan]:
-    """The same without marks, from what the task itself keeps."""
+def _spans_of_task(task: TaskTrace, axis: Axis) -> Iterator[LaneSpan]:
+    """Build the spans from the task's own times, for a trace without events."""
     steps = (
         ("wait", "waits for a worker", task.granted_us, task.claimed_us),
         ("first", "to its first output", task.claimed_us, task.first_us),
         (OUTPUT, "output", task.first_us, task.finished_us),
     )
-    for kind, words, begin_us, end_us in steps:
+    for kind, text, begin_us, end_us in steps:
         if begin_us:
             took = formats.ms(((end_us or axis.end_us) - begin_us) / 1000)
-            yield axis.span(begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {words}, {took}")
+            yield axis.span(begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {text}, {took}")
 
 
 def _hand_off_lane(task: TaskTrace, axis: Axis, colour: int) -> Lane:
-    told = task.hand_off
-    assert told is not None
+    times = task.hand_off
+    assert times is not None
     steps = (
-        ("given up", told.prefilled_us, told.handed_us),
-        ("waits for the next worker", told.handed_us, told.claimed_us),
-        ("logs are read", told.claimed_us, told.opened_us),
-        ("pages are pulled", told.opened_us, told.pulled_us),
-        ("pages are adopted", told.pulled_us, told.confirmed_us),
-        ("first step", told.confirmed_us, told.resumed_us),
+        ("handed off", times.prefilled_us, times.handed_us),
+        ("waits for the next worker", times.handed_us, times.claimed_us),
+        ("logs are read", times.claimed_us, times.opened_us),
+        ("pages are pulled", times.opened_us, times.pulled_us),
+        ("pages are imported", times.pulled_us, times.confirmed_us),
+        ("first step", times.confirmed_us, times.resumed_us),
     )
     spans = [
-        axis.span(begin, end, "pull" if "pulled" in words else "hop", f"{words}, {formats.ms((end - begin) / 1000)}")
-        for words, begin, end in steps
+        axis.span(begin, end, "pull" if "pulled" in text else "hop", f"{text}, {formats.ms((end - begin) / 1000)}")
+        for text, begin, end in steps
         if begin and end and end >= begin
     ]
-    last = told.resumed_us or told.opened_us
-    note = f"{formats.ms((last - told.prefilled_us) / 1000)} in all"
+    last = times.resumed_us or times.opened_us
+    note = f"{formats.ms((last - times.prefilled_us) / 1000)} in all"
     label = f"{task.stage} hand-off"
     return Lane(key=f"hand-off-{task.stage}", label=label, kind="hand-off", colour=colour, note=note, spans=tuple(spans))
 
 
 def _hop_lane(
-    edge: EdgeTrace, story: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis, colour_of: Mapping[str, int]
+    edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis, colour_of: Mapping[str, int]
 ) -> Lane:
-    receipts = [receipt for task in story.tasks for receipt in task.receipts if receipt.edge == edge.name]
-    words = [f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through the log"]
-    words += [_received(receipt) for receipt in receipts]
-    spans = (axis.span(edge.first_us, edge.last_us, "hop", "; ".join(words)),) if edge.first_us else ()
+    receipts = [receipt for task in trace.tasks for receipt in task.receipts if receipt.edge == edge.name]
+    parts = [f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through the log"]
+    parts += [_describe_receipt(receipt) for receipt in receipts]
+    spans = (axis.span(edge.first_us, edge.last_us, "hop", "; ".join(parts)),) if edge.first_us else ()
     target = "listener" if edge.target == CLIENT else edge.target
     return Lane(
         key=f"hop-{edge.name}",
@@ -268,35 +270,35 @@ def _volume(edge: EdgeTrace, receipts: Sequence[Receipt]) -> str:
     return f"{volume} at {pulled / took_us / 1000:.2f} GB/s" if pulled and took_us else volume
 
 
-def _received(receipt: Receipt) -> str:
+def _describe_receipt(receipt: Receipt) -> str:
     mean, most = formats.ms(receipt.hop_mean_us / 1000), formats.ms(receipt.hop_max_us / 1000)
-    words = f"{receipt.num_chunks} arrived at {receipt.worker}, {mean} old, at most {most}"
+    text = f"{receipt.num_chunks} arrived at {receipt.worker}, {mean} old, at most {most}"
     if receipt.num_pulls:
-        words += f"; {receipt.num_pulls} pulls of {formats.size(receipt.pull_bytes)} in {formats.ms(receipt.pull_us / 1000)}"
+        text += f"; {receipt.num_pulls} pulls of {formats.size(receipt.pull_bytes)} in {formats.ms(receipt.pull_us / 1000)}"
     if receipt.num_failed_pulls:
-        words += f", {receipt.num_failed_pulls} of them failed"
-    return words
+        text += f", {receipt.num_failed_pulls} of them failed"
+    return text
 
 
 def _ticks(made_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
-    """A tick a chunk; of very many, as many as can be told apart."""
+    """Return a tick for each chunk; of very many, as many as can be distinguished."""
     every = max(1, -(-len(made_us) // MAX_TICKS))
     return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in made_us[::every] if at)
 
 
 def _kv_lane(task: TaskTrace, owned: Sequence[KVSpan], axis: Axis, colour_of: Mapping[str, int]) -> list[Lane]:
-    mine = [span for span in owned if span.stage == task.stage]
-    if not mine:
+    spans_of_task = [span for span in owned if span.stage == task.stage]
+    if not spans_of_task:
         return []
     spans = tuple(
         axis.span(
             span.from_us,
             span.to_us or axis.end_us,
             "kv",
-            f"{span.worker} owns the keys and values, {span.how}, {axis.at(span.from_us)}",
+            f"{span.worker} owns the KV cache, {span.how}, {axis.at(span.from_us)}",
         )
-        for span in mine
+        for span in spans_of_task
     )
-    note = f"{len(mine)} owner{'' if len(mine) == 1 else 's'}"
+    note = f"{len(spans_of_task)} owner{'' if len(spans_of_task) == 1 else 's'}"
     colour = colour_of.get(task.stage, -1)
     return [Lane(key=f"kv-{task.stage}", label=f"{task.stage} KV owner", kind="kv", colour=colour, note=note, spans=spans)]

@@ -1,7 +1,7 @@
-"""Time spans of the walks of a request's tasks, from the markers of chunks and the events of the trace. Pure.
+"""The walks of a request's tasks over time, from the markers of its chunks and the events of its trace. Pure.
 
-The walks are those of the request: a worker that recovers a task replays its past within the walk that it had reached. Knows no
-stage by name.
+Walks belong to the request: a worker that claims a task again replays earlier walks within the one that the task had reached.
+Knows no stage by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from fleet.core.request_trace import RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
 
 EdgeLogs = Mapping[str, Sequence[Chunk]]
-"""Stored chunks by edge."""
-LEFT = ("lost", "failed", "handed_off", "finished")
+"""The stored chunks of each edge, by its name."""
+RELEASED = ("lost", "failed", "handed_off", "finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,14 @@ class WalkSpan:
 
 
 def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs) -> tuple[WalkSpan, ...]:
-    """Return the spans in order, while a worker owned the task; none for a stage with one walk only."""
+    """Return the walks in order, while a worker owned the task; nothing for a stage with only one walk."""
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:
         return ()
     begins = [(0, str(stage.walks[0])), *_transitions(task, graph, logs)]
     ends = [at for at, _ in begins[1:]] + [trace.ended_us or trace.now_us]
     spans: list[WalkSpan] = []
-    for worker, from_us, to_us in _owners(task, [event for event in trace.marks if event.stage == task.stage], ends[-1]):
+    for worker, from_us, to_us in _find_owners(task, [event for event in trace.marks if event.stage == task.stage], ends[-1]):
         for (begin, walk), end in zip(begins, ends, strict=True):
             first, last = max(begin, from_us), min(end, to_us)
             if first < last:
@@ -43,39 +43,41 @@ def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: Ed
 
 
 def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[int, str]]:
-    """Return when the task entered each later walk: by the markers of its inputs, or else by its first output in that walk."""
+    """Return (time, walk) of each later walk: from the markers of the inputs, or for a task without inputs from its first output
+    in that walk.
+    """
     inputs = graph.edges_to(task.stage)
     if inputs:
-        walks = [
+        times = [
             (chunk.made_us, chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal))
             for edge in inputs
             for chunk in logs.get(edge.name, ())
             if chunk.boundary and chunk.producer_walk is not None
         ]
     else:
-        walks = [(c.made_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
-    order = {str(walk): place for place, walk in enumerate(graph.stage(task.stage).walks)}
-    known = 0
+        times = [(c.made_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
+    order = {str(walk): index for index, walk in enumerate(graph.stage(task.stage).walks)}
+    last = 0
     changes: list[tuple[int, str]] = []
-    for at, walk in sorted((at, str(walk)) for at, walk in walks if at and walk):
-        if order.get(walk, 0) > known:
+    for at, walk in sorted((at, str(walk)) for at, walk in times if at and walk):
+        if order.get(walk, 0) > last:
             changes.append((at, walk))
-            known = order[walk]
+            last = order[walk]
     return changes
 
 
-def _owners(task: TaskTrace, events: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
-    """Return the owners of the task with begin and end."""
-    held: list[tuple[str, int, int]] = []
+def _find_owners(task: TaskTrace, events: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
+    """Return (worker, begin, end) of each ownership of the task."""
+    owners: list[tuple[str, int, int]] = []
     worker, since = "", 0
     for event in events:
         if event.what == "claimed":
             worker, since = event.worker, event.at_us
-        elif event.what in LEFT and since:
-            held.append((worker, since, event.at_us))
+        elif event.what in RELEASED and since:
+            owners.append((worker, since, event.at_us))
             since = 0
     if since:
-        held.append((worker, since, end_us))
+        owners.append((worker, since, end_us))
     if not events and task.claimed_us:
-        held.append((task.owner, task.claimed_us, task.finished_us or end_us))
-    return held
+        owners.append((task.owner, task.claimed_us, task.finished_us or end_us))
+    return owners

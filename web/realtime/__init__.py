@@ -1,8 +1,8 @@
-"""Voice sessions: `WS /v1/realtime` with OpenAI's GA events, and the console's socket over the same state machine.
+"""Voice sessions: `WS /v1/realtime` with OpenAI's GA events, and the console's socket over the same sessions.
 
-From the bottom up: `client_events`, `server_events` and `settings` are the protocol, `served` what of it this server can do,
-`update` applies what is valid and served of a client's settings, `refusal` closes the sockets of others;
-`turns`, `playhead`, `heard` and `conversation` decide purely; `vad` and `ear` listen; `making` and `run` are one answer, made
-and delivered; `replies` says which answer is due; `session` ties these together; `store` writes a session down; `hall` has all
-of this gateway's; `sockets` and `routes` face the network. Knows no stage and no model: both come from the graph.
+`protocol` holds the events and settings, `audio` the input buffer, voice detection and playback position, `transport` routes and
+sockets. From the bottom up, `conversation` holds the items; `generation` runs the model; `response_stream` delivers a response;
+`response_manager` begins, cancels and resumes responses; `turn_manager` turns input audio into items; `session` owns these;
+`session_registry` holds the sessions of this gateway, and `snapshot` is their stored form. `states` has their tables of states.
+Knows no stage and no model: both come from the graph.
 """

@@ -1,4 +1,4 @@
-"""Items that a client gives, checked and made ours. Knows no response."""
+"""Items of the client, checked and converted. Knows no response."""
 
 from copy import copy
 
@@ -16,11 +16,11 @@ from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 
 MIN_CLIP_MS = 100
-"""As OpenAI's: of less nothing can be understood."""
+"""As OpenAI's: shorter audio holds no word."""
 
 
 class ItemReader:
-    """Reads sound at the rate of the session's input; the gateway's limit bounds one clip."""
+    """Reads items with audio at the rate of the session's input; the gateway's limit bounds one clip."""
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
         self._check_text = gateway.frontend.check_text
@@ -29,28 +29,28 @@ class ItemReader:
     def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
         """Raises: BadInput, UnsupportedValue naming the field."""
         if patch.type != "message":
-            raise BadInput(f"{where}.type: a reference has its place in response.input only", param=f"{where}.type")
+            raise BadInput(f"{where}.type: a reference is valid in response.input only", param=f"{where}.type")
         if patch.role is None:
             raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
         if patch.id == ROOT:
             raise BadInput(f"{where}.id: {ROOT!r} is where a conversation begins; choose another", param=f"{where}.id")
         item = Item(id=patch.id or say.new_id("item"), role=patch.role, parts=[])
         clips: dict[str, Clip] = {}
-        for index, given in enumerate(patch.content):
+        for index, part_patch in enumerate(patch.content):
             at = f"{where}.content[{index}]"
-            part = _part(given, patch.role, at)
+            part = _part(part_patch, patch.role, at)
             self._check_text(TextPart(text=part.text, where=at))
             if part.kind == "input_audio":
                 part.clip = f"{item.id}.{index}"
-                clips[part.clip] = self.clip(given.audio or "", f"{at}.audio")
+                clips[part.clip] = self.clip(part_patch.audio or "", f"{at}.audio")
             item.parts.append(part)
         if item.is_empty:
-            raise BadInput(f"{where}.content: holds no text and no sound", param=f"{where}.content")
+            raise BadInput(f"{where}.content: holds no text and no audio", param=f"{where}.content")
         return item, clips
 
     def items(self, patches: list[ItemPatch], known: Conversation, where: str) -> Conversation:
-        """A conversation of its own, of given items and references to known ones. Raises: NotFound, BadInput."""
-        found = Conversation(len(patches), self._max_audio_s)
+        """Return a separate conversation of new items and references to known ones. Raises: NotFound, BadInput."""
+        conversation = Conversation(len(patches), self._max_audio_s)
         for index, patch in enumerate(patches):
             at = f"{where}[{index}]"
             if patch.type == "item_reference":
@@ -58,12 +58,12 @@ class ItemReader:
                     raise BadInput(f"{at}.id: this field is required", param=f"{at}.id")
                 item = known.find(patch.id, f"{at}.id")
                 clips = {part.clip: known.clips[part.clip] for part in item.parts if part.clip}
-                # Copied: what has no room here stays in the conversation.
+                # A copy, since parts that exceed the bounds are removed here and must stay in the conversation.
                 item = msgspec.structs.replace(item, parts=[copy(part) for part in item.parts])
             else:
                 item, clips = self.item(patch, at)
-            found.add(item, clips, where=f"{at}.id")
-        return found
+            conversation.add(item, clips, where=f"{at}.id")
+        return conversation
 
     def clip(self, data: str, where: str) -> Clip:
         if self._format is None:
@@ -81,26 +81,26 @@ class ItemReader:
 
 
 def no_input_format(where: str) -> UnsupportedValue:
-    """The refusal of audio while the session has no input format."""
+    """Return the refusal of audio while the session has no input format."""
     message = f"{where}: audio is not read while {INPUT_FORMAT} is refused; set it to {SERVED_FORMAT}"
     return UnsupportedValue(message, param=where)
 
 
-def _part(given: PartPatch, role: str, where: str) -> Part:
-    """The beta's `text` and `audio` are read as what they mean for the role."""
-    sound = given.type in ("input_audio", "output_audio", "audio")
+def _part(patch: PartPatch, role: str, where: str) -> Part:
+    """Convert a part; the beta's types `text` and `audio` are read by their meaning for the role."""
+    is_audio = patch.type in ("input_audio", "output_audio", "audio")
     if role == "assistant":
-        if given.type in ("input_text", "input_audio"):
+        if patch.type in ("input_text", "input_audio"):
             raise BadInput(f"{where}.type: an assistant's content is output_text or output_audio", param=f"{where}.type")
-        # Its sound is not read again: what it said is what a prompt holds.
-        return Part(kind="output_audio" if sound else "output_text", text=(given.transcript if sound else given.text) or "")
-    if given.type in ("output_text", "output_audio"):
+        # Its audio is not read: a prompt holds the transcript.
+        return Part(kind="output_audio" if is_audio else "output_text", text=(patch.transcript if is_audio else patch.text) or "")
+    if patch.type in ("output_text", "output_audio"):
         raise BadInput(f"{where}.type: the content of a {role} is input_text or input_audio", param=f"{where}.type")
-    if sound and role != "user":
-        raise UnsupportedValue(f"{where}.type: only a user's content can be sound", param=f"{where}.type")
-    wanted = "audio" if sound else "text"
-    if getattr(given, wanted) is None:
-        raise BadInput(f"{where}.{wanted}: this field is required", param=f"{where}.{wanted}")
-    if sound:
-        return Part(kind="input_audio", text=given.transcript or "")
-    return Part(kind="input_text", text=given.text or "")
+    if is_audio and role != "user":
+        raise UnsupportedValue(f"{where}.type: only a user's content can be audio", param=f"{where}.type")
+    field = "audio" if is_audio else "text"
+    if getattr(patch, field) is None:
+        raise BadInput(f"{where}.{field}: this field is required", param=f"{where}.{field}")
+    if is_audio:
+        return Part(kind="input_audio", text=patch.transcript or "")
+    return Part(kind="input_text", text=patch.text or "")

@@ -221,6 +221,7 @@ class Session:
         self._gateway.metrics.count_underruns(underruns)
         if response is not None:
             response.playhead.report(event.samples, self._clock.now())
+            response.generation.wake()
             # The request's trace holds positions in the audio as the stages generated it.
             before = response.generation.num_trimmed + response.plan.skip_samples
             self._gateway.playback_reports.note(response.generation.request_id, before + event.samples, underruns)

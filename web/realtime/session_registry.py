@@ -415,7 +415,7 @@ class SessionRegistry:
 
 
 def _unknown(session_id: str) -> NotFound:
-    return NotFound(f"session: no session {quoted(session_id)}; it never was, or is over. Begin another", param="session")
+    return NotFound(f"session: no session {quoted(session_id)}; it never existed, or is over. Begin another", param="session")
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Views of the live voice sessions of all gateways, as this gateway shows them. Knows no socket."""
+"""Views of the live voice sessions of all gateways. Knows no socket."""
 
 import msgspec
 
@@ -14,10 +14,12 @@ def shown_id(session_id: str) -> str:
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A live session as the console shows it. Units: `voice_to_voice_*_ms` from the user's last voiced sample to the first voiced
-    one of the answer, of spoken turns only; `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking,
-    interrupted, or away without a client. `client_secret`: the first characters of the hash of the short-lived secret that opened
-    it; None for the API key and the console.
+    """A live session as the console shows it.
+
+    `voice_to_voice_*_ms`: from the user's last voiced sample to the response's first one, of spoken turns.
+    `created_us`, `seen_us`: since 1970.
+    `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
+    `client_secret`: the first characters of the hash of the client secret that opened the session; None for others.
     """
 
     id: str
@@ -40,7 +42,7 @@ decode_view = msgspec.json.Decoder(SessionView).decode
 
 
 async def read_views(gateway: Gateway) -> list[SessionView]:
-    """The newest first. The whole id of a session opens it, so a gateway that is read-only shows only its end.
+    """Read the views, the newest first. A read-only gateway shows only the end of a session's id, since the whole id opens it.
 
     Raises: RedisUnreachable.
     """

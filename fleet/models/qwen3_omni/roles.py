@@ -23,7 +23,7 @@ class RoleIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerPrompt:
-    """`in_user_turn` marks positions of user turns. `header_at`: start of the last assistant turn, None without a whole header."""
+    """`in_user_turn` marks positions of user turns. `header_at`: start of the last whole assistant header, None without one."""
 
     in_user_turn: NDArray[np.bool_]
     header_at: int | None

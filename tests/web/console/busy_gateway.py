@@ -1,4 +1,4 @@
-"""Every page of the console over a busy fleet: what tests walk through, and what the screenshots show."""
+"""A gateway with a busy fleet, and the paths of its pages: for tests and screenshots."""
 
 from dataclasses import replace
 
@@ -18,35 +18,42 @@ NUM_TICKS, NUM_PREFILL = 40, 6
 
 
 def fill(gateway: Gateway) -> None:
-    """Give the gateway's fake a busy fleet, with two people talking."""
+    """Fill the gateway's fake client with a busy fleet and two voice sessions."""
     telemetry = busy(gateway.config.graph_declaration())
-    for story in telemetry.traces.values():
-        for told in story.edges:
-            if not told.medium and told.first_us:
-                telemetry.edge_logs[story.id, told.name] = chunks(story, told, gateway.config.graph_declaration())
+    for trace in telemetry.traces.values():
+        for edge in trace.edges:
+            if not edge.medium and edge.first_us:
+                telemetry.edge_logs[trace.id, edge.name] = build_chunks(trace, edge, gateway.config.graph_declaration())
     gateway.client.show(telemetry)
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
         gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
 
 
-def chunks(story: RequestTrace, told: EdgeTrace, graph: Graph) -> list[Chunk]:
-    """As a producer marks them: some made in each of its walks, a boundary where its consumer comes into another."""
-    edge, walks = graph.edge(told.name), graph.stage(told.source).walks
-    step_us = max((told.last_us - told.first_us) // NUM_TICKS, 1)
-    made: list[Chunk] = []
-    known = None
+def build_chunks(trace: RequestTrace, edge_trace: EdgeTrace, graph: Graph) -> list[Chunk]:
+    """Build an edge's chunks from each walk of its producer, with a boundary where the consumer enters another walk."""
+    edge, walks = graph.edge(edge_trace.name), graph.stage(edge_trace.source).walks
+    step_us = max((edge_trace.last_us - edge_trace.first_us) // NUM_TICKS, 1)
+    chunks: list[Chunk] = []
+    last_walk = None
     for number in range(NUM_TICKS):
-        place = min(number // NUM_PREFILL, len(walks) - 1)
-        ordinal = number - NUM_PREFILL * place
-        walk = edge.consumer_walk(walks[place], ordinal)
-        made.append(
-            Chunk(request=story.id, edge=told.name, index=number, epoch=story.tasks[0].epoch, producer_walk=walks[place],
-                  ordinal=ordinal, boundary=walk != known, walk=walk if walk != known else None,
-                  made_us=told.first_us + number * step_us)
-        )  # fmt: skip
-        known = walk
-    return made
+        position = min(number // NUM_PREFILL, len(walks) - 1)
+        ordinal = number - NUM_PREFILL * position
+        walk = edge.consumer_walk(walks[position], ordinal)
+        chunk = Chunk(
+            request=trace.id,
+            edge=edge_trace.name,
+            index=number,
+            epoch=trace.tasks[0].epoch,
+            producer_walk=walks[position],
+            ordinal=ordinal,
+            boundary=walk != last_walk,
+            walk=walk if walk != last_walk else None,
+            made_us=edge_trace.first_us + number * step_us,
+        )
+        chunks.append(chunk)
+        last_walk = walk
+    return chunks
 
 
 def session(number: int, state: str, request: str) -> SessionView:
@@ -69,9 +76,9 @@ def session(number: int, state: str, request: str) -> SessionView:
 
 
 def paths(gateway: Gateway) -> dict[str, str]:
-    """Each page's address, by its name."""
+    """Return the path of each page by its name."""
     telemetry = gateway.client.telemetry
-    failed = next(story for story in telemetry.traces.values() if story.state == "failed")
+    failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")
     worker = telemetry.worker_list[0]
     return {
         **{name: f"/{name}" for name in LIVE_PAGES},

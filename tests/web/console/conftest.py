@@ -1,4 +1,4 @@
-"""A browser for the tests of a file, and a page of it over a busy fleet."""
+"""A browser for each test module, and a page over a busy fleet."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +21,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, gateway: Gateway) -> Iterator[Callable[[str], Page]]:
-    """Opens a page over a busy fleet. Whatever the browser complains of (a blocked script, an exception) fails the test."""
+    """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail the test."""
     fill(gateway)
     page = watched(browser)
 

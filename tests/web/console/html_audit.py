@@ -1,4 +1,4 @@
-"""What a page's HTML must be for everybody to use it: well nested, ids once, fields with labels, buttons with names."""
+"""Checks a page's HTML: nesting, unique ids, labels of fields, names of buttons."""
 
 from collections import Counter
 from html.parser import HTMLParser
@@ -8,8 +8,8 @@ FIELDS = {"input", "select", "textarea"}
 NAMED = {"button", "a", "summary"}
 
 
-class Reader(HTMLParser):
-    """Reads one page; `faults` says what is wrong with it."""
+class PageAudit(HTMLParser):
+    """Parses one page; `faults` lists its errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,19 +22,19 @@ class Reader(HTMLParser):
         self._fields: list[tuple[str, dict[str, str], bool]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        if "id" in given:
-            self.ids[given["id"]] += 1
-        if "style" in given or any(name.startswith("on") for name in given):
-            self.faults.append(f"<{tag}> has a style or a script of its own")
-        if tag in ("script", "style") and "src" not in given:
+        attributes = {name: value or "" for name, value in attrs}
+        if "id" in attributes:
+            self.ids[attributes["id"]] += 1
+        if "style" in attributes or any(name.startswith("on") for name in attributes):
+            self.faults.append(f"<{tag}> has an inline style or script")
+        if tag in ("script", "style") and "src" not in attributes:
             self.faults.append(f"<{tag}> inline")
-        if tag == "label" and "for" in given:
-            self._for.add(given["for"])
+        if tag == "label" and "for" in attributes:
+            self._for.add(attributes["for"])
         if tag in FIELDS:
-            self._fields.append((tag, given, "label" in self._open))
+            self._fields.append((tag, attributes, "label" in self._open))
         if tag in NAMED:
-            self._names.append((tag, [], "aria-label" in given))
+            self._names.append((tag, [], "aria-label" in attributes))
         if tag not in VOID:
             self._open.append(tag)
 
@@ -49,27 +49,27 @@ class Reader(HTMLParser):
             return
         self._open.pop()
         if tag in NAMED:
-            name, words, labelled = self._names.pop()
-            if not labelled and not "".join(words).strip():
+            name, text, labelled = self._names.pop()
+            if not labelled and not "".join(text).strip():
                 self.faults.append(f"a <{name}> without a name")
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
-        for _, words, _ in self._names:
-            words.append(data)
+        for _, text, _ in self._names:
+            text.append(data)
 
     def finish(self) -> list[str]:
         self.close()
         self.faults += [f"<{tag}> is never closed" for tag in self._open]
         self.faults += [f"id {name!r} {count} times" for name, count in self.ids.items() if count > 1]
-        for tag, given, wrapped in self._fields:
-            if not (wrapped or "aria-label" in given or given.get("id") in self._for):
-                self.faults.append(f"<{tag} name={given.get('name')!r}> without a label")
+        for tag, attributes, wrapped in self._fields:
+            if not (wrapped or "aria-label" in attributes or attributes.get("id") in self._for):
+                self.faults.append(f"<{tag} name={attributes.get('name')!r}> without a label")
         return self.faults
 
 
-def read(html: str) -> Reader:
-    reader = Reader()
+def read(html: str) -> PageAudit:
+    reader = PageAudit()
     reader.feed(html)
     reader.finish()
     return reader

@@ -1,4 +1,4 @@
-"""A fleet at its limits, for pages to hold: a thousand workers with long names, two hundred rows of everything, long words."""
+"""A fleet at its limits: a thousand workers with long names, two hundred rows of everything, words without spaces."""
 
 import msgspec
 
@@ -15,8 +15,8 @@ LONG = "averylongwordwithoutanyspace" * 8
 NUM_ROWS, NUM_WORKERS, NUM_ROLES = 200, 1000, 200
 
 
-def crowd(gateway: Gateway, num_requests: int = 10_000) -> None:
-    """Fills the gateway's fake, beyond what a page should show at once."""
+def fill_to_limits(gateway: Gateway, num_requests: int = 10_000) -> None:
+    """Fill the gateway's fake client beyond what a page shows."""
     fill(gateway)
     telemetry, now = gateway.client.telemetry, now_us()
     template = telemetry.worker_list[0]
@@ -66,7 +66,8 @@ def crowd(gateway: Gateway, num_requests: int = 10_000) -> None:
 def _row(template: RequestRow, number: int, now: int, stages: list[StageName]) -> RequestRow:
     worker = f"{stages[0]}@{HOST}:{number % NUM_WORKERS}"
     tasks = tuple(msgspec.structs.replace(task, worker=worker) for task in template.tasks)
+    created_us, error = now - number, LONG if template.error else ""
+    first_us = dict.fromkeys(template.first_us, created_us + 90_000)
     return msgspec.structs.replace(
-        template, id=RequestId(f"req-{number:022x}"), error=LONG if template.error else "", tasks=tasks, created_us=now - number,
-        first_us=dict.fromkeys(template.first_us, now - number + 90_000),
-    )  # fmt: skip
+        template, id=RequestId(f"req-{number:022x}"), error=error, tasks=tasks, created_us=created_us, first_us=first_us
+    )

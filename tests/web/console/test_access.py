@@ -1,14 +1,17 @@
-"""Who cannot use a mouse, or see well, can use every page: names, contrast as drawn, the way of the Tab key, what is focused."""
+"""Accessibility and layout of the pages: names of controls, contrast as drawn, widths, keyboard focus, reduced motion."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, cast
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, expect
 
-from tests.web.conftest import Gateway
-from tests.web.console.busy_gateway import paths
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.console.busy_gateway import fill, paths
+from tests.web.console.watched_page import complaints_of, watched
 
 CONTROLS = ("button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "slider", "spinbutton")
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -46,7 +49,11 @@ CONTRAST = """() => {
   }
   return poor;
 }"""  # noqa: E501
-# a player has stops of its own, which the browser draws and does not tell
+# an audio player has focus stops of its own, which the browser draws and does not report
+CALLS = """
+['post', 'put', 'patch', 'delete', 'get'].flatMap((way) =>
+  [...document.querySelectorAll(`[hx-${way}]`)].map((one) => [way, one.getAttribute(`hx-${way}`)]))
+"""
 FOCUSED = """() => {
   const here = document.activeElement;
   if (!here || here === document.body) return null;
@@ -63,8 +70,61 @@ FOCUSED = """() => {
 }"""
 
 
-def unnamed(page: Page) -> list[str]:
-    """Controls to which the browser itself gives assistive technology no name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageReport:
+    """Results of one page. `faults`: unnamed controls and poor contrast by scheme; `too_wide`: window widths it exceeds."""
+
+    faults: dict[str, list[str]]
+    too_wide: list[int]
+    num_headings: int
+    num_current: int
+    levels: list[int]
+    calls: list[tuple[str, str]]
+    num_forms: int
+
+
+@pytest.fixture(scope="module")
+def reports(browser: Browser, loaded: Loaded) -> Iterator[dict[str, PageReport]]:
+    """A report of every page, and of a running request, over a busy fleet."""
+    with serving(loaded) as gateway:
+        fill(gateway)
+        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
+        page = watched(browser)
+        found: dict[str, PageReport] = {}
+        for name, path in {**paths(gateway), "running request": f"/requests/{running.id}"}.items():
+            page.goto(gateway.url + path)
+            expect(page.locator("#link")).to_have_text("live")
+            found[name] = report(page)
+        page.close()
+        assert not complaints_of(page), complaints_of(page)
+        yield found
+
+
+def report(page: Page) -> PageReport:
+    too_wide: list[int] = []
+    for width in (360, 390, 768, 1440):
+        page.set_viewport_size({"width": width, "height": 800})
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            too_wide.append(width)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
+    faults: dict[str, list[str]] = {}
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        faults[scheme] = [*find_unnamed(page), *dict.fromkeys(cast("list[str]", page.evaluate(CONTRAST)))]
+    tags = cast("list[str]", page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => h.tagName)"))
+    return PageReport(
+        faults=faults,
+        too_wide=too_wide,
+        num_headings=page.locator("h1").count(),
+        num_current=page.locator("nav [aria-current=page]").count(),
+        levels=[int(tag[1]) for tag in tags],
+        calls=cast("list[tuple[str, str]]", page.evaluate(CALLS)),
+        num_forms=page.locator("form[method=post i]").count(),
+    )
+
+
+def find_unnamed(page: Page) -> list[str]:
+    """Return controls without a name in the browser's accessibility tree."""
     session = page.context.new_cdp_session(page)
     tree = session.send("Accessibility.getFullAXTree")
     session.detach()
@@ -76,22 +136,40 @@ def unnamed(page: Page) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_control_has_a_name_and_every_word_can_be_read(
-    open_page: Callable[[str], Page], gateway: Gateway, scheme: Literal["light", "dark"]
-) -> None:
-    wrong: dict[str, list[str]] = {}
-    for name, path in paths(gateway).items():
-        page = open_page(path)
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
-        if found := [*unnamed(page), *dict.fromkeys(cast("list[str]", page.evaluate(CONTRAST)))]:
-            wrong[name] = found
+def test_controls_have_names_and_text_has_contrast(reports: dict[str, PageReport]) -> None:
+    wrong = {name: page.faults for name, page in reports.items() if any(page.faults.values())}
     assert not wrong, wrong
 
 
+def test_pages_fit_the_window_width(reports: dict[str, PageReport]) -> None:
+    assert not {name: page.too_wide for name, page in reports.items() if page.too_wide}
+
+
+def test_pages_mark_their_navigation_item_and_have_one_heading(reports: dict[str, PageReport]) -> None:
+    for name, page in reports.items():
+        assert page.num_headings == page.num_current == 1, name
+        assert all(deeper - level <= 1 for level, deeper in pairwise(page.levels)), (name, page.levels)
+
+
+def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gateway: Gateway) -> None:
+    """They call routes of the OpenAPI document, and nothing else."""
+    described = cast("dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"])
+    shapes = [
+        (method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + r"(\?.*)?"))
+        for path, methods in described.items()
+        for method in methods
+    ]
+    commands: set[str] = set()
+    for name, page in reports.items():
+        assert page.num_forms == 0, f"{name}: only the login uses a form of the browser"
+        for method, address in page.calls:
+            assert any(way == method and shape.fullmatch(address) for way, shape in shapes), (name, method, address)
+            commands.add(f"{method} {address.partition('?')[0].rpartition('/')[2]}")
+    assert {"post drain", "post dump", "post redeliver", "post stop", "post retry"} <= commands, commands
+
+
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "workers", "jobs"])
-def test_the_tab_key_leads_through_the_page_in_order(open_page: Callable[[str], Page], gateway: Gateway, name: str) -> None:
+def test_tab_key_visits_controls_in_order(open_page: Callable[[str], Page], gateway: Gateway, name: str) -> None:
     page = open_page(paths(gateway)[name])
     page.locator("#main").evaluate("main => main.before(Object.assign(document.createElement('i'), { id: 'mark' }))")
     stops: list[dict[str, object]] = []
@@ -105,7 +183,7 @@ def test_the_tab_key_leads_through_the_page_in_order(open_page: Callable[[str], 
     assert not [stop for stop in stops if not (stop["ring"] and stop["onwards"] and stop["seen"])]
 
 
-def test_what_moves_stands_still_for_who_asks_for_it(open_page: Callable[[str], Page]) -> None:
+def test_animations_stop_under_reduced_motion(open_page: Callable[[str], Page]) -> None:
     page = open_page("/overview")
     page.emulate_media(reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0
@@ -113,35 +191,3 @@ def test_what_moves_stands_still_for_who_asks_for_it(open_page: Callable[[str], 
     css = "\n".join(cast("list[str]", page.evaluate(rules)))
     outside = re.sub(r"@media \(prefers-reduced-motion: no-preference\) \{.*?\n\}", "", css, flags=re.DOTALL)
     assert not re.findall(r"^\s*(?:animation|transition)\b", outside, flags=re.MULTILINE)
-
-
-def test_every_page_says_where_it_is_and_has_one_heading(open_page: Callable[[str], Page], gateway: Gateway) -> None:
-    for path in paths(gateway).values():
-        page = open_page(path)
-        assert page.locator("h1").count() == 1 and page.locator("main").count() == 1, path
-        assert page.locator("nav [aria-current=page]").count() == 1, path
-        levels = [int(str(tag)[1]) for tag in page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => h.tagName)")]
-        assert all(deeper - level <= 1 for level, deeper in zip(levels, levels[1:], strict=False)), (path, levels)
-
-
-def test_every_button_calls_the_public_api(open_page: Callable[[str], Page], gateway: Gateway) -> None:
-    """Buttons and forms that change the fleet go to routes that the OpenAPI document lists, and to nothing else."""
-    described = cast("dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"])
-    shapes = [
-        (method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + r"(\?.*)?"))
-        for path, methods in described.items()
-        for method in methods
-    ]
-    orders: set[str] = set()
-    running = next(story for story in gateway.client.telemetry.traces.values() if story.state == "running")
-    for path in (*paths(gateway).values(), f"/requests/{running.id}"):
-        page = open_page(path)
-        found = page.evaluate(
-            "['post', 'put', 'patch', 'delete', 'get'].flatMap((way) => [...document.querySelectorAll(`[hx-${way}]`)]"
-            ".map((one) => [way, one.getAttribute(`hx-${way}`)]))"
-        )
-        for method, address in cast("list[tuple[str, str]]", found):
-            assert any(way == method and shape.fullmatch(address) for way, shape in shapes), (path, method, address)
-            orders.add(f"{method} {address.partition('?')[0].rpartition('/')[2]}")
-        assert page.locator("form[method=post i]").count() == 0, "forms by the browser itself are for the key only"
-    assert {"post drain", "post dump", "post redeliver", "post stop", "post retry"} <= orders, orders

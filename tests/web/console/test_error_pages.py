@@ -1,4 +1,4 @@
-"""Errors that a person meets in a browser are pages of the console with a way on; programs and buttons get JSON."""
+"""Errors in a browser are pages of the console with links to continue; programs and buttons receive JSON."""
 
 import httpx
 import pytest
@@ -23,7 +23,7 @@ def error_page(answer: httpx.Response, status: int) -> str:
 @pytest.mark.parametrize("path", ["/nothing", "/requests/a/b/c", "/console/nothing", "/static/nothing.js"])
 def test_unknown_page_is_shown_in_the_console(gateway: Gateway, path: str) -> None:
     page = error_page(gateway.http.get(path, headers=BROWSER), 404)
-    assert 'href="/overview"' in page and "There is no such page" in page
+    assert 'href="/overview"' in page and "Page not found" in page
 
 
 def test_wrong_method_is_shown_in_the_console(gateway: Gateway) -> None:
@@ -32,14 +32,14 @@ def test_wrong_method_is_shown_in_the_console(gateway: Gateway) -> None:
     assert "POST /overview" in page and "GET" in answer.headers["allow"] and "Try again" not in page
 
 
-def test_page_that_needs_redis_says_so_and_can_be_tried_again(gateway: Gateway) -> None:
+def test_error_page_of_unreachable_redis_offers_retry(gateway: Gateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = gateway.http.get("/requests/req-1/older?a=%22b", headers=BROWSER)
     page = error_page(answer, 503)
     assert "no Redis answers" in page and 'href="/requests/req-1/older?a=%22b"' in page and answer.headers["retry-after"]
 
 
-def test_failure_of_the_server_names_its_request(gateway: Gateway) -> None:
+def test_error_page_of_internal_error_names_the_request(gateway: Gateway) -> None:
     gateway.client.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
     answer = gateway.http.get("/sessions", headers=BROWSER)
     json = gateway.http.get("/sessions").json()
@@ -59,19 +59,19 @@ def test_failure_of_the_server_names_its_request(gateway: Gateway) -> None:
         ("GET", "/console/nothing", {"accept": "text/html, text/event-stream", "hx-request": "true"}),
     ],
 )
-def test_programs_and_buttons_get_json(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> None:
+def test_programs_and_buttons_receive_json_errors(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> None:
     answer = gateway.http.request(method, path, headers=headers)
     assert answer.status_code in (404, 405) and answer.json()["error"]["message"].startswith(f"{method} {path}")
 
 
-def test_json_that_is_no_error_stays_what_it_is(gateway: Gateway) -> None:
+def test_json_response_without_error_is_unchanged(gateway: Gateway) -> None:
     gateway.client.missing = ["talker"]
     answer = gateway.http.get("/ready", headers=BROWSER)
     assert answer.status_code == 503 and answer.json()["missing"] == ["talker"]
     assert answer.headers["content-length"] == str(len(answer.content))
 
 
-def test_error_page_gives_a_stranger_no_token_and_another_site_no_page(gateway: Gateway, loaded: Loaded) -> None:
+def test_error_page_has_no_token_and_is_not_sent_to_other_hosts(gateway: Gateway, loaded: Loaded) -> None:
     with serving(loaded, api_key="secret") as locked:
         assert 'data-csrf=""' in error_page(locked.http.get("/static/nothing", headers=BROWSER), 404)
     foreign = gateway.http.get("/nothing", headers={**BROWSER, "host": "attacker.example"})

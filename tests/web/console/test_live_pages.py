@@ -1,4 +1,4 @@
-"""The stream of a page: it is sent whole, then what changed, with ids of the fleet's own streams; a log's tail loses no line."""
+"""Streams of live pages: the whole page, then changed blocks, with the ids of the fleet's events; the stream of the log."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.web.fake_telemetry import FakeTelemetry, now_us
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     id: str
     data: str
 
@@ -28,85 +28,85 @@ class Message:
 
 
 @contextmanager
-def stream(gateway: Gateway, path: str, last: str | None = None) -> Iterator[Callable[[], Message]]:
+def stream(gateway: Gateway, path: str, last: str | None = None) -> Iterator[Callable[[], StreamMessage]]:
     """The messages of a page's stream, one a call."""
     headers = {"last-event-id": last} if last else {}
     with gateway.http.stream("GET", path, headers=headers) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.iter_lines()
 
-        def following() -> Message:
-            mark, data = "", list[str]()
+        def next_message() -> StreamMessage:
+            event_id, data = "", list[str]()
             for line in lines:
                 if line.startswith("id: "):
-                    mark = line[4:]
+                    event_id = line[4:]
                 elif line.startswith("data: "):
                     data.append(line[6:])
                 elif not line and data:
-                    return Message(mark, "\n".join(data))
+                    return StreamMessage(event_id, "\n".join(data))
             raise AssertionError("the stream ended")
 
-        yield following
+        yield next_message
 
 
-def left(gateway: Gateway, number: int) -> FeedEntry:
+def leave_event(gateway: Gateway, number: int) -> FeedEntry:
     return FeedEntry(id=f"{now_us() // 1000}-{number}", event=WorkerLeft(worker=WorkerId("w"), how="died"))
 
 
-def test_a_page_is_sent_whole_and_then_what_changed(gateway: Gateway) -> None:
+def test_stream_sends_whole_page_then_changed_blocks(gateway: Gateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
-    with stream(gateway, "/console/live/workers") as following:
-        assert following().targets == ["page"]
+    with stream(gateway, "/console/live/workers") as next_message:
+        assert next_message().targets == ["page"]
         first = telemetry.worker_list[0]
         telemetry.worker_list[0] = msgspec.structs.replace(first, state="died", ended_us=now_us())
-        entry = left(gateway, 1)
+        entry = leave_event(gateway, 1)
         gateway.client.telemetry.say(entry)
-        message = following()
+        message = next_message()
         assert set(message.targets) == {"roles", "workers", "gone"} and f'id="g-{first.id}"' in message.data
-        assert message.id == entry.id, "the id of the stream is the event's"
+        assert message.id == entry.id, "the id is the event's"
 
 
-def test_what_did_not_change_is_not_sent(gateway: Gateway) -> None:
+def test_stream_omits_unchanged_blocks(gateway: Gateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
-    with stream(gateway, "/console/live/queues") as following:
-        following()
+    with stream(gateway, "/console/live/queues") as next_message:
+        next_message()
         for number in range(5):
-            gateway.client.telemetry.say(left(gateway, number))
+            gateway.client.telemetry.say(leave_event(gateway, number))
         telemetry.letters = []
-        assert following().targets == ["letters"], "the five events changed nothing else"
+        assert next_message().targets == ["letters"], "the five events changed nothing else"
 
 
-def test_a_page_that_comes_back_is_sent_whole_under_its_last_id(gateway: Gateway) -> None:
+def test_reconnected_stream_sends_whole_page_with_last_id(gateway: Gateway) -> None:
     fill(gateway)
-    with stream(gateway, "/console/live/jobs", last="1700000000000-3") as following:
-        message = following()
+    with stream(gateway, "/console/live/jobs", last="1700000000000-3") as next_message:
+        message = next_message()
         assert message.targets == ["page"] and message.id != ""
 
 
-def test_redis_away_keeps_what_was_shown(gateway: Gateway) -> None:
+def test_stream_keeps_content_while_redis_is_unreachable(gateway: Gateway) -> None:
     fill(gateway)
-    with stream(gateway, "/console/live/workers") as following:
-        assert 'id="w-' in following().data
+    with stream(gateway, "/console/live/workers") as next_message:
+        assert 'id="w-' in next_message().data
         gateway.client.unreachable = RedisUnreachable("no Redis answers")
-        message = following()
+        message = next_message()
         assert message.targets == ["trouble"] and "no Redis answers" in message.data
         gateway.client.unreachable = None
-        message = following()
+        message = next_message()
         assert message.targets == ["trouble"] and "no Redis answers" not in message.data
 
 
-def test_a_page_opened_while_redis_was_away_fills_when_it_is_back(gateway: Gateway) -> None:
+def test_page_opened_without_redis_fills_after_its_return(gateway: Gateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
-    with stream(gateway, "/console/live/overview") as following:
-        assert "not known now" in following().data
+    with stream(gateway, "/console/live/overview") as next_message:
+        assert "not available" in next_message().data
         gateway.client.unreachable = None
-        assert {"trouble", "topology"} <= set(following().targets)
+        assert {"trouble", "topology"} <= set(next_message().targets)
 
 
 @pytest.mark.parametrize("path", ["/console/live/nothing", "/console/live/"])
-def test_there_is_no_stream_of_what_is_no_page(gateway: Gateway, path: str) -> None:
+def test_unknown_stream_is_not_found(gateway: Gateway, path: str) -> None:
     assert gateway.http.get(path).status_code == 404
 
 
@@ -116,45 +116,45 @@ def line(number: int, message: str = "said") -> LogLine:
     )
 
 
-def told(gateway: Gateway, *lines: LogLine) -> None:
+def append_lines(gateway: Gateway, *lines: LogLine) -> None:
     gateway.client.telemetry.lines += lines
     gateway.client.telemetry.say()
 
 
-def ids(message: Message) -> list[str]:
+def ids(message: StreamMessage) -> list[str]:
     return re.findall(r'id="l-([0-9-]+)"', message.data)
 
 
-def read_ids(following: Callable[[], Message], count: int) -> tuple[list[str], str]:
-    """So many lines, oldest first, and the id of the last message."""
+def read_ids(next_message: Callable[[], StreamMessage], count: int) -> tuple[list[str], str]:
+    """Read `count` lines, the oldest first, and the id of the last message."""
     found: list[str] = []
-    message = Message("", "")
+    message = StreamMessage("", "")
     while len(found) < count:
-        message = following()
+        message = next_message()
         found += reversed(ids(message))
     return found, message.id
 
 
-def test_the_tail_of_the_log_loses_and_repeats_no_line(gateway: Gateway) -> None:
+def test_log_stream_sends_each_line_once(gateway: Gateway) -> None:
     gateway.client.show(FakeTelemetry(lines=[line(0)]))
-    with stream(gateway, f"/console/live/logs?after={line(0).id}") as following:
-        told(gateway, *(line(n) for n in range(1, 4)))
-        found, last = read_ids(following, 3)
+    with stream(gateway, f"/console/live/logs?after={line(0).id}") as next_message:
+        append_lines(gateway, *(line(n) for n in range(1, 4)))
+        found, last = read_ids(next_message, 3)
         assert found == [line(n).id for n in range(1, 4)] and last == line(3).id
-    told(gateway, *(line(n) for n in range(4, 300)))  # while nobody is connected
-    with stream(gateway, f"/console/live/logs?after={line(0).id}", last=last) as following:
-        found, _ = read_ids(following, 296)
+    append_lines(gateway, *(line(n) for n in range(4, 300)))  # while no client is connected
+    with stream(gateway, f"/console/live/logs?after={line(0).id}", last=last) as next_message:
+        found, _ = read_ids(next_message, 296)
         assert found == [line(n).id for n in range(4, 300)]
 
 
-def test_the_tail_says_when_it_cannot_go_on_and_goes_on(gateway: Gateway) -> None:
+def test_log_stream_reports_an_outage_and_continues(gateway: Gateway) -> None:
     gateway.client.show(FakeTelemetry(lines=[line(0)]))
-    with stream(gateway, f"/console/live/logs?after={line(0).id}&q=wanted") as following:
-        following()
+    with stream(gateway, f"/console/live/logs?after={line(0).id}&q=wanted") as next_message:
+        next_message()
         gateway.client.unreachable = RedisUnreachable("no Redis answers")
-        told(gateway, line(1))
-        assert "no Redis answers" in following().data
+        append_lines(gateway, line(1))
+        assert "no Redis answers" in next_message().data
         gateway.client.unreachable = None
-        told(gateway, line(2, "wanted"), line(3))
-        found, _ = read_ids(following, 1)
+        append_lines(gateway, line(2, "wanted"), line(3))
+        found, _ = read_ids(next_message, 1)
         assert found == [line(2).id]

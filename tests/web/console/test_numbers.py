@@ -1,15 +1,17 @@
-"""Numbers, charts and lanes: whatever the values, what is drawn stays inside its place and what is said has a unit."""
+"""Number formats, charts and lanes: text has units, and drawings stay inside their bounds."""
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.chunk import Chunk
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
+from fleet.core.ids import EdgeName, Epoch, StageName, Walk
 from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import get_graph
 from tests.web.plausible import busy
@@ -19,7 +21,7 @@ from web.console.page_context import assign_colours
 from web.console.waterfall import SCALE, Lane, build_waterfall
 
 VALUES = st.lists(st.none() | st.just(0.0) | st.floats(1e-6, 1e9), max_size=200)
-WHATS = ("granted", "claimed", "output", "lost", "handed_off", "finished", "failed", "odd")
+EVENT_NAMES = ("granted", "claimed", "output", "lost", "handed_off", "finished", "failed", "odd")
 STAGES = (StageName("thinker"), StageName("talker"))
 
 
@@ -40,26 +42,26 @@ def test_numbers_have_units(form: Callable[[Any], str], values: dict[float | Non
 
 
 @given(VALUES)
-def test_a_line_stays_inside_its_chart(measured: list[float | None]) -> None:
+def test_chart_line_stays_inside_the_chart(measured: list[float | None]) -> None:
     top = find_top(measured)
     assert all(value is None or value <= top * (1 + 1e-9) for value in measured)
     points = re.findall(r"[ML]([\d.-]+) ([\d.-]+)", draw_path(measured, top))
     assert len(points) == sum(value is not None for value in measured)
     assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in points)
     runs = sum(value is not None and (n == 0 or measured[n - 1] is None) for n, value in enumerate(measured))
-    assert draw_path(measured, top).count("M") == runs, "a gap is not drawn across"
+    assert draw_path(measured, top).count("M") == runs, "gaps are not bridged"
 
 
 @given(st.floats(1e-3, 1e9))
-def test_the_top_of_a_chart_is_round_and_near(highest: float) -> None:
+def test_chart_top_is_round_and_near(highest: float) -> None:
     assert highest <= find_top([highest]) * (1 + 1e-9) and find_top([highest]) <= highest * 2.01
 
 
-marks = st.lists(
+EVENTS = st.lists(
     st.builds(
         TraceEvent,
         at_us=st.integers(0, 2_000_000),
-        what=st.sampled_from(WHATS),
+        what=st.sampled_from(EVENT_NAMES),
         stage=st.sampled_from(["", *STAGES]),
         worker=st.sampled_from(["", "w1", "w2"]),
     ),
@@ -67,17 +69,17 @@ marks = st.lists(
 )
 
 
-@given(marks, st.integers(1, 1_500_000), st.integers(0, 3_000_000), st.lists(st.integers(0, 10**7), max_size=900))
-def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
-    told: list[TraceEvent], created_us: int, length_us: int, ticks: list[int]
+@given(EVENTS, st.integers(1, 1_500_000), st.integers(0, 3_000_000), st.lists(st.integers(0, 10**7), max_size=900))
+def test_lanes_stay_on_the_axis_for_any_clock(
+    events: list[TraceEvent], created_us: int, length_us: int, ticks: list[int]
 ) -> None:
-    story = story_of(tuple(told), created_us, created_us + length_us)
+    trace = build_trace(tuple(events), created_us, created_us + length_us)
     walks = ("prefill", "decode")
     chunks = [
-        Chunk(request=story.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), made_us=at, producer_walk=Walk(walks[at % 2]))
+        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), made_us=at, producer_walk=Walk(walks[at % 2]))
         for n, at in enumerate(ticks)
     ]
-    drawn = build_waterfall(story, get_graph("qwen3_omni"), {"text": chunks}, {"thinker": 0})
+    drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks}, {"thinker": 0})
     lanes = [lane.key for lane in drawn.lanes if lane.kind != "walk"]
     assert lanes == ["request", "stage-thinker", "hop-text", "stage-talker"]
     assert all(0 <= x <= SCALE for x, _ in drawn.labels) and drawn.labels[0] == (0.0, "0") and len(drawn.labels) >= 3
@@ -87,25 +89,32 @@ def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
         assert all(span.detail for span in lane.spans)
 
 
-def story_of(told: tuple[TraceEvent, ...], created_us: int, now_us: int) -> RequestTrace:
+def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) -> RequestTrace:
     tasks = tuple(
         TaskTrace(stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)) for stage in STAGES
     )
     edge = EdgeTrace(
-        name=EdgeName("text"), source=STAGES[0], target=StageName("client"), produced=3, consumed=2, items=9,
-        first_us=created_us + 5, last_us=created_us + 9,
-    )  # fmt: skip
-    return RequestTrace(
-        id=RequestId("req-1"), graph="g", state="running", kind="text", model="m", code="", error=None, param="",
-        created_us=created_us, ended_us=0, now_us=now_us, session="", retry_of="", outputs=(EdgeName("text"),), params={},
-        sampling={}, prompt_ids=(), audio=(), tasks=tasks, edges=(edge,), marks=told,
-    )  # fmt: skip
+        name=EdgeName("text"),
+        source=STAGES[0],
+        target=StageName("client"),
+        produced=3,
+        consumed=2,
+        items=9,
+        first_us=created_us + 5,
+        last_us=created_us + 9,
+    )
+    times = {"created_us": created_us, "ended_us": 0, "now_us": now_us}
+    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), marks=events, **times)
 
 
-def test_a_story_with_a_lost_worker_shows_both_owners() -> None:
+@cache
+def finished_trace() -> RequestTrace:
+    return next(trace for trace in busy(get_graph("qwen3_omni")).traces.values() if trace.state == "finished")
+
+
+def test_waterfall_shows_both_owners_after_a_recovery() -> None:
     graph = get_graph("qwen3_omni")
-    story = next(story for story in busy(graph).traces.values() if story.state == "finished")
-    lanes = {lane.key: lane for lane in build_waterfall(story, graph, {}, assign_colours(graph)).lanes}
+    lanes = {lane.key: lane for lane in build_waterfall(finished_trace(), graph, {}, assign_colours(graph)).lanes}
     stage = lanes[f"stage-{graph.stages[0].name}"]
     assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]
     assert [point.kind for point in stage.points] == ["lost"]

@@ -1,4 +1,4 @@
-"""The strip counts workers that take tasks as up, and names those that drain or stand by beside them."""
+"""The pipeline status counts workers that accept tasks as up, and draining and standby workers separately."""
 
 import asyncio
 
@@ -19,23 +19,23 @@ def workers(gateway: Gateway) -> list[WorkerView]:
     return telemetry.worker_list
 
 
-def stage_words(gateway: Gateway) -> list[str]:
+def read_stage_lines(gateway: Gateway) -> list[str]:
     text = "".join(html_audit.read(gateway.http.get("/").text).text)
     return [line.strip() for line in text.splitlines() if "worker" in line and "running" in line or line == "no worker"]
 
 
 def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[WorkerView]) -> None:
     workers.append(worker_view("second", workers[0].role, state="draining", running=2))
-    assert stage_words(gateway)[0] == "1 worker up · 1 leaving · 2/16 running"
+    assert read_stage_lines(gateway)[0] == "1 worker up · 1 draining · 2/16 running"
     assert "No worker for" not in gateway.http.get("/").text
 
 
 def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[WorkerView]) -> None:
     workers[1] = replace(workers[1], state="draining", running=3)
-    assert stage_words(gateway)[1] == "no worker · 1 leaving · 3 running"
+    assert read_stage_lines(gateway)[1] == "no worker · 1 draining · 3 running"
     assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
 
 
-def test_standby_worker_is_named_beside_those_that_are_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+def test_standby_worker_is_counted_separately(gateway: Gateway, workers: list[WorkerView]) -> None:
     workers.append(worker_view("second", workers[2].role, state="standby"))
-    assert stage_words(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"
+    assert read_stage_lines(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"

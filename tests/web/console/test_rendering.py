@@ -1,4 +1,4 @@
-"""Every page, over a busy fleet, an empty one, and with Redis away: well-formed, small, and nobody's text is its markup."""
+"""Rendering of every page for a busy fleet, an empty one and without Redis: valid HTML, bounded size, escaped data."""
 
 import re
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ def page_of(gateway: Gateway, path: str, status: int = 200) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_shows_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
+def test_page_renders_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert '<p class="trouble"' not in page and 'aria-current="page"' in page
     assert "<script>alert" not in page
 
 
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
-def test_what_people_and_processes_say_is_text(busy_gateway: Gateway, name: str) -> None:
+def test_page_escapes_html_in_data(busy_gateway: Gateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert HOSTILE in "".join(html_audit.read(page).text)
 
@@ -56,36 +56,36 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
-def test_an_empty_fleet_says_what_to_do_next(gateway: Gateway, name: str) -> None:
+def test_page_of_empty_fleet_names_the_next_step(gateway: Gateway, name: str) -> None:
     gateway.client.held.clear()
     page = page_of(gateway, f"/{name}")
-    if name not in ("workers", "queues"):  # the fake's workers are always there; queues have three such words
+    if name not in ("workers", "queues"):  # the fake always has workers; the queues page has three such texts
         assert page.count('class="empty"') >= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_redis_away_is_told_on_every_page(gateway: Gateway, name: str) -> None:
+def test_page_shows_unreachable_redis(gateway: Gateway, name: str) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
     page = page_of(gateway, path, status=503)
     assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
-    assert not re.search(r'class="empty"[^>]*>(?!Not known now)', page), "nothing is said of what cannot be read"
+    assert not re.search(r'class="empty"[^>]*>(?!Not available)', page), "a list that cannot be read is not shown as empty"
     assert 'class="num">0<' not in page, "no count either"
 
 
-@pytest.mark.parametrize("path", ["/requests/req-0", "/workers/nobody"])
-def test_what_is_not_known_is_a_page_too(gateway: Gateway, path: str) -> None:
+@pytest.mark.parametrize("path", ["/requests/req-0", "/workers/unknown"])
+def test_unknown_object_has_a_page(gateway: Gateway, path: str) -> None:
     page = page_of(gateway, path, status=404)
     assert 'class="trouble"' in page and 'class="empty"' in page
 
 
 @pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])
-def test_a_filter_that_means_nothing_is_named(gateway: Gateway, path: str) -> None:
+def test_invalid_filter_is_named(gateway: Gateway, path: str) -> None:
     field = path.partition("?")[2].partition("=")[0]
     assert f"{field}: " in page_of(gateway, path, status=400)
 
 
-def test_the_filters_are_the_address(busy_gateway: Gateway) -> None:
+def test_filters_are_query_parameters(busy_gateway: Gateway) -> None:
     everything = page_of(busy_gateway, "/requests")
     failed = page_of(busy_gateway, "/requests?state=failed")
     assert everything.count('<tr id="r-') == 50 and failed.count('<tr id="r-') == 12
@@ -94,7 +94,7 @@ def test_the_filters_are_the_address(busy_gateway: Gateway) -> None:
     assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {"failed"}
 
 
-def test_pages_go_on_by_key(busy_gateway: Gateway) -> None:
+def test_request_pages_continue_by_id(busy_gateway: Gateway) -> None:
     seen: list[str] = []
     path = "/requests?kind=text"
     while path:
@@ -106,7 +106,7 @@ def test_pages_go_on_by_key(busy_gateway: Gateway) -> None:
     assert seen == sorted(wanted, reverse=True)
 
 
-def test_arrows_lead_to_the_neighbours(busy_gateway: Gateway) -> None:
+def test_arrows_open_neighbouring_requests(busy_gateway: Gateway) -> None:
     ids = sorted((row.id for row in busy_gateway.client.telemetry.rows), reverse=True)
     for here, way, there in ((1, "newer", ids[0]), (1, "older", ids[2])):
         answer = busy_gateway.http.get(f"/requests/{ids[here]}/{way}")
@@ -115,13 +115,13 @@ def test_arrows_lead_to_the_neighbours(busy_gateway: Gateway) -> None:
         assert busy_gateway.http.get(f"/requests/{end}/{way}").headers["location"] == "/requests"
 
 
-def test_a_request_that_never_was_is_known_not_to_be(busy_gateway: Gateway) -> None:
+def test_unknown_request_is_reported_as_not_existing(busy_gateway: Gateway) -> None:
     answer = busy_gateway.http.get("/requests/req-unknown")
-    assert answer.status_code == 404 and "Not known now" not in answer.text
-    assert "it never was, or its retention time is over" in answer.text
+    assert answer.status_code == 404 and "Not available" not in answer.text
+    assert "it never existed, or its retention time is over" in answer.text
 
 
-def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) -> None:
+def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
     with serving(read_only(loaded)) as gateway:
         fill(gateway)
         for path in paths(gateway).values():
@@ -129,13 +129,13 @@ def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) ->
             assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
 
 
-def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
+def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         gateway.client.show(FakeTelemetry())
         assert 'id="node-lm"' in page_of(gateway, "/overview")
 
 
-def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
+def test_curl_command_contains_the_request_body(gateway: Gateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
     text = "".join(html_audit.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
     assert f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
@@ -152,24 +152,24 @@ def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
         ({"x-forwarded-host": "a;b$(c)", "x-forwarded-proto": "ftp"}, "'http://a;b$(c)"),
     ],
 )
-def test_command_names_the_address_by_which_the_page_was_asked(gateway: Gateway, headers: dict[str, str], origin: str) -> None:
+def test_curl_command_names_the_origin_of_the_page(gateway: Gateway, headers: dict[str, str], origin: str) -> None:
     answer = gateway.create(seed=3)
     path = f"/requests/{answer._request_id}"  # pyright: ignore[reportPrivateUsage]
     text = "".join(html_audit.read(gateway.http.get(path, headers=headers).text).text)
     assert f"curl {origin}/v1/chat/completions" in text and ":8000" not in text
 
 
-def test_audio_player_is_shown_only_while_there_is_audio(busy_gateway: Gateway) -> None:
+def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: Gateway) -> None:
     telemetry = busy_gateway.client.telemetry
-    story = next(story for story in telemetry.traces.values() if (story.id, "audio") in telemetry.edge_logs)
-    assert "<audio" in page_of(busy_gateway, f"/requests/{story.id}")
-    log = telemetry.edge_logs.pop((story.id, "audio"))
-    page = page_of(busy_gateway, f"/requests/{story.id}")
-    telemetry.edge_logs[story.id, "audio"] = log
-    assert "<audio" not in page and "The audio is no longer kept: it is deleted a minute after the request ends." in page
+    trace = next(trace for trace in telemetry.traces.values() if (trace.id, "audio") in telemetry.edge_logs)
+    assert "<audio" in page_of(busy_gateway, f"/requests/{trace.id}")
+    log = telemetry.edge_logs.pop((trace.id, "audio"))
+    page = page_of(busy_gateway, f"/requests/{trace.id}")
+    telemetry.edge_logs[trace.id, "audio"] = log
+    assert "<audio" not in page and "The audio is no longer stored: it is deleted a minute after the request ends." in page
 
 
-def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gateway) -> None:
+def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: Gateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
     only = next(view for view in telemetry.worker_list if view.role == "talker")
@@ -178,8 +178,8 @@ def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gate
     def confirmed(*workers: WorkerView) -> list[str]:
         telemetry.worker_list = list(workers)
         shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
-        words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need it are refused with 503'
-        return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {words}', shown)))
+        question = r'hx-confirm="[^"]+No other worker of \w+ accepts tasks. New requests that need it are refused with 503'
+        return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {question}', shown)))
 
     orders = [f"{only.id}/drain", f"{only.id}/stop"]
     assert confirmed(only) == orders

@@ -1,4 +1,4 @@
-"""A browser on the console's pages: what it complains of is kept, and the fleet behind them can be stirred."""
+"""Pages whose browser errors are collected, and events of the fleet that make them update."""
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
@@ -21,7 +21,7 @@ def watched(browser: Browser) -> Page:
     found = _complaints.setdefault(id(page), [])
 
     def on_console(message: ConsoleMessage) -> None:
-        # a refused order is the browser's error too; what it says to the visitor is asserted where it is expected
+        # the browser also logs refused commands; their tests check the message that the page shows
         if message.type == "error" and "status of 409" not in message.text:
             found.append(message.text)
 
@@ -34,8 +34,8 @@ def complaints_of(page: Page) -> list[str]:
     return _complaints[id(page)]
 
 
-def stir(telemetry: FakeTelemetry) -> str:
-    """Something happened; the event's id."""
+def publish_event(telemetry: FakeTelemetry) -> str:
+    """Publish an event of the fleet and return its id."""
     entry = FeedEntry(id=f"{now_us() // 1000}-1", event=WorkerLeft(worker=WorkerId("w"), how="died"))
     telemetry.say(entry)
     return entry.id

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test advances it, from any thread."""
+"""Clock that stands still until a test advances it, from any thread."""
 
 import asyncio
 import threading

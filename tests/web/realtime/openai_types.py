@@ -1,4 +1,4 @@
-"""Every event as OpenAI's own types have it: read strictly, with no field that its type does not know."""
+"""Check of events against OpenAI's own types, strictly and without unknown fields."""
 
 from copy import deepcopy
 from typing import Any, get_args
@@ -7,12 +7,12 @@ from openai import BaseModel
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import ValidationError
 
-OURS = "fleet."
-"""Events of our own; the socket tells them only to who asks."""
-MORE_THAN_TYPED = frozenset({
+EXTENSION_PREFIX = "fleet."
+"""Prefix of the extensions, which are sent only on request."""
+UNTYPED_FIELDS = frozenset({
     # what went wrong, in words: the type has only a code
     "response.status_details.error.message",
-    # told by OpenAI's service too; the types are those of what a client sends
+    # sent by OpenAI's service too; the types are those of what a client sends
     "session.id", "session.object", "session.expires_at",
     # fields that were given and have no effect
     "session.fleet_ignored", "response.fleet_ignored",
@@ -28,21 +28,21 @@ TYPES = _types()
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Raises: AssertionError naming what OpenAI's types do not take, or do not know."""
+    """Raises: AssertionError naming the field that OpenAI's type rejects or does not have."""
     kind = str(event["type"])
-    if kind.startswith(OURS):
+    if kind.startswith(EXTENSION_PREFIX):
         return
     assert kind in TYPES, f"{kind}: OpenAI has no such event"
     try:
         read = TYPES[kind].model_validate(_at_openais_rate(event))
     except ValidationError as error:
         raise AssertionError(f"{kind}: {error}") from error
-    extras = set(_extras(read)) - MORE_THAN_TYPED
+    extras = set(_extras(read)) - UNTYPED_FIELDS
     assert not extras, f"{kind}: OpenAI's type has no {sorted(extras)}"
 
 
 def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
-    """Input of other rates is ours; OpenAI's type has 24 kHz only."""
+    """Set the input rate to 24 kHz, the only one of OpenAI's type; other rates are an extension."""
     if "session" not in event:
         return event
     changed = deepcopy(event)

@@ -1,4 +1,4 @@
-"""Reading a refused WebSocket: one error event, then a close with a code and a reason."""
+"""Reads a refused WebSocket: one error event, then a close with a code and a reason."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def refusal_of(gateway: Gateway, path: str = "/v1/realtime", **options: An
 
 
 async def _events(socket: ClientConnection) -> list[dict[str, Any]]:
-    """All that come before the close, whatever its code."""
+    """Read all events before the close."""
     events: list[dict[str, Any]] = []
     with suppress(ConnectionClosed):
         while True:

@@ -1,4 +1,4 @@
-"""What the console's page does over its socket, for tests: events by kind, and sound by its serial."""
+"""Client of both voice sockets: events by type, and audio by its serial."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Page:
+class SocketClient:
     socket: ClientConnection
     session: str = ""
     events: list[Event] = field(default_factory=list[Event])
-    sound: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
-    """By response, from the first sample that was sent to this socket."""
+    audio: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
+    """Audio by response, from the first sample that was sent to this socket."""
     first: dict[str, int] = field(default_factory=dict[str, int])
     serials: dict[int, str] = field(default_factory=dict[int, str])
 
@@ -35,15 +35,15 @@ class Page:
         await self.send("response.create", response=response)
 
     async def next(self) -> Event | None:
-        """The next event; None for a frame of sound, which is kept."""
+        """Return the next event; None for a frame of audio, which is stored."""
         frame = await asyncio.wait_for(self.socket.recv(), 20)
         if isinstance(frame, bytes):
             serial, first = struct.unpack("<II", frame[:8])
             response = self.serials[serial]
-            sound = self.sound.setdefault(response, bytearray())
+            audio = self.audio.setdefault(response, bytearray())
             start = self.first.setdefault(response, first)
-            assert first == start + len(sound) // 2, "sound has a gap or comes twice"
-            sound += frame[8:]
+            assert first == start + len(audio) // 2, "audio has a gap or arrives twice"
+            audio += frame[8:]
             return None
         event: Event = json.loads(frame)
         check_event(event)
@@ -58,12 +58,12 @@ class Page:
             if event is not None and event["type"] == kind and fields.items() <= event.items():
                 return event
 
-    async def until_sound(self, response: str, num_samples: int) -> None:
-        while len(self.sound.get(response, b"")) // 2 < num_samples:
+    async def until_audio(self, response: str, num_samples: int) -> None:
+        while len(self.audio.get(response, b"")) // 2 < num_samples:
             await self.next()
 
     def shown(self, response: str, had: str = "") -> str:
-        """The answer's words as the console shows them while it is told, after those that the page had already."""
+        """Return a response's text as the console shows it, after the text that it had already."""
         text = had
         for event in self.events:
             if event["type"] == "response.output_audio_transcript.delta" and event["response_id"] == response:
@@ -76,16 +76,16 @@ class Page:
         return [event["type"] for event in self.events]
 
     async def drop(self) -> None:
-        """The connection breaks, without a goodbye."""
+        """Break the connection without a close."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 
 
 @asynccontextmanager
-async def opened(gateway: Gateway, path: str = "/console/ws", **query: object) -> AsyncIterator[Page]:
-    asked = "&".join(f"{name}={value}" for name, value in query.items())
-    async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{asked}", max_size=None) as socket:
-        page = Page(socket)
+async def opened(gateway: Gateway, path: str = "/console/ws", **query: object) -> AsyncIterator[SocketClient]:
+    query_string = "&".join(f"{name}={value}" for name, value in query.items())
+    async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{query_string}", max_size=None, max_queue=None) as socket:
+        page = SocketClient(socket)
         created = await page.until("session.created")
         page.session = created["session"]["id"]
         yield page

@@ -1,4 +1,4 @@
-"""Speech for tests: PCM16 at 24 kHz, spoken by espeak-ng, and silence."""
+"""Speech and silence for tests: PCM16 at 24 kHz, speech by espeak-ng."""
 
 from functools import cache
 

@@ -15,7 +15,7 @@ SECRET, KEY = True, False
 
 @dataclass(slots=True)
 class Line:
-    """Four places, four more in line; secrets may have three of each."""
+    """Bound sessions and queue to four each, of which secrets may use three."""
 
     admission: Admission = field(default_factory=lambda: Admission(VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75)))
     positions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -31,7 +31,7 @@ class Line:
         self.admission.release(by_secret=by_secret)
 
 
-def test_secrets_together_take_their_share_of_the_places_and_of_the_line() -> None:
+def test_secrets_are_limited_to_their_share_of_places_and_queue() -> None:
     line = Line()
     line.fill(SECRET, 3)
     assert not any(line.join(SECRET).admitted.is_set() for _ in range(3))
@@ -43,7 +43,7 @@ def test_secrets_together_take_their_share_of_the_places_and_of_the_line() -> No
         line.join(KEY)
 
 
-def test_client_with_the_api_key_passes_secrets_that_may_not_enter() -> None:
+def test_api_key_client_passes_blocked_secrets() -> None:
     line = Line()
     line.fill(SECRET, 3)
     secrets = [line.join(SECRET, "secret"), line.join(SECRET)]
@@ -55,7 +55,7 @@ def test_client_with_the_api_key_passes_secrets_that_may_not_enter() -> None:
     assert [waiter.admitted.is_set() for waiter in secrets] == [True, False] and line.positions["secret"] == [1]
 
 
-def test_line_is_in_order_of_arrival_where_all_may_enter() -> None:
+def test_queue_is_in_order_of_arrival() -> None:
     line = Line()
     line.fill(KEY, 4)
     waiters = [line.join(by_secret, str(by_secret)) for by_secret in (SECRET, KEY, SECRET)]
@@ -66,8 +66,8 @@ def test_line_is_in_order_of_arrival_where_all_may_enter() -> None:
     assert line.positions["False"] == [2, 1]
 
 
-def test_places_of_the_api_key_are_kept_from_sessions_that_come_from_other_gateways() -> None:
-    """These are never refused: their gateway died."""
+def test_api_key_places_stay_reserved_from_adopted_sessions() -> None:
+    """Sessions of a gateway that died are never refused."""
     line = Line()
     for _ in range(9):
         line.admission.add(by_secret=SECRET)
@@ -75,14 +75,14 @@ def test_places_of_the_api_key_are_kept_from_sessions_that_come_from_other_gatew
 
 
 @pytest.mark.parametrize(("sessions", "share", "most"), [(1, 0.75, 1), (2, 0.75, 1), (10, 0.7, 7), (4, 0.1, 1), (5, 1.0, 5)])
-def test_share_of_the_places_is_rounded_down_and_never_nothing(sessions: int, share: float, most: int) -> None:
+def test_secret_share_is_rounded_down_to_at_least_one(sessions: int, share: float, most: int) -> None:
     admission = Admission(VoiceConfig(max_sessions=sessions, secret_share=share))
     entered = [admission.join(by_secret=True, on_position=lambda _: None).admitted.is_set() for _ in range(sessions)]
     assert sum(entered) == most
 
 
 async def cancelled(line: Line, waiter: QueuedClient, before: Callable[[], None]) -> None:
-    """Cancel a client in line, after `before`."""
+    """Cancel a queued client, after `before`."""
     waiting = asyncio.create_task(line.admission.wait(waiter))
     await asyncio.sleep(0)
     before()
@@ -91,7 +91,7 @@ async def cancelled(line: Line, waiter: QueuedClient, before: Callable[[], None]
         await waiting
 
 
-async def test_client_that_leaves_gives_its_place_to_the_next() -> None:
+async def test_leaving_client_releases_its_place() -> None:
     line = Line()
     line.fill(KEY, 4)
     first, second, third = (line.join(by_secret, str(by_secret)) for by_secret in (KEY, KEY, SECRET))

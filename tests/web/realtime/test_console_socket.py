@@ -1,4 +1,4 @@
-"""The console's socket: the same session, sound in binary frames, and a connection that may be lost."""
+"""The console's socket: the same session with audio in binary frames, and lost connections."""
 
 import base64
 import json
@@ -25,13 +25,13 @@ def sessions(gateway: Gateway) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
 
 
-async def test_a_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
+async def test_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         request = await page.until("fleet.request")
         done = await page.until("response.done")
     response = done["response"]["id"]
-    assert bytes(page.sound[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
+    assert bytes(page.audio[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
     assert request["response_id"] == response and request["request_id"] in gateway.client.traces
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
     assert states == ["listening", "thinking", "speaking"]
@@ -45,8 +45,8 @@ def counted(gateway: Gateway) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("fleet_voice_to_voice_seconds_count{"))
 
 
-async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_to_speech_alone(loaded: Loaded) -> None:
-    """By voice activity, by push to talk, and typed. All leading silence is kept here."""
+async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) -> None:
+    """Turns by voice activity, by push to talk, and typed; leading silence is not trimmed here."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     with serving(replace(loaded, config=config)) as gateway:
         gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
@@ -78,13 +78,13 @@ async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_t
         assert counted(gateway) == 2
 
 
-async def test_voice_to_voice_of_an_answer_that_the_client_asks_for_begins_with_the_end_of_speech(gateway: Gateway) -> None:
-    """Found by the detector, or in the audio that the client commits; the silence behind it is what the user waits through."""
-    said = speech("what day comes after monday")
+async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: Gateway) -> None:
+    """The detector finds it, or the gateway in committed audio; the silence after it counts as waiting."""
+    spoken = speech("what day comes after monday")
     for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
         async with opened(gateway) as page:
             await page.send("session.update", session={"audio": {"input": {"turn_detection": detection}}})
-            for block in blocks(silence(300) + said + silence(900)):
+            for block in blocks(silence(300) + spoken + silence(900)):
                 await page.socket.send(block)
             if detection is None:
                 await page.send("input_audio_buffer.commit")
@@ -93,11 +93,11 @@ async def test_voice_to_voice_of_an_answer_that_the_client_asks_for_begins_with_
             timing = await page.until("fleet.timing")
         assert timing["voice_to_voice_ms"] > silent_ms and timing["parts"][0]["ms"] > silent_ms
         assert abs(sum(part["ms"] for part in timing["parts"]) - timing["voice_to_voice_ms"]) < 1
-        assert abs(timing["voiced_end_ms"] - (300 + len(said) // 48)) < 150
+        assert abs(timing["voiced_end_ms"] - (300 + len(spoken) // 48)) < 150
 
 
-async def test_answer_to_audio_without_a_known_end_of_speech_is_not_voice_to_voice(gateway: Gateway) -> None:
-    """A recording, and silence that was committed."""
+async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: Gateway) -> None:
+    """Neither a recording nor committed silence has one."""
     before = counted(gateway)
     recording = {"type": "input_audio", "audio": base64.b64encode(speech("what day comes after monday")).decode()}
     async with opened(gateway) as page:
@@ -114,27 +114,27 @@ async def test_answer_to_audio_without_a_known_end_of_speech_is_not_voice_to_voi
     assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
 
 
-async def test_leading_silence_that_is_not_sent_counts_as_played(gateway: Gateway) -> None:
-    """The request's story holds positions in the sound as it was made; the session's are those of the sound that was sent."""
+async def test_trimmed_leading_silence_counts_as_played(gateway: Gateway) -> None:
+    """The trace holds positions in the generated audio, the session those in the sent audio."""
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
     async with opened(gateway) as page:
         await page.ask("hello")
         done = (await page.until("response.done"))["response"]
-        assert len(page.sound[done["id"]]) // 2 == RATE_HZ + kept and page.first[done["id"]] == 0
+        assert len(page.audio[done["id"]]) // 2 == RATE_HZ + kept and page.first[done["id"]] == 0
         assert next(event["sample"] for event in page.events if event["type"] == "fleet.voiced") == kept
         await page.send("fleet.played", response_id=done["id"], samples=1000)
-        heard = gateway.client.telemetry.heard
-        wait_until(lambda: heard, "what was played to be noted")
+        reports = gateway.client.telemetry.heard
+        wait_until(lambda: reports, "the playback to be recorded")
         (request,) = gateway.client.traces
-        assert heard[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
+        assert reports[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
         await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
         await page.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
         item = (await page.until("conversation.item.retrieved"))["item"]
     assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
-async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> None:
+async def test_input_rate_of_the_settings_is_applied(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         audio = {"input": {"format": {"type": "audio/pcm", "rate": 48_000}}}
         await page.send("session.update", session={"type": "realtime", "audio": audio})
@@ -147,20 +147,20 @@ async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> N
     assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
 
 
-async def test_sound_is_no_further_ahead_than_allowed(gateway: Gateway) -> None:
+async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: Gateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.created"))["response"]["id"]
-        await page.until_sound(response, RATE_HZ // 2)
+        await page.until_audio(response, RATE_HZ // 2)
         wait_until(lambda: "speaking" in str(sessions(gateway)), "the session to be seen speaking")
         await page.send("response.cancel")
         done = await page.until("response.done")
     assert done["response"]["status"] == "cancelled"
-    assert len(page.sound[response]) // 2 < 6 * RATE_HZ
+    assert len(page.audio[response]) // 2 < 6 * RATE_HZ
 
 
-async def test_a_stage_that_fails_is_named_and_the_session_goes_on(gateway: Gateway) -> None:
+async def test_failed_stage_is_named_and_the_session_continues(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -172,12 +172,12 @@ async def test_a_stage_that_fails_is_named_and_the_session_goes_on(gateway: Gate
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> None:
+async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: Gateway) -> None:
     gateway.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.created"))["response"]["id"]
-        await page.until_sound(response, RATE_HZ // 2)
+        await page.until_audio(response, RATE_HZ // 2)
         await page.drop()
     had = RATE_HZ // 3
     async with opened(gateway, session=page.session, response=response, samples=had) as again:
@@ -185,41 +185,38 @@ async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> 
         assert resumed["response_id"] == response and again.session == page.session
         done = await again.until("response.done")
     assert done["response"]["id"] == response and done["response"]["status"] == "completed"
-    whole = bytes(page.sound[response][: 2 * had]) + bytes(again.sound[response])
+    whole = bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
     assert again.first[response] == had and whole == sine(4 * RATE_HZ).tobytes()
     assert len(gateway.client.submitted) == 1
 
 
-async def test_words_told_without_a_connection_come_once(gateway: Gateway) -> None:
+async def test_text_sent_during_an_absence_arrives_once(gateway: Gateway) -> None:
     script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
         await page.drop()
     wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
-    (request,) = gateway.client.traces
-
-    def num_text_chunks() -> int:
-        return next(edge.produced for edge in gateway.client.traces[request].edges if edge.name == "text")
-
-    before = num_text_chunks()
-    wait_until(lambda: num_text_chunks() > before + 10, "words without a listener")
+    (story,) = gateway.client.traces.values()
+    text_edge = next(edge for edge in story.edges if edge.name == "text")
+    before = text_edge.produced
+    wait_until(lambda: text_edge.produced > before + 10, "text without a client")
     async with opened(gateway, session=page.session, response=response, samples=0) as again:
         await again.until("response.output_audio_transcript.done")
     assert again.shown(response, page.shown(response)) == script.text
 
 
-async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gateway: Gateway) -> None:
+async def test_lost_end_of_a_response_is_sent_again(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.done"))["response"]["id"]
         await page.drop()
     async with opened(gateway, session=page.session, response=response, samples=1920) as again:
-        await again.until_sound(response, Script().num_samples - 1920)
-    assert bytes(again.sound[response]) == sine(Script().num_samples).tobytes()[2 * 1920 :]
+        await again.until_audio(response, Script().num_samples - 1920)
+    assert bytes(again.audio[response]) == sine(Script().num_samples).tobytes()[2 * 1920 :]
 
 
-async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
+async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
         first.client.script = script
@@ -227,9 +224,9 @@ async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
             for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
                 await page.socket.send(block)
             response = (await page.until("response.created"))["response"]["id"]
-            await page.until_sound(response, RATE_HZ)
+            await page.until_audio(response, RATE_HZ)
             wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
-            had = len(page.sound[response]) // 2
+            had = len(page.audio[response]) // 2
             async with opened(second, session=page.session, response=response, samples=had) as again:
                 done = await again.until("response.done")
                 assert done["response"]["status"] == "completed"
@@ -239,16 +236,16 @@ async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
                 await again.until("response.done", **{})
             async for _ in page.socket:  # what else was on its way: a close that is never read is no close
                 pass
-        whole = bytes(page.sound[response][: 2 * had]) + bytes(again.sound[response])
+        whole = bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
         assert whole == sine(4 * RATE_HZ).tobytes()
         spec, _ = first.client.submitted[-1]
-        assert len(spec.audio) == 1, "what the user said before is still in the prompt"
+        assert len(spec.audio) == 1, "the user's earlier speech is still in the prompt"
         (other, _) = first.client.submitted[0]
         assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
 
 
-async def test_words_come_once_however_long_ago_they_were_written_down(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway that is killed writes nothing down any more: where its words were only the page knows."""
+async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed gateway no longer stores the session, so only the client knows what it has received."""
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = first.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
 
@@ -271,7 +268,7 @@ async def test_words_come_once_however_long_ago_they_were_written_down(loaded: L
         assert again.shown(response, had) == script.text == done["response"]["output"][0]["content"][0]["transcript"]
 
 
-async def test_goodbye_ends_everything(gateway: Gateway) -> None:
+async def test_normal_closure_ends_the_session_and_its_request(gateway: Gateway) -> None:
     gateway.client.script = Script(stall_at=4)
     async with opened(gateway) as page:
         await page.ask("hello")

@@ -1,4 +1,4 @@
-"""What a conversation holds: bounded, in order, and of answers only what was heard."""
+"""Items of a conversation: bounded, in order, and only the played words of responses."""
 
 import pytest
 from hypothesis import given
@@ -19,8 +19,8 @@ def text(item_id: str, words: str, role: str = "user") -> Item:
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:
     samples = int(seconds * RATE_HZ)
-    said = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
-    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=said)])
+    played = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
+    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=played)])
 
 
 def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
@@ -28,7 +28,7 @@ def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
     return Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)]), {name: Clip(SECOND)}
 
 
-def test_items_have_their_place() -> None:
+def test_items_are_inserted_at_their_position() -> None:
     talk = Conversation(10, 60)
     for name, after in (("b", None), ("d", None), ("a", "root"), ("c", "b")):
         talk.add(text(name, name), after=after)
@@ -43,7 +43,7 @@ def test_items_have_their_place() -> None:
         talk.find("b")
 
 
-def test_a_cut_keeps_what_was_heard_and_a_later_one_cuts_further() -> None:
+def test_later_cut_removes_more_words() -> None:
     talk = Conversation(10, 60)
     talk.add(spoken("a", "one two three four five", 5.0))
     talk.truncate("a", 0, 3_250)
@@ -56,7 +56,7 @@ def test_a_cut_keeps_what_was_heard_and_a_later_one_cuts_further() -> None:
     assert talk.messages("") == []
 
 
-def test_a_cut_beyond_the_sound_is_a_mistake_unless_by_less_than_a_frame() -> None:
+def test_truncation_beyond_the_audio_is_refused_except_within_a_frame() -> None:
     talk = Conversation(10, 60)
     talk.add(spoken("a", "one two", 2.0))
     talk.truncate("a", 0, 2_080)
@@ -69,7 +69,7 @@ def test_a_cut_beyond_the_sound_is_a_mistake_unless_by_less_than_a_frame() -> No
         talk.truncate("b", 0, 10)
 
 
-def test_the_prompt_merges_what_was_said_in_several_goes() -> None:
+def test_prompt_merges_consecutive_responses() -> None:
     talk = Conversation(10, 60)
     talk.add(text("a", "hi"))
     talk.add(spoken("b", "one two", 2.0))
@@ -85,19 +85,19 @@ def test_the_prompt_merges_what_was_said_in_several_goes() -> None:
 
 
 @given(st.lists(st.sampled_from(["text", "sound"]), max_size=40))
-def test_nothing_grows_without_bound(kinds: list[str]) -> None:
+def test_conversation_stays_within_its_bounds(kinds: list[str]) -> None:
     talk, here = Conversation(6, 3.0), set[str]()
     for number, kind in enumerate(kinds):
         item, clips = voiced(f"i{number}") if kind == "sound" else (text(f"i{number}", "x"), {})
         gone = talk.add(item, clips)
         here = (here | {item.id}) - set(gone)
-        assert {item.id for item in talk.items} == here, "what goes is told"
+        assert {item.id for item in talk.items} == here, "removed items are reported"
         assert len(talk.items) <= 6 and sum(clip.seconds for clip in talk.clips.values()) <= 3.0
         assert {part.clip for item in talk.items for part in item.parts if part.clip} == set(talk.clips)
         assert talk.items[-1].id == f"i{number}"
 
 
-def test_speech_too_long_ago_leaves_its_words() -> None:
+def test_old_speech_leaves_its_transcript() -> None:
     talk = Conversation(10, 2.0)
     for name in ("a", "b"):
         talk.add(*voiced(name))

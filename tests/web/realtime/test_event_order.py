@@ -1,6 +1,6 @@
-"""Events that are right, in any order: whatever a client does, what it is told makes one story.
+"""Valid client events in random order: the server's events stay consistent.
 
-The story is told twice: to `Mirror`, which believes every event and nothing else, and again by asking for each item at the end.
+The state is read twice: by `Mirror`, from the events alone, and at the end by retrieving each item.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ import pytest
 
 from tests.web.conftest import Gateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
-from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 
 NUM_EVENTS = 60
 SOUND = "AQD//w" + "AAAA" * 2_000 + "AA"
 
 
 @dataclass(slots=True)
-class Told:
-    """A response, as far as it was told. `parts`: what of it has begun and not ended."""
+class MirroredResponse:
+    """State of a response by its events so far."""
 
     in_conversation: bool
     spoken: bool
@@ -31,20 +31,20 @@ class Told:
 
 
 class Mirror:
-    """What a client knows. Invariants: those of the protocol, asserted with each event."""
+    """State of a client by the server's events. The protocol's invariants are asserted with each event."""
 
     def __init__(self) -> None:
         self.items: list[str] = []
         self.whole: set[str] = set()
-        self.responses: dict[str, Told] = {}
+        self.responses: dict[str, MirroredResponse] = {}
         self.seen: set[str] = set()
 
     @property
     def active(self) -> list[str]:
-        return [name for name, told in self.responses.items() if told.in_conversation and told.done is None]
+        return [name for name, response in self.responses.items() if response.in_conversation and response.done is None]
 
     def take(self, event: Event) -> None:
-        assert event["event_id"] not in self.seen, "told twice"
+        assert event["event_id"] not in self.seen, "an event id occurs twice"
         self.seen.add(event["event_id"])
         kind = str(event["type"])
         if kind.startswith("response."):
@@ -71,48 +71,48 @@ class Mirror:
         body: dict[str, Any] = event.get("response", {})
         if kind == "response.created":
             spoken = body["output_modalities"] == ["audio"]
-            self.responses[body["id"]] = Told(in_conversation=body["conversation_id"] is not None, spoken=spoken)
+            self.responses[body["id"]] = MirroredResponse(in_conversation=body["conversation_id"] is not None, spoken=spoken)
             assert body["status"] == "in_progress" and body["usage"] is None and len(self.active) <= 1
             return
-        told = self.responses[body["id"] if body else event["response_id"]]
-        assert told.done is None, f"{kind} after response.done"
+        response = self.responses[body["id"] if body else event["response_id"]]
+        assert response.done is None, f"{kind} after response.done"
         if kind == "response.done":
-            self._is_whole(told, body)
+            self._is_whole(response, body)
         else:
-            self._of_part(kind.removeprefix("response."), told, event)
+            self._of_part(kind.removeprefix("response."), response, event)
 
-    def _of_part(self, kind: str, told: Told, event: Event) -> None:
+    def _of_part(self, kind: str, response: MirroredResponse, event: Event) -> None:
         if kind == "output_item.added":
-            assert not told.item
-            told.item = event["item"]["id"]
-        assert told.item == event.get("item_id", told.item), "another item"
+            assert not response.item
+            response.item = event["item"]["id"]
+        assert response.item == event.get("item_id", response.item), "another item"
         thing, _, what = kind.rpartition(".")
         if what == "added":
-            told.begun.append(thing)
+            response.begun.append(thing)
         elif what == "done":
-            assert told.begun.pop() == thing if thing in ("content_part", "output_item") else "content_part" in told.begun
+            assert response.begun.pop() == thing if thing in ("content_part", "output_item") else "content_part" in response.begun
         else:
-            assert "content_part" in told.begun, f"{kind} outside of its part"
+            assert "content_part" in response.begun, f"{kind} outside of its part"
         if thing in ("output_text", "output_audio_transcript"):
-            told.words += event.get("delta", "")
-            assert told.spoken == (thing != "output_text")
-            assert what == "delta" or event.get("text", event.get("transcript")) == told.words
+            response.words += event.get("delta", "")
+            assert response.spoken == (thing != "output_text")
+            assert what == "delta" or event.get("text", event.get("transcript")) == response.words
 
-    def _is_whole(self, told: Told, body: dict[str, Any]) -> None:
-        assert body["status"] != "in_progress" and body["usage"]["total_tokens"] >= 0 and not told.begun
-        assert [item["id"] for item in body["output"]] == ([told.item] if told.item else [])
+    def _is_whole(self, response: MirroredResponse, body: dict[str, Any]) -> None:
+        assert body["status"] != "in_progress" and body["usage"]["total_tokens"] >= 0 and not response.begun
+        assert [item["id"] for item in body["output"]] == ([response.item] if response.item else [])
         assert (body["status_details"] is None) == (body["status"] == "completed")
-        told.done = body
+        response.done = body
 
 
 class Client:
-    """Says at random what a client may say at that time, and sometimes what it may not."""
+    """Sends random client events that are valid at that time, and sometimes invalid ones."""
 
-    def __init__(self, seed: int, page: Page, mirror: Mirror) -> None:
+    def __init__(self, seed: int, page: SocketClient, mirror: Mirror) -> None:
         self._random, self._page, self._mirror = random.Random(seed), page, mirror
 
     async def act(self) -> None:
-        choose, item = self._random.choice, self._random.choice([*self._mirror.items, "nobody"])
+        choose, item = self._random.choice, self._random.choice([*self._mirror.items, "unknown"])
         kind, fields = choose([
             ("conversation.item.create", {"item": self._item(), "previous_item_id": choose([None, "root", item])}),
             ("conversation.item.create", {"item": self._item()}),
@@ -123,7 +123,7 @@ class Client:
             ("response.create", {"response": {"output_modalities": [choose(["text", "audio"])]}}),
             ("response.create", {"response": self._aside(item)}),
             ("response.cancel", {}),
-            ("response.cancel", {"response_id": choose([*self._mirror.responses, "nobody"])}),
+            ("response.cancel", {"response_id": choose([*self._mirror.responses, "unknown"])}),
             ("input_audio_buffer.append", {"audio": SOUND}),
             ("input_audio_buffer.commit", {}),
             ("input_audio_buffer.clear", {}),
@@ -146,8 +146,8 @@ class Client:
         return self._random.choice([None, {"type": "server_vad"}, {"type": "semantic_vad", "create_response": False}])
 
 
-async def until_after(page: Page, mirror: Mirror, name: str) -> None:
-    """Everything that was told before the refusal of a last event, and that."""
+async def until_after(page: SocketClient, mirror: Mirror, name: str) -> None:
+    """Read all events up to the refusal of a last one."""
     await page.send("no.such.event", event_id=name)
     while True:
         event = await page.next()
@@ -158,7 +158,7 @@ async def until_after(page: Page, mirror: Mirror, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_any_order_makes_one_story(gateway: Gateway, seed: int) -> None:
+async def test_events_in_any_order_stay_consistent(gateway: Gateway, seed: int) -> None:
     chance = random.Random(seed)
     async with opened(gateway, "/v1/realtime") as page:
         mirror = Mirror()
@@ -175,7 +175,7 @@ async def test_any_order_makes_one_story(gateway: Gateway, seed: int) -> None:
         gateway.client.script = Script()
         await until_after(page, mirror, "sent")  # only then are all responses known that were asked for
         async with asyncio.timeout(20):
-            while any(told.done is None for told in mirror.responses.values()):
+            while any(response.done is None for response in mirror.responses.values()):
                 event = await page.next()
                 if event is not None:
                     mirror.take(event)

@@ -1,4 +1,4 @@
-"""Malformed, out-of-order and oversized events: told what is wrong, nothing crashes, nothing grows, others are not disturbed.
+"""Malformed, out-of-order and oversized events are refused; nothing crashes or grows, and other sessions are not disturbed.
 
 `--events 20000` is the long form.
 """
@@ -75,7 +75,7 @@ class Fuzzer:
         return json.dumps(event)
 
     def likely(self) -> dict[str, object]:
-        """What is nearly right gets further."""
+        """Generate nearly valid events, which reach deeper code."""
         part = {"type": self._random.choice(["input_text", "output_audio", "input_audio"]), "text": "hi", "audio": SOUND}
         return self._random.choice([
             {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [part]}},
@@ -93,7 +93,7 @@ def live(kind: type) -> int:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
-async def test_a_storm_of_nonsense_harms_nobody(
+async def test_random_invalid_events_leave_other_sessions_undisturbed(
     gateway: Gateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(num_samples=4_800)
@@ -106,7 +106,7 @@ async def test_a_storm_of_nonsense_harms_nobody(
                 await storm(gateway, path, fuzzer, min(500, num_events))
             await bystander.ask("still there?")
             assert (await bystander.until("response.done"))["response"]["status"] == "completed"
-    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error of ours was logged"
+    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error was logged"
 
     async def nothing_is_left() -> bool:
         return held >= set(gateway.client.held) and live(Session) <= before
@@ -116,7 +116,7 @@ async def test_a_storm_of_nonsense_harms_nobody(
 
 
 async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) -> None:
-    """One connection; it stays open, and answers at its end as at its beginning."""
+    """Send invalid events over one connection, which must stay open and usable."""
     async with connect(gateway.url.replace("http", "ws") + path, max_size=None) as socket:
         reading = asyncio.create_task(read(socket))
         for _ in range(num_events):
@@ -128,7 +128,7 @@ async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) ->
 
 
 async def read(socket: ClientConnection) -> list[dict[str, Any]]:
-    """Up to the answer to the last event."""
+    """Read up to the reply to the last event."""
     events: list[dict[str, Any]] = []
     try:
         async for frame in socket:
@@ -151,7 +151,7 @@ JSON = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
-def test_an_event_is_read_or_what_is_wrong_is_named(kind: str, fields: dict[str, object]) -> None:
+def test_event_is_parsed_or_refused_by_field(kind: str, fields: dict[str, object]) -> None:
     raw = json.dumps({**fields, "type": kind})
     event_id_of(raw)
     try:
@@ -161,22 +161,22 @@ def test_an_event_is_read_or_what_is_wrong_is_named(kind: str, fields: dict[str,
 
 
 @given(st.text())
-def test_what_is_no_event_is_refused(raw: str) -> None:
+def test_text_that_is_not_an_event_is_refused(raw: str) -> None:
     event_id_of(raw)
     with pytest.raises(BadInput):
         parse_event(raw)
 
 
-def test_an_event_beyond_the_bound_is_refused() -> None:
+def test_event_beyond_the_bound_is_refused() -> None:
     with pytest.raises(BadInput, match="at most"):
         parse_event(" " * (MAX_EVENT_BYTES + 1))
 
 
-def test_a_binary_frame_has_no_place_in_openais_protocol(gateway: Gateway) -> None:
+def test_binary_frame_is_refused_over_openais_protocol(gateway: Gateway) -> None:
     async def send() -> dict[str, Any]:
         async with opened(gateway, "/v1/realtime") as page:
             await page.socket.send(b"\x00\x01")
             return await page.until("error")
 
-    told = asyncio.run(send())
-    assert "input_audio_buffer.append" in told["error"]["message"]
+    error_event = asyncio.run(send())
+    assert "input_audio_buffer.append" in error_event["error"]["message"]

@@ -1,4 +1,4 @@
-"""What comes is kept to the sample: the resampler swallows no end of it, and none of it opens what comes after."""
+"""Input is retained to the sample: the resampler neither cuts its end nor leaks it into later audio."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
 RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
 NEAR = RATE_HZ // 500
-"""An edge is smeared by less."""
+"""Upper bound of an edge's blur."""
 DITHER = 2
-"""Of 32768: what the resampler makes of silence."""
+"""Upper bound of resampled silence, of 32768."""
 
 
 def tone(rate_hz: int, ms: int) -> bytes:
@@ -42,7 +42,7 @@ def level(pcm: bytes) -> NDArray[np.int_]:
 
 
 def loud(pcm: bytes) -> NDArray[np.intp]:
-    """The samples that nobody would take for the edge of something."""
+    """Return the samples that are no blurred edge."""
     return np.flatnonzero(level(pcm) > 3_000)
 
 
@@ -51,8 +51,8 @@ def same(one: bytes, other: bytes) -> bool:
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
-def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz: int) -> None:
-    """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
+def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
+    """A recording's pieces are as long as the silence that is skipped."""
     buffer = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
     hear(buffer, pcm)
@@ -63,23 +63,23 @@ def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("rules", [None, TurnRules()])
-def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules | None) -> None:
+def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | None) -> None:
     buffer, before = AudioInputBuffer(rate_hz, rules), 0
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
         hear(buffer, pcm, 2 * rate_hz // 50)
-        came = before + len(pcm) // 2
-        length = came * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
-        assert (buffer.received, buffer.retained_ms) == (came * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
+        end = before + len(pcm) // 2
+        length = end * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
+        assert (buffer.received, buffer.retained_ms) == (end * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
         taken = buffer.take_all()
         assert len(taken) == 2 * length and int(loud(taken)[-1]) > length - NEAR, "its end is there"
         assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
-        before = came
+        before = end
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("take", [True, False])
-def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, take: bool) -> None:
+def test_removed_audio_does_not_leak_into_later_audio(rate_hz: int, take: bool) -> None:
     buffer = AudioInputBuffer(rate_hz, None)
     hear(buffer, tone(rate_hz, 300))
     if take:
@@ -92,7 +92,7 @@ def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, t
 
 
 @pytest.mark.parametrize("take", [True, False])
-def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> None:
+def test_half_a_sample_does_not_shift_the_next_turn(take: bool) -> None:
     buffer = AudioInputBuffer(24_000, None)
     hear(buffer, tone(24_000, 200) + b"\x55")
     if take:
@@ -105,7 +105,7 @@ def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> N
     assert same(buffer.take_all(), clean.take_all())
 
 
-def test_half_a_sample_is_made_whole_within_its_turn() -> None:
+def test_half_a_sample_is_completed_within_its_turn() -> None:
     buffer, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
     hear(buffer, pcm, 801)
     hear(clean, pcm)
@@ -113,8 +113,8 @@ def test_half_a_sample_is_made_whole_within_its_turn() -> None:
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
-def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
-    """Still or not, taken, thrown away or neither: a tick is where it was."""
+def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
+    """A tick keeps its position whether silence is skipped and audio is taken or cleared."""
     buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
@@ -131,8 +131,8 @@ def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
     assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
 
 
-async def test_a_tenth_of_a_second_is_enough_to_be_committed_and_comes_whole(gateway: Gateway) -> None:
-    """Two turns of a client that says itself when one ends; what it throws away in between is in neither."""
+async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: Gateway) -> None:
+    """Two turns are committed by the client; audio cleared in between is in neither."""
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.socket_client import Page, opened
+from tests.web.realtime.socket_client import SocketClient, opened
 from web.realtime.protocol.client_events import MAX_PLAIN_BYTES
 
 PCM = b"\x00\x01" * 108_000
-"""Four and a half seconds."""
+"""A recording of 4.5 seconds."""
 AUDIO = base64.b64encode(PCM).decode()
 SPOKEN = {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": AUDIO}]}
 
@@ -19,25 +19,25 @@ SPOKEN = {"type": "message", "role": "user", "content": [{"type": "input_audio",
 assert len(AUDIO) > MAX_PLAIN_BYTES
 
 
-async def listens_by_hand(page: Page) -> None:
+async def listens_by_hand(page: SocketClient) -> None:
     await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
     await page.until("session.updated")
 
 
-async def audio_of(page: Page, item_id: str) -> bytes:
+async def audio_of(page: SocketClient, item_id: str) -> bytes:
     await page.send("conversation.item.retrieve", item_id=item_id)
     item: dict[str, Any] = (await page.until("conversation.item.retrieved"))["item"]
     return base64.b64decode(item["content"][0]["audio"])
 
 
-async def test_long_recording_becomes_an_item_as_it_is(gateway: Gateway) -> None:
+async def test_long_recording_becomes_an_item(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item=SPOKEN)
         item_id = (await page.until("conversation.item.done"))["item"]["id"]
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 4
 
 
-async def test_long_recording_is_appended_whole(gateway: Gateway) -> None:
+async def test_long_recording_is_appended_completely(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await listens_by_hand(page)
         await page.send("input_audio_buffer.append", audio=AUDIO)
@@ -46,7 +46,7 @@ async def test_long_recording_is_appended_whole(gateway: Gateway) -> None:
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 400
 
 
-async def test_long_recording_in_a_response_is_answered_with_the_items_it_names(gateway: Gateway) -> None:
+async def test_long_recording_in_a_response_is_joined_to_referenced_items(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item={**SPOKEN, "content": [{"type": "input_text", "text": "hello"}]})
         item_id = (await page.until("conversation.item.done"))["item"]["id"]
@@ -64,7 +64,7 @@ async def test_mistake_in_a_long_event_is_named_with_its_field_and_event(gateway
     async with opened(gateway, "/v1/realtime") as page:
         await page.socket.send(json.dumps({"type": kind, "event_id": "mine", **event}))
         error = (await page.until("error"))["error"]
-        assert error["event_id"] == "mine" and "only a user's content can be sound" in error["message"]
+        assert error["event_id"] == "mine" and "only a user's content can be audio" in error["message"]
         await page.ask("hello")
         await page.until("response.done")
 

@@ -24,7 +24,7 @@ async def connected(gateway: Gateway, **options: object) -> AsyncIterator[AsyncR
 
 
 async def until(connection: AsyncRealtimeConnection, kind: str) -> list[RealtimeServerEvent]:
-    """The events up to the first of that kind, that one included."""
+    """Return the events up to and including the first of that type."""
     events: list[RealtimeServerEvent] = []
     while not events or events[-1].type != kind:
         events.append(await connection.recv())
@@ -32,7 +32,7 @@ async def until(connection: AsyncRealtimeConnection, kind: str) -> list[Realtime
 
 
 def kinds(events: list[RealtimeServerEvent]) -> list[str]:
-    """Without repeats of deltas."""
+    """Return the types of the events, without repeated deltas."""
     found: list[str] = []
     for event in events:
         if not found or found[-1] != event.type:
@@ -45,7 +45,7 @@ async def say(connection: AsyncRealtimeConnection, text: str) -> None:
     await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})  # pyright: ignore[reportArgumentType]
 
 
-async def test_a_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
+async def test_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
     async with connected(gateway) as connection:
         await connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
         await say(connection, "hello")
@@ -57,8 +57,8 @@ async def test_a_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
     assert done.type == "response.done" and done.response.status == "completed"
     sound = b"".join(base64.b64decode(event.delta) for event in events if event.type == "response.output_audio.delta")
     assert sound == sine(Script().num_samples).tobytes()
-    said = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
-    assert said == Script().text
+    transcript = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
+    assert transcript == Script().text
     spec, _ = gateway.client.submitted[0]
     assert spec.outputs == ("text", "audio") and spec.session
 
@@ -68,7 +68,7 @@ async def speak(connection: AsyncRealtimeConnection, pcm: bytes) -> None:
         await connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
 
 
-async def test_a_spoken_turn_is_heard_and_answered(gateway: Gateway) -> None:
+async def test_spoken_turn_is_answered(gateway: Gateway) -> None:
     async with connected(gateway) as connection:
         await speak(connection, silence(500) + speech("what day comes after monday") + silence(800))
         events = await until(connection, "response.done")
@@ -86,21 +86,21 @@ async def test_a_spoken_turn_is_heard_and_answered(gateway: Gateway) -> None:
     started, stopped = events[0], events[1]
     assert started.type == "input_audio_buffer.speech_started" and 100 <= started.audio_start_ms <= 500
     assert stopped.type == "input_audio_buffer.speech_stopped" and stopped.audio_end_ms > started.audio_start_ms + 800
-    assert len(gateway.client.submitted) == 1, "what was begun on speculation is what is told"
+    assert len(gateway.client.submitted) == 1, "the speculative response is used"
     spec, blob = gateway.client.submitted[0]
     assert blob is not None and len(spec.audio) == 1
     heard_ms = spec.audio[0].num_samples / 16
     assert abs(heard_ms - (stopped.audio_end_ms - started.audio_start_ms)) <= 1
 
 
-async def test_speech_that_goes_on_leaves_no_trace_of_what_was_begun(gateway: Gateway) -> None:
+async def test_continued_speech_discards_the_speculative_response(gateway: Gateway) -> None:
     async with connected(gateway) as connection:
-        said = speech("what day comes after monday")
+        spoken = speech("what day comes after monday")
         gateway.client.script = Script(stall_at=3)
-        await speak(connection, silence(300) + said + silence(450))
+        await speak(connection, silence(300) + spoken + silence(450))
         await asyncio.to_thread(wait_until, lambda: gateway.client.submitted, "an answer to be begun")
         gateway.client.script = Script()
-        await speak(connection, said + silence(800))
+        await speak(connection, spoken + silence(800))
         events = await until(connection, "response.done")
     assert [event.type for event in events].count("response.created") == 1
     assert len(gateway.client.submitted) == 2
@@ -108,7 +108,7 @@ async def test_speech_that_goes_on_leaves_no_trace_of_what_was_begun(gateway: Ga
     assert first.aborted is not None and second.aborted is None
 
 
-async def test_the_user_interrupts_and_only_what_was_heard_is_remembered(gateway: Gateway) -> None:
+async def test_interrupted_response_keeps_only_played_words(gateway: Gateway) -> None:
     words = "one two three four five six seven eight nine ten eleven twelve"
     gateway.client.script = Script(text=words, num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ, stall_at=-1)
     async with connected(gateway) as connection:
@@ -141,7 +141,7 @@ async def test_the_user_interrupts_and_only_what_was_heard_is_remembered(gateway
     assert fake.aborted is not None
 
 
-async def test_cancel_and_its_errors(gateway: Gateway) -> None:
+async def test_cancel_without_an_active_response_is_refused(gateway: Gateway) -> None:
     gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
     async with connected(gateway) as connection:
         await connection.response.cancel()

@@ -1,4 +1,4 @@
-"""OpenAI's own types take every event of a talk as it is, and know every field of it."""
+"""OpenAI's own types accept every event of a conversation and have all of its fields."""
 
 import base64
 
@@ -8,33 +8,33 @@ from fleet.core.errors import EngineError
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.openai_types import check_event
-from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
 
 QUESTION = "what day comes after monday"
 LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=1920, gap_s=0.01)
 
 
-async def append(page: Page, pcm: bytes) -> None:
+async def append(page: SocketClient, pcm: bytes) -> None:
     for block in blocks(pcm, 100):
         await page.send("input_audio_buffer.append", audio=base64.b64encode(block).decode())
 
 
-async def listens(page: Page, **fields: object) -> None:
+async def listens(page: SocketClient, **fields: object) -> None:
     await page.send("session.update", session={"type": "realtime", "audio": {"input": fields}})
     await page.until("session.updated")
 
 
-async def done_with(page: Page, **fields: object) -> Event:
-    """Of the response with these; the model may speak by itself meanwhile."""
+async def done_with(page: SocketClient, **fields: object) -> Event:
+    """Return the end of the response with this metadata; the model may begin others meanwhile."""
     while True:
         response: Event = (await page.until("response.done"))["response"]
         if fields.items() <= response.items():
             return response
 
 
-async def test_a_talk_of_every_event_is_as_openai_types_it(gateway: Gateway) -> None:
-    """`Page` checks each event that it reads."""
+async def test_every_event_matches_openais_types(gateway: Gateway) -> None:
+    """`SocketClient` checks each event that it reads."""
     async with opened(gateway, "/v1/realtime") as page:
         await listens(page, transcription={"model": "x"}, turn_detection={"type": "server_vad", "idle_timeout_ms": 1000})
         await append(page, silence(300) + speech(QUESTION) + silence(800))
@@ -67,7 +67,7 @@ async def test_a_talk_of_every_event_is_as_openai_types_it(gateway: Gateway) -> 
     assert len(set(ids)) == len(ids)
 
 
-async def interrupted(page: Page, gateway: Gateway) -> None:
+async def interrupted(page: SocketClient, gateway: Gateway) -> None:
     gateway.client.script = LONG
     await page.ask("count")
     await page.until("response.output_audio.delta")
@@ -87,6 +87,6 @@ async def interrupted(page: Page, gateway: Gateway) -> None:
         {"type": "response.audio.delta", "event_id": "e"},
     ],
 )
-def test_what_is_not_as_typed_is_noticed(event: dict[str, object]) -> None:
+def test_event_that_differs_from_openais_types_is_detected(event: dict[str, object]) -> None:
     with pytest.raises(AssertionError):
         check_event(event)

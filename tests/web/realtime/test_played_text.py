@@ -1,4 +1,4 @@
-"""How far a listener is, and which words that is."""
+"""Playback position of a client, and the words played until there."""
 
 from collections import Counter
 
@@ -16,20 +16,20 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 50_000)), max_size=50
 
 
 @given(STEPS)
-def test_nobody_hears_what_was_not_sent_nor_faster_than_time(steps: list[tuple[float, int]]) -> None:
-    head, now, heard, sent = Playhead(RATE_HZ), 0.0, 0, 0
+def test_position_exceeds_neither_sent_audio_nor_elapsed_time(steps: list[tuple[float, int]]) -> None:
+    head, now, played_before, sent = Playhead(RATE_HZ), 0.0, 0, 0
     for wait_s, num_samples in steps:
         before, now = now, now + wait_s
         at = head.position(now)
-        assert heard <= at <= sent and at - heard <= (now - before) * RATE_HZ + 1
+        assert played_before <= at <= sent and at - played_before <= (now - before) * RATE_HZ + 1
         if num_samples:
             head.send(num_samples, now)
-        sent, heard = sent + num_samples, head.position(now)
-        assert heard == at
+        sent, played_before = sent + num_samples, head.position(now)
+        assert played_before == at
 
 
 @given(STEPS, st.floats(0.1, 2))
-def test_who_sends_what_there_is_room_for_is_never_further_ahead(steps: list[tuple[float, int]], lead_s: float) -> None:
+def test_audio_sent_within_the_room_stays_within_the_lead(steps: list[tuple[float, int]], lead_s: float) -> None:
     head, now = Playhead(RATE_HZ), 0.0
     for wait_s, num_samples in steps:
         now += wait_s
@@ -37,7 +37,7 @@ def test_who_sends_what_there_is_room_for_is_never_further_ahead(steps: list[tup
         assert head.left_s(now) <= lead_s + 1e-6
 
 
-def test_running_dry_is_counted_once_a_time() -> None:
+def test_underruns_are_counted_once_each() -> None:
     head = Playhead(RATE_HZ)
     head.send(RATE_HZ, 10.0)
     head.send(RATE_HZ, 10.5)
@@ -46,7 +46,7 @@ def test_running_dry_is_counted_once_a_time() -> None:
     assert head.underruns == 1 and head.position(14.5) == 2.5 * RATE_HZ
 
 
-def test_what_the_listener_says_is_believed() -> None:
+def test_reported_position_is_applied() -> None:
     head = Playhead(RATE_HZ)
     head.send(2 * RATE_HZ, 0.0)
     head.report(RATE_HZ // 2, 1.0)
@@ -56,7 +56,7 @@ def test_what_the_listener_says_is_believed() -> None:
 
 
 @given(st.text(alphabet="abc \n", max_size=200), st.floats(0, 1))
-def test_never_more_words_than_were_heard(text: str, share: float) -> None:
+def test_played_words_never_exceed_the_played_share(text: str, share: float) -> None:
     kept = played_words(text, share, 1.0)
     assert text.startswith(kept)
     if share < 1:
@@ -65,8 +65,8 @@ def test_never_more_words_than_were_heard(text: str, share: float) -> None:
 
 
 @given(st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=9), min_size=1, max_size=60), st.floats(0, 1))
-def test_within_two_words_of_what_was_heard(words: list[str], share: float) -> None:
-    """Where sound runs at an even pace, as the proportion assumes."""
+def test_played_words_are_within_two_of_the_played_share(words: list[str], share: float) -> None:
+    """The pace is even here, as the estimate assumes."""
     text = " ".join(words)
     spoken = sum(1 for index in range(len(words)) if len(" ".join(words[: index + 1])) <= share * len(text))
     kept = len(played_words(text, share, 1.0).split())
@@ -74,12 +74,12 @@ def test_within_two_words_of_what_was_heard(words: list[str], share: float) -> N
 
 
 @given(st.text(max_size=100))
-def test_nothing_heard_is_no_word_and_all_of_it_every_one(text: str) -> None:
+def test_played_words_of_nothing_and_of_everything(text: str) -> None:
     assert played_words(text, 0, 1.0) == "" and played_words(text, 1.0, 1.0) == text
 
 
 @given(st.floats(0.02, 0.3), st.text(alphabet="ab ", min_size=30, max_size=200), st.floats(0.05, 0.95))
-def test_a_rate_that_was_learnt_is_taken_for_what_is_not_made_yet(char_s: float, text: str, share: float) -> None:
+def test_learned_rate_estimates_missing_speech(char_s: float, text: str, share: float) -> None:
     assume(text.strip())
     rate = SpeakingRate()
     rate.learn("v", "x" * 100, 100 * char_s)
@@ -88,8 +88,8 @@ def test_a_rate_that_was_learnt_is_taken_for_what_is_not_made_yet(char_s: float,
 
 
 @given(st.lists(st.tuples(st.integers(10, 40), st.integers(10, 40)), min_size=1, max_size=8), st.floats(0, 1))
-def test_silence_is_no_speech(spans: list[tuple[int, int]], share: float) -> None:
-    """Of speech and silence in turn, each some hops of 10 ms long."""
+def test_silence_does_not_count_as_speech(spans: list[tuple[int, int]], share: float) -> None:
+    """Audio alternates between speech and silence of some hops of 10 ms each."""
     loud, quiet = np.tile(np.array([9000, -9000], np.int16), 120), np.zeros(240, np.int16)
     pcm = np.concatenate([np.concatenate([np.tile(loud, spoken), np.tile(quiet, silent)]) for spoken, silent in spans])
     silent = find_silences(pcm)
@@ -101,7 +101,7 @@ def test_silence_is_no_speech(spans: list[tuple[int, int]], share: float) -> Non
     )
 
 
-def test_all_that_is_silent_says_nothing() -> None:
+def test_silent_audio_holds_no_speech() -> None:
     assert speech_until(4800, find_silences(np.zeros(4800, np.int16))) == 0 and find_silences(np.zeros(0, np.int16)) == []
 
 
@@ -113,8 +113,8 @@ SENTENCES = (
 )
 
 
-def test_of_aligned_speech_no_more_is_kept_than_was_heard_and_at_most_two_words_less() -> None:
-    """Stopped at any moment; the teacher knows when each word begins. By the share of all the sound a third would be too much."""
+def test_played_words_of_aligned_speech_are_at_most_two_too_few() -> None:
+    """Speech with known word times is stopped at any moment; counting silence as speech, a third of the cuts would be wrong."""
     voices = (Voice(), Voice(name="en-us+f3", rate_wpm=180), Voice(name="en-gb-x-rp", rate_wpm=120))
     off: Counter[int] = Counter()
     for speech, text in zip(speak_all([(t, v) for v in voices for t in SENTENCES]), SENTENCES * len(voices), strict=True):

@@ -1,4 +1,4 @@
-"""A read-only gateway: people talk and look there, and take neither the answer nor the session of anyone else."""
+"""A read-only gateway serves conversations and pages, but no response or session of another client."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +29,7 @@ def gateway(showing: Gateway) -> Gateway:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_answer_is_not_taken_from_its_listener(gateway: Gateway, method: str) -> None:
+def test_read_only_gateway_refuses_to_resume_a_stream(gateway: Gateway, method: str) -> None:
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
     with ThreadPoolExecutor() as pool:
@@ -43,7 +43,7 @@ def test_answer_is_not_taken_from_its_listener(gateway: Gateway, method: str) ->
     assert taken.status_code in (403, 405) and whole.text.endswith("data: [DONE]\n\n")
 
 
-async def test_session_is_resumed_by_its_own_client_and_shown_to_others_by_its_end(gateway: Gateway) -> None:
+async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.done"))["response"]["id"]

@@ -1,4 +1,4 @@
-"""A refused WebSocket says why to its client and to the gateway's log, and opens nothing."""
+"""A refused WebSocket reports the reason to its client and the log, and opens no session."""
 
 import asyncio
 import base64
@@ -46,7 +46,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_socket_without_the_right_key_is_refused_first(
     locked: Gateway, key: str | None, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is said of the model to a peer without a key; no key is logged."""
+    """A client without a key learns nothing of the model, and no key is logged."""
     with caplog.at_level(logging.WARNING):
         refusal = await refusal_of(locked, path, additional_headers=bearer(key) if key else {})
     assert refusal.close_code == 3000 and refusal.close_reason.startswith("invalid_request_error.invalid_api_key: ")
@@ -136,14 +136,14 @@ async def test_socket_at_an_unknown_path_names_the_right_one(gateway: Gateway, p
 async def test_socket_of_another_site_is_refused_in_its_subprotocol(
     gateway: Gateway, path: str, offered: list[Subprotocol] | None
 ) -> None:
-    """A browser that offered `realtime` and is not answered with it shows its page neither the event nor the reason."""
+    """A browser whose offered `realtime` is not accepted shows its page neither the event nor the reason."""
     refusal = await refusal_of(gateway, path, origin=Origin(EVIL), subprotocols=offered)
     assert refusal.close_code == 3000 and refusal.error["code"] == "cross_site_request"
     assert refusal.subprotocol == ("realtime" if offered else None)
 
 
 async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None:
-    """Frames that come with the handshake open no session and ask nothing."""
+    """Frames sent right after the handshake open no session and are not read."""
     held = set(gateway.client.held)
     async with connect(f"{gateway.url.replace('http', 'ws')}/v1/realtime", origin=Origin(EVIL)) as client:
         with suppress(ConnectionClosedError):
@@ -157,7 +157,7 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(
     serve_with: Callable[[str | None], Gateway], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next client is served meanwhile."""
+    """Another client is served meanwhile."""
     gateway = serve_with(None)
     host, port = gateway.url.removeprefix("http://").split(":")
     nonce = base64.b64encode(os.urandom(16)).decode()
@@ -204,5 +204,5 @@ def test_close_reason_fits_its_frame_and_is_text(message: str) -> None:
     assert close_reason(BadInput(message)).startswith(reason)
 
 
-def test_failure_of_the_server_is_not_blamed_on_the_client() -> None:
+def test_server_failure_closes_with_an_internal_error() -> None:
     assert close_code(FleetError("it broke")) == 1011

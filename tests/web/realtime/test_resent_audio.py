@@ -1,32 +1,32 @@
-"""Audio of a complete response that is sent again to a client that came back: it stops where any other audio stops."""
+"""Audio of a complete response is sent again to a reconnected client, and stops as other audio does."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.web.conftest import Gateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.socket_client import Page, opened
+from tests.web.realtime.socket_client import SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
 
 SECONDS = 6
-"""Audio is sent about one second ahead of its listener."""
+"""Audio is sent about one second ahead of playback."""
 WHOLE = 2 * SECONDS * RATE_HZ
 
 
 @asynccontextmanager
-async def resending(gateway: Gateway) -> AsyncIterator[tuple[Page, str]]:
-    """A client that lost all of a complete response, and has the first of it again. With the response's id."""
+async def resending(gateway: Gateway) -> AsyncIterator[tuple[SocketClient, str]]:
+    """Reconnect a client that lost all of a complete response, and yield it with the response's id once audio arrives."""
     gateway.client.script = Script(num_samples=SECONDS * RATE_HZ)
     async with opened(gateway) as page:
         await page.ask("count")
         response = (await page.until("response.created"))["response"]["id"]
         for second in range(1, SECONDS):
-            await page.until_sound(response, second * RATE_HZ)
+            await page.until_audio(response, second * RATE_HZ)
             await page.send("fleet.played", response_id=response, samples=second * RATE_HZ)
         await page.until("response.done")
         await page.drop()
     async with opened(gateway, session=page.session, response=response, samples=0) as again:
-        await again.until_sound(response, FRAME_SAMPLES)
+        await again.until_audio(response, FRAME_SAMPLES)
         yield again, response
 
 
@@ -34,9 +34,9 @@ async def test_resent_audio_stops_when_its_format_is_refused(gateway: Gateway) -
     async with resending(gateway) as (page, response):
         await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
         await page.until("session.updated")
-        sent = len(page.sound[response])
+        sent = len(page.audio[response])
         await page.until("fleet.state", state="listening")
-    assert len(page.sound[response]) == sent < WHOLE
+    assert len(page.audio[response]) == sent < WHOLE
 
 
 async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: Gateway) -> None:
@@ -45,20 +45,20 @@ async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refu
         await page.until("response.done")
         await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
         await page.until("session.updated")
-        sent = len(page.sound[response])
+        sent = len(page.audio[response])
         gateway.client.script = Script(gap_s=0.05)
         await page.ask("and then?", output_modalities=["text"])
         await page.until("response.done")
-    assert len(page.sound[response]) == sent < WHOLE
+    assert len(page.audio[response]) == sent < WHOLE
 
 
 async def test_resent_audio_stops_when_the_user_speaks(gateway: Gateway) -> None:
-    said = silence(100) + speech("what day comes after monday") + silence(800)
+    spoken = silence(100) + speech("what day comes after monday") + silence(800)
     async with resending(gateway) as (page, response):
         gateway.client.script = Script(gap_s=0.05)
-        for block in blocks(said, 100):
+        for block in blocks(spoken, 100):
             await page.socket.send(block)
         await page.until("input_audio_buffer.speech_started")
-        sent = len(page.sound[response])
+        sent = len(page.audio[response])
         await page.until("response.done")
-    assert len(page.sound[response]) == sent < WHOLE
+    assert len(page.audio[response]) == sent < WHOLE

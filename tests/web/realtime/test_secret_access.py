@@ -45,7 +45,7 @@ class Gateway:
         return answer.json()["value"]
 
     async def expire(self, secret: str) -> None:
-        """As Redis does when its time is over."""
+        """Expire the key, as Redis does after its time to live."""
         assert secret.startswith("ek_")
         for name in [name async for name in self.redis.scan_iter(match=keys.secret("*"))]:
             await self.redis.delete(name)
@@ -60,7 +60,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncIterator[Gateway]:
-    """A gateway with `voice` in its configuration."""
+    """Serve a gateway with `voice` as its configuration."""
     config = loaded.config.model_copy(update={"voice": loaded.config.voice.model_copy(update=voice)})
     client = await FleetClient.connect(redis_url, config)
     app = create_app(config, client, loaded.frontend, KEY)
@@ -82,7 +82,7 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
 
 @dataclass(slots=True)
 class Client:
-    """One connection of a client, after its first event."""
+    """Connection of a client, after its first event."""
 
     socket: ClientConnection
     first: dict[str, Any]
@@ -103,7 +103,7 @@ class Client:
         return self.socket.close_code, self.socket.close_reason or ""
 
     async def drop(self) -> None:
-        """The connection breaks, without a goodbye."""
+        """Break the connection without a close."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 
@@ -116,7 +116,7 @@ async def opening(gateway: Gateway, key: str, query: str = "", path: str = "/v1/
 
 
 async def refused(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:
-    """The error's code, the close code, and the error's message without the session's name."""
+    """Return the error's code, the close code, and the error's message without the session's id."""
     async with opening(gateway, key, query, path) as client:
         assert client.first["type"] == "error", f"admitted: {client.first['type']}"
         code, _ = await client.closed()
@@ -124,7 +124,7 @@ async def refused(gateway: Gateway, key: str, query: str = "", path: str = "/v1/
 
 
 async def opens(gateway: Gateway, key: str, query: str = "") -> str:
-    """Open a session, and end it; its name."""
+    """Open a session, end it, and return its id."""
     async with opening(gateway, key, query) as client:
         assert client.first["type"] == "session.created", client.first
         await client.socket.close(1000)
@@ -138,7 +138,7 @@ async def not_there(gateway: Gateway, session: str) -> bool:
 
 
 async def test_secret_does_not_continue_a_session_of_another_credential(loaded: Loaded, redis_url: str) -> None:
-    """Neither on the gateway that holds it nor on another one; the answer is that for a session that never was."""
+    """The refusal, on any gateway, is that for a session that never existed."""
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         thief, victim = await first.secret(), await first.secret()
         async with opening(first, KEY) as by_key, opening(first, victim) as by_secret:
@@ -167,7 +167,7 @@ async def test_operator_end_is_not_shown_to_another_credential(loaded: Loaded, r
 
 @pytest.fixture
 def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No former connection of the secret is waited for."""
+    """The gateway does not wait for a former connection of the secret."""
     monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1)
 
 
@@ -187,7 +187,7 @@ async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Load
 
 
 @pytest.mark.usefixtures("refused_immediately")
-async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str) -> None:
+async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url, max_sessions=1) as gateway:
         secret = await gateway.secret()
         async with opening(gateway, KEY):
@@ -205,7 +205,7 @@ async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str)
 
 
 async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: str) -> None:
-    """It enters before a secret that came earlier and has to wait."""
+    """It enters before a secret that was queued earlier."""
     async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
         one, other = await gateway.secret(), await gateway.secret()
         async with opening(gateway, one) as client, opening(gateway, other) as waiting, opening(gateway, KEY) as by_key:
@@ -215,10 +215,10 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
             assert (await waiting.next())["type"] == "session.created"
 
 
-async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
+async def test_reloaded_page_opens_another_session_with_its_secret(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lost session is replaced, on whichever gateway it was; the client of it finds nothing any more."""
+    """The lost session is replaced on any gateway, and cannot be resumed."""
     monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret, lost = await first.secret(), set[str]()
@@ -234,8 +234,8 @@ async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
             await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
 
 
-async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_has_lapsed(loaded: Loaded, redis_url: str) -> None:
-    """The gateway was killed just after it renewed its lease, and ended nothing."""
+async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(loaded: Loaded, redis_url: str) -> None:
+    """The gateway was killed just after renewing its lease, with open sessions."""
     async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
         secret = await gateway.secret()
         dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
@@ -247,10 +247,10 @@ async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_h
         assert await not_there(gateway, "sess_dead")
 
 
-async def test_session_that_returns_to_a_gateway_before_its_next_write_is_continued_there(
+async def test_session_that_returns_before_the_next_write_is_continued(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has what was said at the other gateway meanwhile."""
+    """It includes the items added at the other gateway meanwhile."""
     monkeypatch.setattr(session_registry, "RENEW_S", 60.0)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret = await first.secret()
@@ -280,8 +280,8 @@ async def only(gateway: Gateway, session: str) -> bool:
     return await gateway.ids() == {session}
 
 
-async def test_session_may_go_on_after_its_secret_has_expired_and_be_continued(loaded: Loaded, redis_url: str) -> None:
-    """Only to begin one needs a secret that has not expired; a broken connection is not fatal."""
+async def test_session_of_an_expired_secret_can_be_continued(loaded: Loaded, redis_url: str) -> None:
+    """Only opening a session needs a valid secret, so that a broken connection is not fatal."""
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret = await first.secret()
         async with opening(first, secret) as client:
@@ -301,7 +301,7 @@ async def test_session_may_go_on_after_its_secret_has_expired_and_be_continued(l
         assert (await refused(first, secret))[:2] == ("invalid_api_key", 3000)
 
 
-async def test_age_of_a_session_counts_on_at_another_gateway(loaded: Loaded, redis_url: str) -> None:
+async def test_session_age_continues_at_another_gateway(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         async with opening(first, KEY) as client:
             await await_until(lambda: first.written(client.session), "the session to be written down")
@@ -328,7 +328,7 @@ async def test_idle_session_ends_with_its_reason(loaded: Loaded, redis_url: str,
 
 
 def addresses(app: Starlette) -> set[tuple[str, str]]:
-    """Method and path of every route that asks for a key; a parameter is some name."""
+    """Return method and path of every route that requires a key, with a name for each parameter."""
 
     def of(route: BaseRoute) -> list[tuple[str, str]]:
         if isinstance(route, WebSocketRoute):
@@ -374,8 +374,8 @@ async def test_list_names_the_secret_that_opened_a_session(loaded: Loaded, redis
             assert shown is not None and len(shown) == 8 and shown not in secret and opened_by[other.session] is None
 
 
-async def test_page_of_a_lost_connection_is_disconnected_by_its_next_one(loaded: Loaded, redis_url: str) -> None:
-    """Its owner continues a session while the former connection is still open."""
+async def test_new_connection_closes_the_lost_one(loaded: Loaded, redis_url: str) -> None:
+    """The owner resumes the session while the former connection is still open."""
     async with serving(loaded, redis_url) as gateway:
         secret = await gateway.secret()
         async with opening(gateway, secret) as before, opening(gateway, secret, f"?session={before.session}") as after:

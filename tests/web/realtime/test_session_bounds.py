@@ -1,4 +1,4 @@
-"""Longest duration and idle time of a session, with a clock that the test sets."""
+"""Longest duration and idle time of a session, by a manual clock."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
 @dataclass(slots=True)
 class Client:
-    """Record of the events sent to a client. Satisfies `line.Port`."""
+    """Record of the events sent to a client. Satisfies `client_connection.ClientWriter`."""
 
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
     closed: tuple[int, str] | None = None
@@ -126,8 +126,8 @@ async def test_client_that_sends_silence_is_not_idle(talk: Talk) -> None:
     assert talk.client.error is None
 
 
-async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
-    """An answer under way, and one that is still played, count as activity."""
+async def test_client_that_receives_a_response_is_not_idle(talk: Talk) -> None:
+    """A response under way, and one that is still played, count as activity."""
     talk.fake.script = Script(stall_at=3)
     session = await talk.begin()
     asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
@@ -142,7 +142,7 @@ async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
     assert talk.client.error == "session_idle"
 
 
-async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
+async def test_absent_client_is_not_idle_but_reaches_the_longest_duration(talk: Talk) -> None:
     session = await talk.begin()
     talk.registry.on_lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
@@ -155,8 +155,8 @@ async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None
     assert not talk.registry.sessions
 
 
-async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
-    """No more answers are begun than the burst, and then so many a second."""
+async def test_client_that_creates_and_cancels_in_turn_is_throttled(talk: Talk) -> None:
+    """Responses are limited to the burst, and then to the rate."""
     talk.fake.script = Script(stall_at=0)
     session = await talk.begin()
 
@@ -185,24 +185,24 @@ def _num_created(client: Client) -> int:
     return sum(isinstance(event, ResponseCreated) for event in client.events)
 
 
-def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
-    pace = DiscardLimit()
+def test_discard_limit_recovers_up_to_the_burst() -> None:
+    limit = DiscardLimit()
     for _ in range(BURST):
-        assert pace.delay_s(100.0) == 0
-        pace.count(100.0)
-    pace.count(100.0)
-    assert pace.delay_s(100.0) == 1 / PER_S and pace.delay_s(100.0 + 1 / PER_S) == 0
-    assert pace.delay_s(10_000.0) == 0
+        assert limit.delay_s(100.0) == 0
+        limit.count(100.0)
+    limit.count(100.0)
+    assert limit.delay_s(100.0) == 1 / PER_S and limit.delay_s(100.0 + 1 / PER_S) == 0
+    assert limit.delay_s(10_000.0) == 0
     for _ in range(BURST + 1):
-        pace.count(10_000.0)
-    assert pace.delay_s(10_000.0) == 1 / PER_S
+        limit.count(10_000.0)
+    assert limit.delay_s(10_000.0) == 1 / PER_S
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
+async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
-    """At the first hold, and at the one after the wait in line: what Redis answers late is undone."""
+    """A late reply of Redis is undone, at the first hold and at the one after the queue."""
     hold, asked, gate = talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
     async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
@@ -226,8 +226,8 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     monkeypatch.undo()
 
 
-async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may come back, and a client secret may begin another session in its place."""
+async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may reconnect, or a client secret may open another session instead."""
     session = await talk.begin()
     await talk.passes(0)
     other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.voice.hold, asyncio.Event(), asyncio.Event()

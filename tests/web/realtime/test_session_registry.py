@@ -1,4 +1,4 @@
-"""Who is let in, who waits and is told so, and what a lost client's session costs after its time."""
+"""Queue of clients, bounds of their early frames, and the end of a lost client's session."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
 @pytest.fixture(scope="module")
 def small(loaded: Loaded) -> Iterator[Gateway]:
-    """Room for two sessions, two more in line, and little patience."""
+    """Bound the gateway to two sessions, two queued clients and a short reconnect timeout."""
     config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
     with serving(Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)) as gateway:
         yield gateway
@@ -29,7 +29,7 @@ def address(gateway: Gateway, path: str) -> str:
 
 
 SAMPLE = bytes(2)
-"""A frame of audio; none is refused, and so none is answered."""
+"""A frame of audio, which has no reply."""
 
 
 async def next_error(socket: ClientConnection) -> str:
@@ -42,20 +42,20 @@ async def next_event(socket: ClientConnection) -> dict[str, object]:
     return json.loads(await socket.recv())
 
 
-async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None:
+async def test_queued_clients_are_sent_their_position(small: Gateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
             assert (await next_event(third))["position"] == 1
-            told = await next_event(fourth)
-            assert told["type"] == "error" and told["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
-            assert "place 2" in str(told)
+            queued = await next_event(fourth)
+            assert queued["type"] == "error" and queued["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
+            assert "place 2" in str(queued)
             async with connect(address(small, "/console/ws")) as fifth:
                 refused = await next_event(fifth)
                 assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
                 assert (fifth.close_reason or "").startswith("rate_limit_error.rate_limit_exceeded: ")
-            # What is said meanwhile is heard once there is a session.
+            # Frames sent while queued are replayed once there is a session.
             await third.send('{"type":"input_audio_buffer.clear"}')
             await first.socket.close()
             assert (await next_event(third))["type"] == "session.created"
@@ -66,7 +66,7 @@ async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_who_leaves_the_line_is_not_waited_for(small: Gateway) -> None:
+async def test_client_that_leaves_the_queue_is_skipped(small: Gateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
             assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
@@ -76,18 +76,18 @@ async def test_who_leaves_the_line_is_not_waited_for(small: Gateway) -> None:
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gateway) -> None:
+async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> None:
     small.client.script = Script(stall_at=4)
     async with opened(small) as page:
         await page.ask("hello")
         await page.until("response.output_audio_transcript.delta")
         await page.drop()
-    (fake,) = [stream for stream in small.client.streams.values() if not stream.finished]
-    wait_until(lambda: fake.aborted, "the abort of what nobody will hear")
+    (fake,) = [stream for stream in small.client.streams.values() if not .finished]
+    wait_until(lambda: fake.aborted, "the request to be aborted")
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 
 
-async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_are_bounded_in_number(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
         assert (await next_event(third))["position"] == 1
@@ -97,7 +97,7 @@ async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gatewa
         await third.wait_closed()
 
 
-async def test_frames_of_all_clients_in_line_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_of_all_clients_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:

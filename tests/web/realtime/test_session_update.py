@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
 from web.realtime.protocol.client_events import SessionUpdate, parse_event
 from web.realtime.protocol.session_update import read_patch
-from web.realtime.protocol.settings import Settings, merged
+from web.realtime.protocol.settings import Settings, merge_settings
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
 PCMU = {"type": "audio/pcmu"}
@@ -23,8 +23,8 @@ TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"
 LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
 
 
-async def update(page: Page, **session: Any) -> tuple[list[Event], Event]:
-    """The errors up to `session.updated`, and its session."""
+async def update(page: SocketClient, **session: Any) -> tuple[list[Event], Event]:
+    """Return the errors up to `session.updated`, and its session."""
     begin = len(page.events)
     await page.send("session.update", event_id="asked", session=session)
     session_now = (await page.until("session.updated"))["session"]
@@ -41,13 +41,13 @@ def output_format(form: object) -> dict[str, object]:
     return {"audio": {"output": {"format": form}}}
 
 
-async def append(page: Page, pcm: bytes) -> None:
+async def append(page: SocketClient, pcm: bytes) -> None:
     for block in blocks(pcm, 100):
         await page.send("input_audio_buffer.append", audio=base64.b64encode(block).decode())
 
 
-async def events_until_marker(page: Page, marker: str) -> list[Event]:
-    """All events up to the answer to an event that does not exist."""
+async def events_until_marker(page: SocketClient, marker: str) -> list[Event]:
+    """Return all events up to the refusal of an unknown event."""
     begin = len(page.events)
     await page.send("no.such.event", event_id=marker)
     while not page.events[begin:] or page.events[-1].get("error", {}).get("event_id") != marker:
@@ -132,9 +132,9 @@ async def test_refused_field_of_an_update_is_named_once_in_terms_of_json(
 async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         detection = {"type": "server_vad", "threshold": 2, "silence_duration_ms": 300, "create_response": "yes"}
-        heard = {"turn_detection": detection, "transcription": {"model": "whisper-1", "language": 5}}
+        audio_input = {"turn_detection": detection, "transcription": {"model": "whisper-1", "language": 5}}
         errors, now = await update(
-            page, output_modalities=["text"], audio={"input": heard, "output": {"voice": "marin", "speed": 2}}
+            page, output_modalities=["text"], audio={"input": audio_input, "output": {"voice": "marin", "speed": 2}}
         )
     assert sorted(error["param"].rpartition(".")[2] for error in errors) == ["create_response", "language", "speed", "threshold"]
     assert now["output_modalities"] == ["text"] and now["audio"]["output"]["voice"] == "marin"
@@ -143,7 +143,7 @@ async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway:
     assert now["audio"]["input"]["transcription"]["model"] == "whisper-1"
 
 
-async def test_update_of_what_the_model_cannot_do_keeps_what_it_did(text_only: Loaded) -> None:
+async def test_update_that_the_model_cannot_serve_changes_nothing(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         async with opened(gateway, "/v1/realtime") as page:
             errors, now = await update(page, output_modalities=["audio"], instructions="Be brief.", truncation="disabled")
@@ -151,7 +151,7 @@ async def test_update_of_what_the_model_cannot_do_keeps_what_it_did(text_only: L
     assert now["output_modalities"] == ["text"] and now["instructions"] == "Be brief." and now["truncation"] == "disabled"
 
 
-async def test_instructions_that_no_prompt_can_hold_are_refused_alone(gateway: Gateway) -> None:
+async def test_instructions_with_a_control_token_are_refused_alone(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, instructions="Be brief.")
         errors, now = await update(page, instructions="<|im_end|>", output_modalities=["text"])
@@ -175,26 +175,26 @@ REFUSED_FORMATS = [
 
 @pytest.mark.parametrize("form", REFUSED_FORMATS)
 async def test_audio_is_not_read_while_its_format_is_refused(gateway: Gateway, form: object) -> None:
-    """G.711 read as PCM16 would be noise that is taken for speech, or for silence."""
-    said = silence(300) + speech("what day comes after monday") + silence(800)
+    """G.711 read as PCM16 would be noise, classified as speech or as silence."""
+    spoken = silence(300) + speech("what day comes after monday") + silence(800)
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, **input_format(form))
         assert [error["param"].startswith("session.audio.input.format") for error in errors] == [True]
         assert now["audio"]["input"]["format"] is None
-        await append(page, said)
+        await append(page, spoken)
         await page.send("input_audio_buffer.commit", event_id="commit")
         first, commit = await events_until_marker(page, "after")
         assert first["error"]["param"] == "audio" and "session.audio.input.format" in first["error"]["message"]
         assert commit["error"]["code"] == "input_audio_buffer_commit_empty" and commit["error"]["event_id"] == "commit"
         assert "session.audio.input.format" in commit["error"]["message"]
-        content = [{"type": "input_audio", "audio": base64.b64encode(said).decode()}]
+        content = [{"type": "input_audio", "audio": base64.b64encode(spoken).decode()}]
         await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
         (item,) = await events_until_marker(page, "after the item")
         assert item["error"]["param"] == "item.content[0].audio"
         assert not gateway.client.submitted
         errors, now = await update(page, **input_format(PCM))
         assert not errors and now["audio"]["input"]["format"] == PCM
-        await append(page, said)
+        await append(page, spoken)
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
@@ -217,11 +217,11 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
 
 
-async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
-    """Audio that arrives later does not continue it."""
-    said = speech("what day comes after monday")
+async def test_turn_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
+    """Later audio does not continue the turn."""
+    spoken = speech("what day comes after monday")
     async with opened(gateway) as page:
-        for block in blocks(silence(300) + said[: len(said) // 2]):
+        for block in blocks(silence(300) + spoken[: len(spoken) // 2]):
             await page.socket.send(block)
         started = await page.until("input_audio_buffer.speech_started")
         await page.until("fleet.state", state="hearing")
@@ -231,19 +231,19 @@ async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway
         await page.until("fleet.state", state="listening")
         assert not gateway.client.submitted
         await page.send("session.update", session=input_format(PCM))
-        for block in blocks(silence(100) + said + silence(800)):
+        for block in blocks(silence(100) + spoken + silence(800)):
             await page.socket.send(block)
         assert (await page.until("input_audio_buffer.committed"))["item_id"] != started["item_id"]
         await page.until("response.done")
     (spec, _), *_ = gateway.client.submitted
-    assert spec.audio[0].num_samples < (len(said) // 48 + 1000) * 16
+    assert spec.audio[0].num_samples < (len(spoken) // 48 + 1000) * 16
 
 
-async def test_pushed_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
-    said = speech("what day comes after monday")
+async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
+    spoken = speech("what day comes after monday")
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, audio={"input": {"turn_detection": None}})
-        await append(page, said)
+        await append(page, spoken)
         await update(page, **input_format(PCMU))
         await update(page, **input_format(PCM))
         await page.send("input_audio_buffer.commit")
@@ -280,7 +280,7 @@ async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field:
 
 @pytest.mark.parametrize("side", ["input", "output"])
 async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: Gateway, side: str) -> None:
-    """Clients that write every field of the beta dialect have null for those without a value."""
+    """Clients that write every field of the beta dialect send null for those without a value."""
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, **{f"{side}_audio_format": None, "modalities": None})
     assert not errors and now["audio"][side]["format"] == PCM
@@ -318,7 +318,7 @@ async def test_no_audio_is_sent_while_its_format_is_refused(gateway: Gateway, fo
         assert "response.output_audio.delta" in page.kinds()
 
 
-async def test_answer_under_way_ends_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_response_ends_when_its_format_is_refused(gateway: Gateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("count")
@@ -344,7 +344,7 @@ async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("choice", [{}, *({"tool_choice": given} for given in ("auto", "none", None, "", {}))])
-async def test_tools_that_need_not_be_called_are_ignored_and_named(
+async def test_optional_tools_are_ignored_and_named(
     gateway: Gateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -436,7 +436,7 @@ async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway
     ],
 )
 async def test_response_with_a_beta_field_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
-    """Ignored, the client would play audio in a format that it did not ask for, or wait for text."""
+    """If it were ignored, the client would play audio in another format, or wait for text."""
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello", **{field: value})
         error = (await page.until("error"))["error"]
@@ -465,12 +465,12 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )  # fmt: skip
-HEARD = st.dictionaries(st.sampled_from(["format", "transcription", "noise_reduction", "turn_detection"]), JSON, max_size=4)
+AUDIO_INPUT = st.dictionaries(st.sampled_from(["format", "transcription", "noise_reduction", "turn_detection"]), JSON, max_size=4)
 SPOKEN = st.dictionaries(st.sampled_from(["format", "voice", "speed"]), JSON, max_size=3)
 SESSION = st.fixed_dictionaries(
     {"instructions": st.just("Be brief.")},
     optional={
-        "audio": st.fixed_dictionaries({}, optional={"input": HEARD | JSON, "output": SPOKEN | JSON}) | JSON,
+        "audio": st.fixed_dictionaries({}, optional={"input": AUDIO_INPUT | JSON, "output": SPOKEN | JSON}) | JSON,
         **dict.fromkeys(("type", "tools", "tool_choice", "prompt", "truncation", "output_modalities", "modalities"), JSON),
     },
 )
@@ -485,5 +485,5 @@ def test_any_update_applies_its_valid_fields_and_names_the_others(session: dict[
     assert patch.instructions == "Be brief." and all(error.param and error.message for error in refused)
     again, none_left = read_patch(patch.model_dump(exclude_unset=True))
     assert not none_left and again == patch
-    changed, unserved = merged(Settings(), patch)
+    changed, unserved = merge_settings(Settings(), patch)
     assert changed.instructions == "Be brief." and all(error.param for error in unserved)

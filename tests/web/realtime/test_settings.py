@@ -1,4 +1,4 @@
-"""What a `session.update` changes, and what it leaves."""
+"""Merging of a `session.update` into the settings."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.core.errors import BadInput
 from web.realtime.protocol.client_events import SessionUpdate, parse_event
 from web.realtime.protocol.session_update import read_patch
-from web.realtime.protocol.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
+from web.realtime.protocol.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merge_settings
 
 ON, OFF = 200, 60_000
 
@@ -21,29 +21,29 @@ def updated(settings: Settings, **session: Any) -> Settings:
     event = parse_event(json.dumps({"type": "session.update", "session": {"type": "realtime", **session}}))
     assert isinstance(event, SessionUpdate)
     patch, invalid = read_patch(event.session)
-    changed, unserved = merged(settings, patch)
+    changed, unserved = merge_settings(settings, patch)
     for refused in (*invalid, *unserved):
         raise refused
     return changed
 
 
-def heard(settings: Settings, **input_: Any) -> Settings:
+def with_input(settings: Settings, **input_: Any) -> Settings:
     return updated(settings, audio={"input": input_})
 
 
-def test_what_is_not_given_stays_and_null_is_off() -> None:
-    first = heard(Settings(), turn_detection={"type": "server_vad", "threshold": 0.7}, transcription={"model": "whisper-1"})
-    second = heard(first, turn_detection={"type": "server_vad", "silence_duration_ms": 300})
+def test_absent_field_is_unchanged_and_null_is_off() -> None:
+    first = with_input(Settings(), turn_detection={"type": "server_vad", "threshold": 0.7}, transcription={"model": "whisper-1"})
+    second = with_input(first, turn_detection={"type": "server_vad", "silence_duration_ms": 300})
     assert second.detection == ServerVad(threshold=0.7, silence_duration_ms=300)
     assert second.audio.input.transcription == first.audio.input.transcription
-    third = heard(second, turn_detection=None, transcription=None)
+    third = with_input(second, turn_detection=None, transcription=None)
     assert third.detection is None and third.audio.input.transcription is None and third.rules(ON, OFF) is None
     assert updated(third, instructions="Be brief.").detection is None
 
 
 @pytest.mark.parametrize("eagerness", sorted(EAGERNESS_MS))
-def test_semantic_detection_is_a_silence(eagerness: str) -> None:
-    settings = heard(Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness})
+def test_semantic_detection_sets_the_length_of_silence(eagerness: str) -> None:
+    settings = with_input(Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness})
     assert isinstance(settings.detection, SemanticVad)
     rules = settings.rules(ON, OFF)
     assert rules is not None and rules.silence_ms == EAGERNESS_MS[eagerness]
@@ -70,47 +70,47 @@ def test_semantic_detection_is_a_silence(eagerness: str) -> None:
         ({"audio": {"input": {"turn_detection": {"threshold": 0.6}}}}, "session.audio.input.turn_detection.type"),
     ],
 )
-def test_what_is_not_served_is_named(session: dict[str, Any], named: str) -> None:
+def test_field_that_is_not_served_is_named(session: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput) as refused:
         updated(Settings(), **session)
     assert refused.value.param is not None and named in refused.value.param, refused.value.message
 
 
-def test_fields_nobody_knows_and_empty_tools_do_no_harm() -> None:
+def test_unknown_fields_and_empty_tools_are_accepted() -> None:
     assert updated(Settings(), tools=[], tracing=None, parallel_tool_calls=True, something_new={"a": 1}) == Settings()
 
 
-def test_sound_comes_with_its_words_and_both_is_sound() -> None:
+def test_audio_and_text_together_mean_audio() -> None:
     assert updated(Settings(), output_modalities=["text", "audio"]).output_modalities == ("audio",)
     assert updated(Settings(), output_modalities=["text", "text"]).output_modalities == ("text",)
     assert updated(Settings(output_modalities=("text",)), output_modalities=None).output_modalities == ("audio",)
 
 
 def test_parts_of_a_transcription_change_alone() -> None:
-    first = heard(Settings(), transcription={"model": "whisper-1", "prompt": "names"})
-    second = heard(first, transcription={"language": "en", "prompt": None})
+    first = with_input(Settings(), transcription={"model": "whisper-1", "prompt": "names"})
+    second = with_input(first, transcription={"language": "en", "prompt": None})
     assert second.audio.input.transcription == TranscriptionSettings(model="whisper-1", language="en")
 
 
-def test_choices_that_change_nothing_here_are_kept() -> None:
+def test_choices_without_effect_are_stored() -> None:
     kept = updated(Settings(), tool_choice="none", truncation="disabled", prompt=None, include=None, tracing="auto")
     assert (kept.tool_choice, kept.truncation, kept.tracing) == ("none", "disabled", None)
     assert updated(kept, tool_choice=None, truncation=None) == Settings()
 
 
-def test_nulls_are_written_out() -> None:
-    told = json.loads(msgspec.json.encode(heard(Settings(), turn_detection=None)))
-    assert told["audio"]["input"]["turn_detection"] is None and told["prompt"] is None and told["tracing"] is None
-    assert told["audio"]["input"]["noise_reduction"] is None and told["max_output_tokens"] == "inf"
+def test_nulls_are_explicit() -> None:
+    encoded = json.loads(msgspec.json.encode(with_input(Settings(), turn_detection=None)))
+    assert encoded["audio"]["input"]["turn_detection"] is None and encoded["prompt"] is None and encoded["tracing"] is None
+    assert encoded["audio"]["input"]["noise_reduction"] is None and encoded["max_output_tokens"] == "inf"
 
 
 @given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
-def test_numbers_are_taken_or_named(silence_ms: int, threshold: float, create: bool) -> None:
+def test_numbers_are_applied_or_named(silence_ms: int, threshold: float, create: bool) -> None:
     detection = {
         "type": "server_vad", "silence_duration_ms": silence_ms, "threshold": threshold, "create_response": create,
     }  # fmt: skip
     try:
-        now = heard(Settings(), turn_detection=detection).detection
+        now = with_input(Settings(), turn_detection=detection).detection
     except BadInput as error:
         assert error.param is not None and "turn_detection" in error.param
         return

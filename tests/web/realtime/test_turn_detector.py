@@ -1,4 +1,4 @@
-"""Where turns begin and end, from probabilities alone."""
+"""Begin and end of turns, by probabilities alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,28 +30,28 @@ def frames(ms: int, probability: float) -> list[float]:
 RULES = TurnRules(prefix_ms=300, silence_ms=512, speculate_ms=192)
 
 
-def test_a_turn_begins_with_its_prefix_and_ends_after_silence() -> None:
+def test_turn_begins_with_its_prefix_and_ends_after_silence() -> None:
     started, paused, stopped = run(frames(640, 0.0) + frames(960, 0.9) + frames(640, 0.0), RULES)
     assert started == TurnStarted(start=(640 - 300) * 16, voiced=640 * 16)
     assert paused == TurnPaused(end=(640 + 960 + 192) * 16)
     assert stopped == TurnStopped(end=(640 + 960 + 192) * 16, voiced_end=1600 * 16, voiced_ms=960)
 
 
-def test_a_click_is_no_turn() -> None:
+def test_click_is_not_a_turn() -> None:
     assert run([0.0, 0.99, 0.0] * 20, RULES) == []
 
 
-def test_speech_that_goes_on_is_told_once() -> None:
+def test_resumed_speech_is_reported_once() -> None:
     events = run(frames(320, 0.9) + frames(320, 0.0) + frames(320, 0.9) + frames(640, 0.0), RULES)
     assert [type(event) for event in events] == [TurnStarted, TurnPaused, TurnResumed, TurnPaused, TurnStopped]
 
 
-def test_silence_shorter_than_speculation_ends_the_turn_at_once() -> None:
+def test_silence_shorter_than_speculation_ends_the_turn_immediately() -> None:
     events = run(frames(320, 0.9) + frames(320, 0.0), TurnRules(silence_ms=96, speculate_ms=192))
     assert [type(event) for event in events] == [TurnStarted, TurnStopped]
 
 
-def test_a_turn_without_end_is_ended() -> None:
+def test_endless_turn_is_ended() -> None:
     events = run(frames(3200, 0.9), TurnRules(longest_ms=1024))
     assert [type(event) for event in events][:2] == [TurnStarted, TurnStopped]
     starts = [event.start for event in events if isinstance(event, TurnStarted)]

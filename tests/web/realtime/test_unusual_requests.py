@@ -1,4 +1,4 @@
-"""What clients ask for in ways their makers did not think of: it is done, or refused by its name, and the talk goes on."""
+"""Unusual requests are served or refused by name, and the session continues."""
 
 import asyncio
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 
 CONTROL = "<|im_end|>"
 LONG = Script(text="one two three four five six seven", num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
@@ -19,8 +19,8 @@ def says(text: str, role: str = "user", kind: str = "input_text", **fields: obje
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
 
 
-async def told(page: Page, kind: str, **fields: object) -> list[Event]:
-    """Every event up to the answer of a second one, which is refused."""
+async def events_of(page: SocketClient, kind: str, **fields: object) -> list[Event]:
+    """Send an event, and return all events up to the refusal of a second one."""
     await page.send(kind, event_id="asked", **fields)
     await page.send("no.such.event", event_id="after")
     begin = len(page.events)
@@ -29,16 +29,16 @@ async def told(page: Page, kind: str, **fields: object) -> list[Event]:
     return page.events[begin:-1]
 
 
-async def refused(page: Page, kind: str, **fields: object) -> dict[str, Any]:
-    """The one error that it is answered with; it names its field and the event."""
-    (answer,) = await told(page, kind, **fields)
+async def refused(page: SocketClient, kind: str, **fields: object) -> dict[str, Any]:
+    """Send an event and return its only error, which names the field and the event."""
+    (answer,) = await events_of(page, kind, **fields)
     error = answer["error"]
     assert error["event_id"] == "asked" and error["param"] is None or str(error["message"]).startswith(str(error["param"]))
     return error
 
 
-async def answering(page: Page, gateway: Gateway) -> tuple[str, str]:
-    """The response whose sound has begun to come, and its item."""
+async def answering(page: SocketClient, gateway: Gateway) -> tuple[str, str]:
+    """Begin a response, and return the ids of it and its item once its first audio has arrived."""
     gateway.client.script = LONG
     await page.ask("count")
     added = await page.until("response.output_item.added")
@@ -46,7 +46,7 @@ async def answering(page: Page, gateway: Gateway) -> tuple[str, str]:
     return added["response_id"], added["item"]["id"]
 
 
-async def transcript_of(page: Page, item: str) -> str:
+async def transcript_of(page: SocketClient, item: str) -> str:
     await page.send("conversation.item.retrieve", item_id=item)
     return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
 
@@ -64,9 +64,7 @@ async def transcript_of(page: Page, item: str) -> str:
         (says(CONTROL, "assistant", "output_text"), "item.content[0]"),
     ],
 )
-async def test_an_item_that_no_prompt_can_hold_is_refused_before_it_is_one(
-    gateway: Gateway, item: dict[str, object], param: str
-) -> None:
+async def test_item_that_no_prompt_can_hold_is_refused(gateway: Gateway, item: dict[str, object], param: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         assert (await refused(page, "conversation.item.create", item=item))["param"] == param
         await page.ask("hello")
@@ -88,7 +86,7 @@ async def test_an_item_that_no_prompt_can_hold_is_refused_before_it_is_one(
         ({"prompt": {"id": "pmpt_1"}}, "response.prompt"),
     ],
 )
-async def test_a_response_that_cannot_be_had_is_refused_before_it_is_begun(
+async def test_response_that_cannot_be_served_is_refused_before_it_begins(
     gateway: Gateway, response: dict[str, object], param: str
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
@@ -96,7 +94,7 @@ async def test_a_response_that_cannot_be_had_is_refused_before_it_is_begun(
     assert not gateway.client.submitted
 
 
-async def test_an_event_that_there_is_not_is_told_which_there_are(gateway: Gateway) -> None:
+async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         error = await refused(page, "response.audio.delta" + "x" * 1000)
         await page.send("input_audio_buffer.clear", event_id="e" * 100_000)
@@ -106,9 +104,9 @@ async def test_an_event_that_there_is_not_is_told_which_there_are(gateway: Gatew
     assert long["param"] == "event_id" and long["event_id"] is None
 
 
-async def test_more_tokens_than_there_can_be_are_as_many_as_there_can_be(gateway: Gateway) -> None:
+async def test_requested_tokens_are_limited_to_the_bound(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
-        (updated,) = await told(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
+        (updated,) = await events_of(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
         assert updated["session"]["max_output_tokens"] == 1_000_000
         await page.ask("hello", max_output_tokens=LIMITS.max_answer_tokens + 1)
         assert (await page.until("response.done"))["response"]["status"] == "completed"
@@ -118,18 +116,20 @@ async def test_more_tokens_than_there_can_be_are_as_many_as_there_can_be(gateway
     assert asked == [LIMITS.max_answer_tokens] * 2
 
 
-async def test_a_voice_that_is_taken_back_is_the_default_one(gateway: Gateway) -> None:
+async def test_cleared_voice_is_the_default_one(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         first = page.events[0]["session"]["audio"]["output"]["voice"]
         for voice in (None, ""):
-            await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
-            (told_back,) = await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": voice}}})
-            assert told_back["session"]["audio"]["output"]["voice"] == first != "chelsie"
+            await events_of(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
+            (updated,) = await events_of(
+                page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": voice}}}
+            )
+            assert updated["session"]["audio"]["output"]["voice"] == first != "chelsie"
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_what_is_still_told_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
-    """As `openai-agents` does: it says what was heard, and cancels then."""
+async def test_response_under_way_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
+    """`openai-agents` truncates first and cancels then."""
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         too_far = await refused_now(page, item, 60_000)
@@ -143,12 +143,12 @@ async def test_what_is_still_told_can_be_truncated(gateway: Gateway, cancelled: 
         assert await transcript_of(page, item) == ""
 
 
-async def refused_now(page: Page, item: str, audio_end_ms: int) -> dict[str, Any]:
+async def refused_now(page: SocketClient, item: str, audio_end_ms: int) -> dict[str, Any]:
     await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=audio_end_ms)
     return (await page.until("error"))["error"]
 
 
-async def test_a_truncation_that_is_refused_takes_nothing_away(gateway: Gateway) -> None:
+async def test_refused_truncation_removes_nothing(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await refused_now(page, item, 60_000)
@@ -156,7 +156,7 @@ async def test_a_truncation_that_is_refused_takes_nothing_away(gateway: Gateway)
         assert await transcript_of(page, item) == LONG.text
 
 
-async def test_a_response_that_is_cancelled_says_what_it_took(gateway: Gateway) -> None:
+async def test_cancelled_response_reports_its_usage(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await answering(page, gateway)
         await page.send("response.cancel")
@@ -166,15 +166,15 @@ async def test_a_response_that_is_cancelled_says_what_it_took(gateway: Gateway) 
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-async def test_a_response_that_fails_leaves_no_words_behind_that_nobody_heard(loaded: Loaded) -> None:
-    """Its text is whole, and about one second of the four is made. The gateway has heard no voice yet: none is fast."""
+async def test_failed_response_keeps_only_words_with_audio(loaded: Loaded) -> None:
+    """Its text is complete, and about one of four seconds of audio exists. No speaking rate is learned yet."""
     with serving(loaded) as gateway:
         gateway.client.script = replace(LONG, gap_s=0, samples_per_chunk=960, fail_at=50)
         async with opened(gateway, "/v1/realtime") as page:
             await page.ask("count")
             done = (await page.until("response.done"))["response"]
-            told = "".join(event["delta"] for event in page.events if event["type"] == "response.output_audio_transcript.delta")
-            assert (done["status"], told) == ("failed", LONG.text)
+            text = "".join(event["delta"] for event in page.events if event["type"] == "response.output_audio_transcript.delta")
+            assert (done["status"], text) == ("failed", LONG.text)
             kept = await transcript_of(page, done["output"][0]["id"])
             gateway.client.script = Script()
             await page.ask("and then?")
@@ -185,7 +185,7 @@ async def test_a_response_that_fails_leaves_no_words_behind_that_nobody_heard(lo
     assert f"{kept}<" in prompt.replace("\n", ""), "the next prompt holds no more"
 
 
-async def test_an_item_that_is_deleted_while_it_is_told_is_no_more_told_of(gateway: Gateway) -> None:
+async def test_item_deleted_during_its_response_has_no_further_events(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await page.send("conversation.item.delete", item_id=item)
@@ -197,7 +197,7 @@ async def test_an_item_that_is_deleted_while_it_is_told_is_no_more_told_of(gatew
         assert (await refused(page, "conversation.item.retrieve", item_id=item))["code"] == "not_found"
 
 
-async def test_a_response_aside_leaves_the_answer_of_the_turn_alone(gateway: Gateway) -> None:
+async def test_out_of_band_response_leaves_the_active_one_alone(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         active, _ = await answering(page, gateway)
         aside = {"conversation": "none", "output_modalities": ["text"], "metadata": {"topic": "aside"}}
@@ -208,7 +208,7 @@ async def test_a_response_aside_leaves_the_answer_of_the_turn_alone(gateway: Gat
         assert (await page.until("response.done"))["response"]["id"] == active
 
 
-async def test_who_deletes_everything_and_says_nothing_is_not_answered(
+async def test_idle_timeout_of_an_empty_conversation_begins_no_response(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
@@ -225,25 +225,27 @@ async def test_who_deletes_everything_and_says_nothing_is_not_answered(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_conversation_that_may_not_be_shortened_says_that_it_is_too_long(gateway: Gateway) -> None:
+async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
-        await told(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
+        await events_of(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
         for _ in range(3):
-            await told(page, "conversation.item.create", item=says("word " * 900))
+            await events_of(page, "conversation.item.create", item=says("word " * 900))
         await page.send("response.create")
         failed = (await page.until("response.done"))["response"]
         assert failed["status"] == "failed" and failed["status_details"]["error"]["code"] == "context_length_exceeded"
         assert failed["status_details"]["error"]["message"].startswith("conversation: This model's maximum context length is")
-        await told(page, "session.update", session={"type": "realtime", "truncation": "auto"})
+        await events_of(page, "session.update", session={"type": "realtime", "truncation": "auto"})
         await page.send("response.create")
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_a_new_voice_is_that_of_the_next_answer(gateway: Gateway) -> None:
+async def test_new_voice_is_that_of_the_next_response(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello")
         await page.until("response.done")
-        (updated,) = await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
+        (updated,) = await events_of(
+            page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}}
+        )
         assert updated["session"]["audio"]["output"]["voice"] == "chelsie"
         await page.ask("hello", audio={"output": {"voice": {"id": "ethan"}}})
         await page.until("response.done")

@@ -1,4 +1,4 @@
-"""The detector's model is the released one, and tells speech from noise."""
+"""The voice detection model: the released file, its batches, speech and noise."""
 
 import asyncio
 import hashlib
@@ -16,29 +16,29 @@ SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",
 }
-"""Of silero-vad 6.2.3 on PyPI."""
+"""Digests of the files in silero-vad 6.2.3 on PyPI."""
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
-    buffer, told = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
+    buffer, found = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
     for block in blocks(pcm, block_ms):
         for piece in buffer.split(block):
             buffer.append(piece)
             while (frame := buffer.next_frame()) is not None:
-                told += buffer.classify(
+                found += buffer.classify(
                     frame, 0.0 if frame.is_silent and gated else speech_probabilities([buffer.vad], [frame.samples])[0]
                 )
             buffer.drop_silence()
-    return told
+    return found
 
 
-def test_the_vendored_model_is_the_released_one() -> None:
+def test_vendored_model_is_the_released_one() -> None:
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.iterdir()}
     assert found == SHA256
 
 
-def test_speech_is_a_turn_however_it_is_cut() -> None:
-    """The model begins anew after stillness, which is told by the block: a frame more or less may be judged before the speech."""
+def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
+    """Silence resets the model by blocks, so a frame more or less may be classified before the speech."""
     pcm = silence(500) + speech("what day comes after monday") + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
         started, paused, stopped = events(pcm, block_ms)
@@ -47,31 +47,31 @@ def test_speech_is_a_turn_however_it_is_cut() -> None:
         assert (paused.end, stopped.end, stopped.voiced_end) == (40_448, 40_448, 36_864) and stopped.voiced_ms > 1_700
 
 
-def test_stillness_takes_no_sound_and_no_time_away() -> None:
-    """What came is kept where it was, however often it was still before: the resampler's delay does not add up."""
+def test_skipped_silence_preserves_audio_and_positions() -> None:
+    """Audio keeps its position after any number of silences: the resampler's delay does not add up."""
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
     buffer = AudioInputBuffer(24_000, TurnRules())
     for block in blocks(20 * tick.tobytes() + silence(1_000), 20):
         buffer.append(block)
     assert buffer.position == 21 * 16_000
-    heard = np.abs(np.frombuffer(buffer.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
-    loud = [np.flatnonzero(second > 5_000) for second in heard]
+    levels = np.abs(np.frombuffer(buffer.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
+    loud = [np.flatnonzero(second > 5_000) for second in levels]
     assert all(abs(int(at[0]) - 8_000) < 32 and abs(int(at[-1]) - 8_160) < 32 for at in loud)
 
 
-def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
+def test_skipping_silence_changes_no_turn() -> None:
     hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
     pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
-    told, all_judged = events(pcm), events(pcm, gated=False)
-    ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (told, all_judged)]
-    starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (told, all_judged)]
+    gated, ungated = events(pcm), events(pcm, gated=False)
+    ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (gated, ungated)]
+    starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (gated, ungated)]
     assert len(ends[0]) == 2
     for one, other in (ends, starts):
         assert np.allclose(one, other, atol=2 * FRAME_SAMPLES), "no more than where a frame's verdict is a close one"
 
 
-def test_streams_judged_together_are_judged_as_alone() -> None:
+def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
     spoken = np.frombuffer(speech("what day comes after monday"), "<i2").astype(np.float32) / np.float32(32768)
     streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
     alone = [
@@ -82,8 +82,8 @@ def test_streams_judged_together_are_judged_as_alone() -> None:
     assert np.abs(np.array(alone).T - together).max() < 1e-4 and np.array(alone).max() > 0.9
 
 
-async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nobody() -> None:
-    """On a clock that stands still."""
+async def test_streams_share_a_batch_and_a_recording_does_not_wait() -> None:
+    """The clock stands still."""
     together, streams, frame = VadBatcher(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
@@ -102,7 +102,7 @@ async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nob
     assert crowd[0].state.base is crowd[2].state.base, "those who are behind are judged together too"
 
 
-def test_noise_and_a_tone_are_no_speech() -> None:
+def test_noise_and_a_tone_are_not_speech() -> None:
     noise = (np.random.default_rng(0).normal(0, 3_000, 3 * 24_000)).astype("<i2").tobytes()
     tone = (8_000 * np.sin(2 * np.pi * 700 * np.arange(3 * 24_000) / 24_000)).astype("<i2").tobytes()
     assert events(noise) == [] and events(tone) == []

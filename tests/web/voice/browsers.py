@@ -1,4 +1,4 @@
-"""Headless Chromium with a fake microphone on the Voice page, and what tests do with it."""
+"""Headless Chromium with a fake microphone, and helpers for tests of the Voice page."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from tests.web.chromium import chromium_path
 
 MIC_RATE_HZ = 48_000
 PATIENCE_MS = 40_000
-"""Browsers are slow where many share a core; nothing waits so long that goes well."""
+"""Longest wait of a test; a browser on a loaded machine is slow."""
 expect.set_options(timeout=PATIENCE_MS)
 ARGS = (
     "--no-sandbox",
@@ -24,7 +24,7 @@ ARGS = (
     "--disable-component-update",
     "--no-first-run",
     "--mute-audio",
-    # sound must not need luck: the page starts it from the visitor's own key press
+    # as real browsers do: audio starts only from a key press or click
     "--autoplay-policy=document-user-activation-required",
 )
 FAKE_DEVICES = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
@@ -42,19 +42,19 @@ async (url) => {
 
 @dataclass(slots=True)
 class Browsers:
-    """Browsers by what their microphone hears; each is started once."""
+    """Browsers by the audio of their fake microphone; each is started once."""
 
     playwright: Playwright
     folder: Path
     open: dict[str, Browser] = field(default_factory=dict[str, Browser])
 
-    def hearing(self, name: str, sound: NDArray[np.int16] | None, *extra: str) -> Browser:
-        """Each page hears `sound` once from its beginning, then silence; None: there is no microphone."""
+    def with_microphone(self, name: str, audio: NDArray[np.int16] | None, *extra: str) -> Browser:
+        """Return a browser whose microphone plays `audio` once and then silence; with None it has no microphone."""
         if name not in self.open:
             flags = list(ARGS) + list(extra)
-            if sound is not None:
+            if audio is not None:
                 path = self.folder / f"{name}.wav"
-                soundfile.write(str(path), sound, MIC_RATE_HZ, subtype="PCM_16")
+                soundfile.write(str(path), audio, MIC_RATE_HZ, subtype="PCM_16")
                 flags += [*FAKE_DEVICES, f"--use-file-for-fake-audio-capture={path}%noloop"]
             self.open[name] = self.playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=flags)
         return self.open[name]
@@ -71,11 +71,11 @@ class Browsers:
 
 @contextmanager
 def visiting(browser: Browser, url: str, expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
-    """The open Voice page. What the browser complains of (a blocked script, an exception), if not `expected`, fails the test."""
+    """Open the Voice page. Errors in the browser (a blocked script, an exception) that are not `expected` fail the test."""
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
-        if message.type == "error" and not any(words in message.text for words in ("WebSocket connection", *expected)):
+        if message.type == "error" and not any(text in message.text for text in ("WebSocket connection", *expected)):
             complaints.append(message.text)
 
     context: BrowserContext = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
@@ -97,7 +97,7 @@ def ask(page: Page, text: str = "hello") -> None:
 
 
 def js(page: Page, expression: str) -> object:
-    """The page's own policy forbids what `wait_for_function` would evaluate inside it."""
+    """Evaluate an expression. The page's policy forbids `wait_for_function`, which evaluates inside the page."""
     return page.evaluate(expression)
 
 
@@ -106,11 +106,17 @@ def wait_js(page: Page, condition: str, timeout_s: float = PATIENCE_MS / 1000) -
 
 
 def tap(page: Page) -> None:
-    """From now on `window.tapped` holds every sample that goes to the loudspeaker."""
+    """Record every sample that goes to the loudspeaker from now on in `window.tapped`."""
     page.evaluate(TAP, str(js(page, "document.body.dataset.micWorklet")))
 
 
 def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
-    """All that was played, once so many samples were and nothing more comes."""
+    """Return all recorded samples once there are `at_least` so many, followed by silence."""
     wait_js(page, f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)")
     return np.asarray(js(page, "window.tapped"), np.int16)
+
+
+def choose_push_to_talk(page: Page) -> None:
+    page.locator("#choices summary").click()
+    page.locator("#push-to-talk").check()
+    page.locator("#choices summary").click()

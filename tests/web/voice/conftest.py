@@ -1,9 +1,7 @@
-"""The Voice page in headless Chromium, before a double of its socket."""
+"""The Voice page in headless Chromium, with a fake server of its socket."""
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +12,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, WebSocketRoute
 from tokenizers import Tokenizer
 
-from tests.support import wait_until
-from tests.web.conftest import Loaded
+from tests.web.conftest import Loaded, bounded, serving_app
 from tests.web.fake_client import FakeClient
 from tests.web.voice.browsers import Browsers, visiting
-from tests.web.voice.fake_server import Double
+from tests.web.voice.fake_server import FakeVoiceServer
 from web.app import create_app
-from web.serve import Server, uvicorn_config
 
 LAN_NAME = "fleet.test"
 
@@ -28,66 +24,62 @@ LAN_NAME = "fleet.test"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     url: str
-    double: Double
+    server: FakeVoiceServer
 
 
 @contextmanager
-def serve_double(loaded: Loaded) -> Iterator[Site]:
-    """The real pages, also under a name that is no loopback's; the voice socket is the double's."""
-    double = Double()
-    web = loaded.config.web.model_copy(update={"allowed_hosts": (LAN_NAME,)})
-    config = loaded.config.model_copy(update={"web": web})
+def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
+    """The real pages, also under a name that is not loopback's; the voice socket is the fake server's."""
+    server = FakeVoiceServer()
+    config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
-    inner = create_app(config, FakeClient(loaded.config.graph_declaration(), tokenizer), loaded.frontend, None)
-    app = Starlette(routes=[WebSocketRoute("/console/ws", double.endpoint), Mount("/", inner)])
+    inner = create_app(config, FakeClient(config.graph_declaration(), tokenizer), loaded.frontend, None)
+    app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
     app.state.closing, app.state.detach_all, app.state.close = inner.state.closing, inner.state.detach_all, inner.state.close
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = Server(uvicorn_config(app, loaded.config), app)
-        thread = threading.Thread(target=lambda: server.run([listener]), daemon=True)
-        thread.start()
-        wait_until(lambda: server.started, "uvicorn to start")
-        yield Site(url=f"http://127.0.0.1:{listener.getsockname()[1]}", double=double)
-        server.should_exit = True
-        thread.join(timeout=15)
+    with serving_app(app, config) as served:
+        yield Site(url=served.url, server=server)
 
 
 @pytest.fixture(scope="session")
 def site(loaded: Loaded) -> Iterator[Site]:
-    with serve_double(loaded) as site:
+    with serve_fake_voice(loaded) as site:
         yield site
 
 
 @pytest.fixture
-def double(site: Site) -> Double:
-    site.double.reset()
-    return site.double
+def server(site: Site) -> FakeVoiceServer:
+    site.server.reset()
+    return site.server
 
 
 @pytest.fixture(scope="module")
 def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
-    with Browsers.started(tmp_path_factory.mktemp("sounds")) as browsers:
+    with Browsers.started(tmp_path_factory.mktemp("audio")) as browsers:
         yield browsers
 
 
 @pytest.fixture
-def typist(browsers: Browsers, site: Site, double: Double) -> Iterator[Page]:
-    """A visitor without a microphone."""
-    with visiting(browsers.hearing("nothing", None), site.url) as page:
+def text_page(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Page]:
+    """The open Voice page without a microphone."""
+    with visiting(browsers.with_microphone("nothing", None), site.url) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         yield page
 
 
+@pytest.fixture(scope="module")
+def module_page(browsers: Browsers, site: Site) -> Iterator[Page]:
+    """A Voice page for tests that only call its modules."""
+    with visiting(browsers.with_microphone("nothing", None), site.url) as page:
+        yield page
+
+
 @pytest.fixture
-def speaker(browsers: Browsers, site: Site, double: Double) -> Iterator[Callable[[str, NDArray[np.int16]], Page]]:
-    """A visitor whose microphone hears a sound, from when the page opens it."""
-    contexts: list[AbstractContextManager[Page]] = []
+def visit_with_mic(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Callable[[str, NDArray[np.int16]], Page]]:
+    """Opens the Voice page with a microphone that plays the given audio from when the page opens it."""
+    with ExitStack() as stack:
 
-    def visit(name: str, sound: NDArray[np.int16]) -> Page:
-        context = visiting(browsers.hearing(name, sound), site.url)
-        contexts.append(context)
-        return context.__enter__()
+        def visit(name: str, audio: NDArray[np.int16]) -> Page:
+            context: AbstractContextManager[Page] = visiting(browsers.with_microphone(name, audio), site.url)
+            return stack.enter_context(context)
 
-    yield visit
-    for context in contexts:
-        context.__exit__(None, None, None)
+        yield visit

@@ -1,6 +1,6 @@
-"""A double of the console's voice socket: hears by loudness, answers what its script says. Knows no gateway.
+"""A fake server of the console's voice socket: detects speech by loudness, answers by a script. Knows no gateway.
 
-It keeps to the socket's contract, so that the page can be tested without a fleet: what comes in time, late, twice, not at all.
+It follows the protocol of the socket, so that the page can be tested without a fleet: audio in time, late, twice, or missing.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ LEAD_S = 1.0
 VOICED_RMS = 0.02
 VOICED_BLOCKS = 3
 SILENCE_MS = 400
-MIN_KEPT_MS = 100
+MIN_BUFFERED_MS = 100
 TEXT = "This is the answer, spoken aloud."
 PARTS = (("endpointing", SILENCE_MS), ("queue", 3), ("thinker", 61), ("talker", 48), ("code2wav", 22), ("gateway", 6))
 
@@ -40,7 +40,7 @@ def tone(seconds: float, hz: float = 440.0, rate_hz: int = RATE_HZ, level: float
 
 
 async def pace(seconds: float) -> None:
-    """That of a real answer."""
+    """Wait, to send audio at the pace of a real answer."""
     loop = asyncio.get_running_loop()
     tick = loop.create_future()
     loop.call_later(max(0.0, seconds), lambda: tick.done() or tick.set_result(None))
@@ -48,11 +48,11 @@ async def pace(seconds: float) -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class Script:
-    """How the next connections go and the next questions are answered.
+class VoiceScript:
+    """Behaviour of the next connections and answers.
 
-    `drop_after`: cut the connection when so many samples of an answer were sent, once; `stall_after`: send no more. `place`: in
-    the waiting line. `repeat`: samples sent again on resuming. `late`: frames that come after a cancel.
+    `drop_after`: close the connection once after so many samples of an answer; `stall_after`: send no more. `place`: position in
+    the queue. `repeat`: samples sent again after a reconnect. `late`: frames sent after a cancel.
     """
 
     text: str = TEXT
@@ -73,8 +73,8 @@ class Script:
 
 
 @dataclass(slots=True)
-class Spoken:
-    """An answer: what is sent of it may be fewer samples than it has."""
+class FakeAnswer:
+    """An answer. Not all of its samples need to be sent."""
 
     response: str
     item: str
@@ -86,18 +86,18 @@ class Spoken:
     truncated_ms: int | None = None
 
 
-class Double:
-    """Everything that the sockets of one test saw. Times are time.monotonic."""
+class FakeVoiceServer:
+    """Records what the sockets of one test received. Times are time.monotonic."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.reset()
 
     def reset(self) -> None:
-        self.script = Script()
-        self.connections: list[Connection] = []
+        self.script = VoiceScript()
+        self.connections: list[FakeConnection] = []
         self.events: list[Event] = []
-        self.answers: dict[str, Spoken] = {}
+        self.answers: dict[str, FakeAnswer] = {}
         self.mic: list[tuple[float, Pcm]] = []
         self.rate_hz = RATE_HZ
         self.detects = True
@@ -106,49 +106,49 @@ class Double:
     def of_type(self, kind: str) -> list[Event]:
         return [event for event in self.events if event["type"] == kind]
 
-    def heard(self) -> Pcm:
-        """All that the microphone gave, in one."""
+    def received_audio(self) -> Pcm:
+        """Return all audio of the microphone."""
         return np.concatenate([np.zeros(0, np.int16), *(pcm for _, pcm in list(self.mic))])
 
     def active(self) -> Event:
-        """What `fleet.resumed` says of an answer under way."""
+        """Return the fields of `fleet.resumed` for an answer in progress."""
         answer = next((known for known in self.answers.values() if not known.over), None)
         if answer is None:
             return {"response_id": None, "item_id": None, "transcript": ""}
         return {"response_id": answer.response, "item_id": answer.item, "transcript": answer.text}
 
     def call(self, work: Callable[[], object]) -> None:
-        """Run something in the server's loop, from the test's thread."""
+        """Run a function in the server's event loop, from the test's thread."""
         assert self.loop is not None
         self.loop.call_soon_threadsafe(work)
 
     async def endpoint(self, websocket: WebSocket) -> None:
         self.loop = asyncio.get_running_loop()
-        connection = Connection(self, websocket)
+        connection = FakeConnection(self, websocket)
         self.connections.append(connection)
         await connection.run()
 
 
-class Connection:
-    def __init__(self, double: Double, websocket: WebSocket) -> None:
-        self.double = double
+class FakeConnection:
+    def __init__(self, server: FakeVoiceServer, websocket: WebSocket) -> None:
+        self.server = server
         self.websocket = websocket
         self.query = dict(websocket.query_params)
         self.session = self.query.get("session", "")
         self.answering: asyncio.Task[None] | None = None
-        self.under_way: Spoken | None = None
+        self.under_way: FakeAnswer | None = None
         self.voiced = 0
         self.quiet_ms = 0.0
-        self.heard_ms = 0.0
-        self.kept_ms = 0.0
+        self.received_ms = 0.0
+        self.buffered_ms = 0.0
         self.voiced_end_ms = 0
         self.turn: str | None = None
         self.serial = 0
-        self.came: list[str] = []
-        """Of each frame, in their order: its event's type, or "sound"."""
+        self.received: list[str] = []
+        """For each frame, in order, its event's type or "audio"."""
 
     async def run(self) -> None:
-        script = self.double.script
+        script = self.server.script
         await self.websocket.accept()
         if script.refuse is not None:
             await self.websocket.close(*script.refuse)
@@ -166,10 +166,10 @@ class Connection:
             self.stop()
 
     async def take(self, message: Mapping[str, object]) -> None:
-        sound = message.get("bytes")
-        if isinstance(sound, bytes):
-            self.came.append("sound")
-            await self.hear(np.frombuffer(sound, "<i2").astype(np.int16))
+        audio = message.get("bytes")
+        if isinstance(audio, bytes):
+            self.received.append("audio")
+            await self.receive_audio(np.frombuffer(audio, "<i2").astype(np.int16))
         else:
             await self.handle(cast(Event, json.loads(cast(str, message["text"]))))
 
@@ -177,38 +177,38 @@ class Connection:
         await self.websocket.send_text(json.dumps({"type": kind, "event_id": "event_x", **fields}))
 
     async def admit(self) -> None:
-        if self.session and self.double.script.forget:
-            self.double.script.forget = False
+        if self.session and self.server.script.forget:
+            self.server.script.forget = False
             error = {"code": "not_found", "message": f"session: no session {self.session!r}", "param": "session"}
             await self.send("error", error=error)
             await self.websocket.close(1008, "session: no such session")
             return
-        resumes, self.session = bool(self.session), self.session or f"sess_{len(self.double.connections)}"
+        resumes, self.session = bool(self.session), self.session or f"sess_{len(self.server.connections)}"
         await self.send("session.created", session={"id": self.session})
         if resumes:
-            await self.send("fleet.resumed", session_id=self.session, **self.double.active())
-        held = self.double.answers.get(self.query.get("response", ""))
+            await self.send("fleet.resumed", session_id=self.session, **self.server.active())
+        held = self.server.answers.get(self.query.get("response", ""))
         if held is not None:
-            start = int(self.query.get("samples", "0")) - self.double.script.repeat
+            start = int(self.query.get("samples", "0")) - self.server.script.repeat
             self.answer_from(held, max(0, start))
 
     def drop(self) -> None:
-        """The connection is lost, without a word."""
+        """Close the connection without an event."""
         self.stop()
         asyncio.ensure_future(self.websocket.close(1011))
 
     async def handle(self, event: Event) -> None:
-        self.double.events.append(event)
+        self.server.events.append(event)
         kind = str(event["type"])
-        self.came.append(kind)
+        self.received.append(kind)
         if kind == "session.update":
             await self.update(cast("dict[str, object]", event["session"]))
         elif kind == "response.create":
             await self.respond(metadata=cast("dict[str, Event]", event).get("response", {}).get("metadata"))
         elif kind == "input_audio_buffer.clear":
-            self.kept_ms = 0.0
+            self.buffered_ms = 0.0
         elif kind == "input_audio_buffer.commit":
-            await self.commit_kept()
+            await self.commit_buffer()
         elif kind == "response.cancel":
             await self.cancel("client_cancelled")
         elif kind == "conversation.item.truncate":
@@ -219,19 +219,19 @@ class Connection:
 
     async def update(self, session: dict[str, object]) -> None:
         audio = cast("dict[str, dict[str, object]]", session["audio"])
-        self.double.rate_hz = cast("dict[str, int]", audio["input"]["format"])["rate"]
-        self.double.detects = audio["input"]["turn_detection"] is not None
-        self.double.modalities = cast("list[str]", session["output_modalities"])
+        self.server.rate_hz = cast("dict[str, int]", audio["input"]["format"])["rate"]
+        self.server.detects = audio["input"]["turn_detection"] is not None
+        self.server.modalities = cast("list[str]", session["output_modalities"])
         await self.send("session.updated", session=session)
 
-    # Hearing
+    # Speech of the user
 
-    async def hear(self, pcm: Pcm) -> None:
-        self.double.mic.append((time.monotonic(), pcm))
-        length_ms = 1000 * len(pcm) / self.double.rate_hz
-        self.heard_ms += length_ms
-        self.kept_ms += length_ms
-        if not self.double.detects:
+    async def receive_audio(self, pcm: Pcm) -> None:
+        self.server.mic.append((time.monotonic(), pcm))
+        length_ms = 1000 * len(pcm) / self.server.rate_hz
+        self.received_ms += length_ms
+        self.buffered_ms += length_ms
+        if not self.server.detects:
             return
         loud = float(np.sqrt(np.mean((pcm / 32768) ** 2))) > VOICED_RMS
         self.voiced = self.voiced + 1 if loud else 0
@@ -242,30 +242,30 @@ class Connection:
             await self.end_turn(self.turn)
 
     async def begin_turn(self) -> None:
-        self.turn = f"item_user_{len(self.double.mic)}"
+        self.turn = f"item_user_{len(self.server.mic)}"
         await self.send("fleet.state", state="hearing")
-        await self.send("input_audio_buffer.speech_started", audio_start_ms=int(self.heard_ms), item_id=self.turn)
+        await self.send("input_audio_buffer.speech_started", audio_start_ms=int(self.received_ms), item_id=self.turn)
         await self.cancel("turn_detected")
 
     async def end_turn(self, turn: str) -> None:
         self.turn = None
-        self.voiced_end_ms = int(self.heard_ms - self.quiet_ms)
+        self.voiced_end_ms = int(self.received_ms - self.quiet_ms)
         await self.send("fleet.state", state="thinking")
-        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=int(self.heard_ms), item_id=turn)
+        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=int(self.received_ms), item_id=turn)
         await self.commit(turn)
         await self.respond(waited=True)
 
-    async def commit_kept(self) -> None:
-        """What was pushed to talk."""
-        kept_ms, self.kept_ms = self.kept_ms, 0.0
-        if kept_ms < MIN_KEPT_MS:
-            await self.send("error", error={"code": "input_audio_buffer_commit_empty", "message": f"{kept_ms} ms of audio"})
+    async def commit_buffer(self) -> None:
+        """Commit the audio of push to talk."""
+        buffered_ms, self.buffered_ms = self.buffered_ms, 0.0
+        if buffered_ms < MIN_BUFFERED_MS:
+            await self.send("error", error={"code": "input_audio_buffer_commit_empty", "message": f"{buffered_ms} ms of audio"})
             return
-        await self.commit(f"item_ptt_{len(self.double.events)}")
+        await self.commit(f"item_ptt_{len(self.server.events)}")
 
     async def commit(self, item: str) -> None:
         await self.send("input_audio_buffer.committed", previous_item_id=None, item_id=item)
-        transcript = self.double.script.transcript
+        transcript = self.server.script.transcript
         if transcript is None:
             kind = "conversation.item.input_audio_transcription.failed"
             await self.send(kind, item_id=item, content_index=0, error={"message": "no words"})
@@ -274,20 +274,20 @@ class Connection:
         await self.send(f"{kind}.delta", item_id=item, content_index=0, delta=transcript[:4])
         await self.send(f"{kind}.completed", item_id=item, content_index=0, transcript=transcript)
 
-    # Answering
+    # Answers
 
     async def respond(self, *, waited: bool = False, metadata: object = None) -> None:
-        script = self.double.script
+        script = self.server.script
         if self.under_way is not None and not self.under_way.over:
             await self.send("error", error={"code": "conversation_already_has_active_response", "message": "one is active"})
             return
         if script.error is not None:
             await self.send("error", error=script.error)
             return
-        number = len(self.double.answers) + 1
-        spoken = "audio" in self.double.modalities
-        answer = Spoken(f"resp_{number}", f"item_{number}", script.text, script.samples, spoken, waited)
-        self.double.answers[answer.response] = answer
+        number = len(self.server.answers) + 1
+        spoken = "audio" in self.server.modalities
+        answer = FakeAnswer(f"resp_{number}", f"item_{number}", script.text, script.samples, spoken, waited)
+        self.server.answers[answer.response] = answer
         created = {"id": answer.response, "status": "in_progress", "metadata": metadata}
         await self.send("response.created", response=created)
         await self.send("fleet.request", response_id=answer.response, request_id=f"req-{number}")
@@ -297,12 +297,12 @@ class Connection:
             return
         self.answer_from(answer, 0)
 
-    def answer_from(self, answer: Spoken, start: int) -> None:
+    def answer_from(self, answer: FakeAnswer, start: int) -> None:
         self.stop()
         self.under_way = answer
-        self.answering = asyncio.create_task(self.tell(answer, start))
+        self.answering = asyncio.create_task(self.send_answer(answer, start))
 
-    async def tell(self, answer: Spoken, start: int) -> None:
+    async def send_answer(self, answer: FakeAnswer, start: int) -> None:
         kind = "output_audio_transcript" if answer.spoken else "output_text"
         where = {"response_id": answer.response, "item_id": answer.item, "output_index": 0, "content_index": 0}
         if start == 0:
@@ -310,15 +310,15 @@ class Connection:
                 delta = word if word == answer.text.split(" ")[0] else f" {word}"
                 await self.send(f"response.{kind}.delta", **where, delta=delta)
         if answer.spoken:
-            await self.sound(answer, start)
+            await self.send_audio(answer, start)
             await self.send("response.output_audio.done", **where)
         whole = {"transcript": answer.text} if answer.spoken else {"text": answer.text}
         await self.send(f"response.{kind}.done", **where, **whole)
         await self.done(answer, "completed", None)
         self.under_way = None
 
-    async def sound(self, answer: Spoken, start: int) -> None:
-        script = self.double.script
+    async def send_audio(self, answer: FakeAnswer, start: int) -> None:
+        script = self.server.script
         self.serial += 1
         serial = self.serial
         ids = {"response_id": answer.response, "item_id": answer.item}
@@ -344,7 +344,7 @@ class Connection:
     async def frame(self, serial: int, offset: int, pcm: Pcm) -> None:
         await self.websocket.send_bytes(struct.pack("<II", serial, offset) + pcm.astype("<i2").tobytes())
 
-    async def timing(self, answer: Spoken) -> None:
+    async def timing(self, answer: FakeAnswer) -> None:
         parts = [{"name": name, "ms": ms} for name, ms in PARTS if answer.waited or name != "endpointing"]
         number = answer.response.removeprefix("resp_")
         ids = {"response_id": answer.response, "request_id": f"req-{number}", "item_id": answer.item}
@@ -352,14 +352,14 @@ class Connection:
         ended = self.voiced_end_ms if answer.waited else None
         await self.send("fleet.timing", **ids, voice_to_voice_ms=total, voiced_end_ms=ended, parts=parts)
 
-    async def done(self, answer: Spoken, status: str, details: Event | None) -> None:
+    async def done(self, answer: FakeAnswer, status: str, details: Event | None) -> None:
         answer.over = True
         usage = {"output_token_details": {"text_tokens": len(answer.text.split()), "audio_tokens": 0}}
         response = {"id": answer.response, "status": status, "status_details": details, "usage": usage}
         await self.send("response.done", response=response)
 
     async def cancel(self, reason: str) -> None:
-        """Frames already on their way still come after it (`late`): the page must not play them."""
+        """Cancel the answer; frames that arrive later (`late`) must not be played."""
         answer = self.under_way
         if answer is None:
             if reason == "client_cancelled":
@@ -369,7 +369,7 @@ class Connection:
         if answer.spoken:
             await self.send("response.output_audio.done", response_id=answer.response, item_id=answer.item)
         await self.done(answer, "cancelled", {"type": "cancelled", "reason": reason})
-        for _ in range(self.double.script.late):
+        for _ in range(self.server.script.late):
             await self.frame(self.serial, 0, tone(0.08))
 
     def stop(self) -> None:
@@ -378,14 +378,14 @@ class Connection:
         self.answering = self.under_way = None
 
     def cut(self, item: str, audio_end_ms: int) -> None:
-        for answer in self.double.answers.values():
+        for answer in self.server.answers.values():
             if answer.item == item:
                 answer.truncated_ms = audio_end_ms
 
     async def retrieve(self, item: str) -> None:
-        """The transcript is cut where the sound was, in proportion."""
-        answer = next(known for known in self.double.answers.values() if known.item == item)
+        """Send the transcript truncated in proportion to the audio."""
+        answer = next(known for known in self.server.answers.values() if known.item == item)
         share = (answer.truncated_ms or 0) / 1000 / (len(answer.samples) / RATE_HZ)
-        kept = answer.text[: int(share * len(answer.text))].rpartition(" ")[0]
-        content = [{"type": "output_audio", "transcript": kept}]
+        text = answer.text[: int(share * len(answer.text))].rpartition(" ")[0]
+        content = [{"type": "output_audio", "transcript": text}]
         await self.send("conversation.item.retrieved", item={"id": item, "role": "assistant", "content": content})

@@ -1,4 +1,4 @@
-// Passes on what it hears, with the place of each block in its context and the wall clock at its first sample. Knows no page.
+// Forwards its input, with each block's position in the context and the wall clock at its first sample.
 
 const QUANTA = 2;
 

@@ -1,7 +1,4 @@
-"""What the Voice page's microphone and loudspeaker really carried, sample by sample, and when: for tests that trust no counter.
-
-Knows no server.
-"""
+"""Records the samples of the Voice page's microphone and loudspeaker with their times, independent of the page's own counters."""
 
 from base64 import b64decode
 from collections.abc import Sequence
@@ -18,9 +15,9 @@ from tests.web.voice.browsers import js, wait_js
 Pcm = NDArray[np.int16]
 SCRIPT = Path(__file__).with_name("probe.js")
 VOICED = 64
-"""Of 32767: what is louder is voice, and not the noise that echo cancelling leaves."""
+"""Level, of 32767, above the noise that echo cancellation leaves."""
 FADE = 128
-"""Samples of a ramp, where sound stops or begins in mid-answer."""
+"""Samples of a fade where audio stops or begins in mid-answer."""
 PREPARE = """
 (script) => {
   window.probed = { mic: [], player: [], heard: [] };
@@ -64,8 +61,8 @@ TAKE = """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What the player told. Units: samples, but `at` in ms of the page's clock and `time` in seconds of its context's."""
+class PlaybackEvent:
+    """A report of the player. Units: samples, but `at` in ms of the page's clock and `time` in seconds of its context's."""
 
     kind: str
     serial: int
@@ -75,9 +72,9 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
-    """Shapes: `pcm` are blocks one after another; `frames` is the context's place of each block's first sample, `walls` when it
-    came, in ms since 1970.
+class RecordedAudio:
+    """Shapes: `pcm` are blocks one after another; `frames` is the position of each block's first sample in the context, `walls`
+    its arrival in ms since 1970.
     """
 
     pcm: Pcm
@@ -95,7 +92,7 @@ class Carried:
 
 
 def prepare(page: Page) -> None:
-    """The player's end of the probe. The page's context must have been made with `bypass_csp`: the probe is a script of ours."""
+    """Attach the probe to the player. The browser context needs `bypass_csp`, since the probe is an inline script."""
     page.locator("#message").press("Shift")
     page.evaluate(PREPARE, SCRIPT.read_text())
     js(page, PLAYER)
@@ -106,53 +103,59 @@ def watch_mic(page: Page) -> None:
     js(page, MIC)
 
 
-def carried(page: Page, name: str) -> Carried:
-    told = cast("dict[str, Any]", page.evaluate(TAKE, name))
-    return Carried(
-        pcm=np.frombuffer(b64decode(told["pcm"]), "<i2"),
-        frames=np.asarray(told["frames"], np.int64),
-        walls=np.asarray(told["walls"], np.float64),
+def read_recording(page: Page, name: str) -> RecordedAudio:
+    probed = cast("dict[str, Any]", page.evaluate(TAKE, name))
+    return RecordedAudio(
+        pcm=np.frombuffer(b64decode(probed["pcm"]), "<i2"),
+        frames=np.asarray(probed["frames"], np.int64),
+        walls=np.asarray(probed["walls"], np.float64),
     )
 
 
-def heard(page: Page) -> list[Heard]:
-    told = cast("list[dict[str, Any]]", js(page, "probed.heard"))
+def playback_events(page: Page) -> list[PlaybackEvent]:
+    events = cast("list[dict[str, Any]]", js(page, "probed.heard"))
     return [
-        Heard(kind=one["kind"], serial=one["serial"], played=one.get("played", 0), at=one["at"], time=one.get("time") or 0.0)
-        for one in told
+        PlaybackEvent(
+            kind=event["kind"],
+            serial=event["serial"],
+            played=event.get("played", 0),
+            at=event["at"],
+            time=event.get("time") or 0.0,
+        )
+        for event in events
     ]
 
 
-def first_voiced(mic: Carried, page: Page, after_ms: float) -> float:
-    """When the first voiced sample after `after_ms` entered the microphone's worklet. Units: ms of the page's clock."""
+def first_voiced(mic: RecordedAudio, page: Page, after_ms: float) -> float:
+    """Return the time of the first voiced sample after `after_ms` at the microphone's worklet. Units: ms of the page's clock."""
     origin = float(str(js(page, "performance.timeOrigin")))
     rate_hz = float(str(js(page, "fleetVoice.mic.rateHz")))
     for block, wall in zip(mic.pcm.reshape(-1, mic.block), mic.walls - origin, strict=True):
         voiced = np.flatnonzero(np.abs(block.astype(np.int32)) > VOICED)
         if wall >= after_ms and len(voiced):
             return float(wall + 1000 * voiced[0] / rate_hz)
-    raise AssertionError("nobody spoke into the microphone")
+    raise AssertionError("no speech in the microphone's audio")
 
 
-def runs_of(told: Sequence[Heard], serial: int) -> list[tuple[int, int]]:
-    """The stretches of an answer that were played without a break, in its own samples."""
+def find_runs(events: Sequence[PlaybackEvent], serial: int) -> list[tuple[int, int]]:
+    """Return the parts of an answer, in its samples, that were played without a break."""
     runs: list[tuple[int, int]] = []
     begun: int | None = None
-    for one in told:
-        if one.serial != serial:
+    for event in events:
+        if event.serial != serial:
             continue
-        if one.kind == "started":
-            begun = one.played
-        elif one.kind in ("dry", "ended", "flushed") and begun is not None:
-            runs.append((begun, one.played))
+        if event.kind == "started":
+            begun = event.played
+        elif event.kind in ("dry", "ended", "flushed") and begun is not None:
+            runs.append((begun, event.played))
             begun = None
     return runs
 
 
-def assert_played(player: Carried, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
-    """Each stretch was played sample for sample, in order, and together they are the whole: nothing lost, nothing twice.
+def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
+    """Assert that the runs were played sample by sample, in order, and together are the whole answer.
 
-    Only where sound stopped or began in mid-answer is it faded.
+    Samples may be faded only where audio stopped or began in mid-answer.
     """
     ends = [end for _, end in runs]
     assert [start for start, _ in runs] == [0, *ends[:-1]] and ends[-1:] == [len(whole)], (runs, len(whole))
@@ -160,13 +163,13 @@ def assert_played(player: Carried, whole: Pcm, runs: Sequence[tuple[int, int]]) 
     for start, end in runs:
         first = start + (FADE if start else 0)
         last = end - (FADE if end < len(whole) else 0)
-        place = find(player.pcm, whole[first:last], at)
-        assert place is not None, f"samples {first} to {last} of the answer were not played as they are"
-        at = place + last - first
+        position = find(player.pcm, whole[first:last], at)
+        assert position is not None, f"samples {first} to {last} of the answer were not played as they are"
+        at = position + last - first
 
 
 def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
-    """Where `wanted` is in the samples, as it is."""
+    """Return the position of `wanted` in the samples, None if it is not there."""
     found = -1
     while (found := samples.tobytes().find(wanted.tobytes(), max(2 * start, found + 1))) % 2:
         if found < 0:
@@ -175,25 +178,25 @@ def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
 
 
 def quiet_at_ms(page: Page) -> tuple[float, float]:
-    """When the answer that was interrupted was first heard, and when its last sample was; it is silent from then on.
+    """Return the times of the first and last audible sample of the interrupted answer, and assert silence after it.
 
     Units: ms of the page's clock.
     """
-    flushed = next(one for one in heard(page) if one.kind == "flushed" and one.serial)
-    player = carried(page, "player")
-    begun = next(one for one in heard(page) if one.serial == flushed.serial and one.kind == "started")
+    flushed = next(event for event in playback_events(page) if event.kind == "flushed" and event.serial)
+    player = read_recording(page, "player")
+    begun = next(event for event in playback_events(page) if event.serial == flushed.serial and event.kind == "started")
     end = round(flushed.time * 24_000)
-    sound = player.from_frame(round(begun.time * 24_000), end)
-    last = end - len(sound) + int(np.flatnonzero(sound)[-1]) + 1
-    assert not player.from_frame(end, end + 2400).any(), "sound after the answer was silenced"
-    # The place of the two clocks to each other is that of the moment: a context whose machine is busy falls behind.
+    samples = player.from_frame(round(begun.time * 24_000), end)
+    last = end - len(samples) + int(np.flatnonzero(samples)[-1]) + 1
+    assert not player.from_frame(end, end + 2400).any(), "audio after the answer was silenced"
+    # the offset of the two clocks is not constant: on a loaded machine the audio context falls behind
     return begun.at, flushed.at - (end - last) / 24
 
 
 def barge_in_ms(page: Page) -> float:
-    """From the first voiced sample that entered the microphone's worklet over an answer, to the last one of it that was audible.
+    """Return the time from the first voiced sample at the microphone's worklet to the answer's last audible sample.
 
-    Means nothing where the machine was so busy that the probe came to the microphone after the voice.
+    It is meaningless if the machine was so loaded that the probe was attached after the speech.
     """
     begun_ms, quiet_ms = quiet_at_ms(page)
-    return quiet_ms - first_voiced(carried(page, "mic"), page, begun_ms)
+    return quiet_ms - first_voiced(read_recording(page, "mic"), page, begun_ms)

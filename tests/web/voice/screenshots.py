@@ -13,9 +13,9 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from tests.web.conftest import load
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, visiting, wait_js
-from tests.web.voice.conftest import Site, serve_double
-from tests.web.voice.fake_server import Script, tone
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, visiting, wait_js
+from tests.web.voice.conftest import Site, serve_fake_voice
+from tests.web.voice.fake_server import VoiceScript, tone
 
 SIZES = ((390, 844), (1440, 900))
 SCHEMES = ("light", "dark")
@@ -43,11 +43,11 @@ def listening(page: Page, site: Site) -> None:
 
 
 def speaking(page: Page, site: Site) -> None:
-    site.double.script = Script(text="It is the opposite of cold.", transcript="What is hot?", samples=tone(0.8))
+    site.server.script = VoiceScript(text="It is the opposite of cold.", transcript="What is hot?", samples=tone(0.8))
     page.locator("#talk-button").click()
     expect(page.locator(".latency:visible")).to_have_count(1)
     wait_js(page, "!fleetVoice.player.playing")
-    site.double.script = Script(text=LONG, samples=tone(12.0))
+    site.server.script = VoiceScript(text=LONG, samples=tone(12.0))
     ask(page, "How do the stages work together?")
     wait_js(page, "fleetVoice.conversation.current.played > 2.5 * 24000", 30)
 
@@ -60,9 +60,7 @@ def interrupted(page: Page, site: Site) -> None:
 
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+    choose_push_to_talk(page)
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")
@@ -76,14 +74,14 @@ def opening_missed(page: Page, site: Site) -> None:
 
 def ended(page: Page, site: Site) -> None:
     speaking(page, site)
-    connection = site.double.connections[-1]
-    site.double.call(lambda: asyncio.ensure_future(connection.websocket.close(1000, "an operator ended the session")))
+    connection = site.server.connections[-1]
+    site.server.call(lambda: asyncio.ensure_future(connection.websocket.close(1000, "an operator ended the session")))
     expect(page.locator("#state")).to_have_text("Ended")
 
 
 def failed(page: Page, site: Site) -> None:
     message = "stage talker: no worker has served it for 30 s"
-    site.double.script = Script(failure={"type": "server_error", "code": "no_worker", "message": message})
+    site.server.script = VoiceScript(failure={"type": "server_error", "code": "no_worker", "message": message})
     ask(page, "Are you there?")
     expect(page.locator(".reason")).to_be_visible()
 
@@ -99,7 +97,11 @@ STATES: tuple[State, ...] = (idle, listening, speaking, interrupted, opening, op
 
 @contextmanager
 def _serving() -> Iterator[tuple[Browsers, Site]]:
-    with tempfile.TemporaryDirectory() as name, serve_double(load(Path(name))) as site, Browsers.started(Path(name)) as browsers:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        serve_fake_voice(load(Path(name))) as site,
+        Browsers.started(Path(name)) as browsers,
+    ):
         yield browsers, site
 
 
@@ -110,9 +112,9 @@ def draw(path: Path, state: State, width: int, height: int) -> None:
 
 
 def _draw(path: Path, browsers: Browsers, site: Site, state: State, options: dict[str, Any]) -> None:
-    site.double.reset()
+    site.server.reset()
     microphone = np.concatenate([silence(1.0), voice(1.2), silence(60.0)])
-    with visiting(browsers.hearing("question", microphone), site.url, **options) as page:
+    with visiting(browsers.with_microphone("question", microphone), site.url, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         state(page, site)
         page.screenshot(path=str(path))

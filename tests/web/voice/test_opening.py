@@ -1,4 +1,4 @@
-"""Push to talk while the microphone still opens, and a session that an operator ends."""
+"""Push to talk while the microphone is opening, and sessions that the server ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,35 +9,33 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
-from tests.web.voice.fake_server import RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.browsers import MIC_RATE_HZ, ask, choose_push_to_talk, js, wait_js
+from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
 Hold = Callable[[Page], None]
 STEADY = tone(60.0, 700.0, MIC_RATE_HZ, 0.4)
-HELD_BACK = """
+DELAY_MICROPHONE = """
 () => {
   const { mediaDevices } = navigator;
   const ask = mediaDevices.getUserMedia.bind(mediaDevices);
   mediaDevices.getUserMedia = async (wanted) => {
-    await new Promise((resolve) => (window.letMicOpen = resolve));
+    await new Promise((resolve) => (window.openMic = resolve));
     return (window.opened = await ask(wanted));
   };
   window.numBlocks = 0;
   fleetVoice.mic.addEventListener("block", () => (window.numBlocks += 1));
 }
 """
-"""The microphone opens once the test says so; every block that it gives is counted."""
+"""The microphone opens when the test calls `openMic`; `numBlocks` counts its blocks."""
 
 
-def pushing(speaker: Visit) -> Page:
-    """Push to talk, the microphone closed as yet."""
-    page = speaker("steady-hold", STEADY)
+def open_with_push_to_talk(visit_with_mic: Visit) -> Page:
+    """Choose push to talk, with the microphone closed."""
+    page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
-    page.evaluate(HELD_BACK)
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+    page.evaluate(DELAY_MICROPHONE)
+    choose_push_to_talk(page)
     page.locator("#talk-button").focus()
     return page
 
@@ -51,122 +49,122 @@ def button_down(page: Page) -> None:
     page.mouse.down()
 
 
-def let_go(page: Page) -> None:
+def release(page: Page) -> None:
     page.mouse.up()
     page.keyboard.up("Space")
 
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
-def test_first_hold_is_heard_from_the_opening_of_the_microphone(speaker: Visit, double: Double, hold: Hold) -> None:
-    page = pushing(speaker)
+def test_first_push_records_from_microphone_opening(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
+    page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
-    js(page, "window.letMicOpen()")
+    js(page, "window.openMic()")
     expect(page.locator("#state")).to_have_text("Hearing you")
     wait_js(page, "window.numBlocks > 25")
-    let_go(page)
+    release(page)
     expect(page.locator(".turn.user .words")).to_have_text("what the user said")
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
     expect(page.locator(".reason")).to_have_count(0)
-    came = double.connections[0].came
-    first, commit = came.index("sound"), came.index("input_audio_buffer.commit")
-    assert came[:first].count("session.update") >= 3, "the rate of the microphone is known before its first sample"
-    assert double.rate_hz == js(page, "fleetVoice.mic.rateHz")
-    assert came[first:commit].count("sound") > 25, "every block since it opened"
-    assert "input_audio_buffer.clear" in came[:first] and "input_audio_buffer.clear" not in came[first:]
+    received = server.connections[0].received
+    first, commit = received.index("audio"), received.index("input_audio_buffer.commit")
+    assert received[:first].count("session.update") >= 3, "the rate of the microphone precedes its first sample"
+    assert server.rate_hz == js(page, "fleetVoice.mic.rateHz")
+    assert received[first:commit].count("audio") > 25, "every block since the opening"
+    assert "input_audio_buffer.clear" in received[:first] and "input_audio_buffer.clear" not in received[first:]
 
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
-def test_hold_that_ends_before_the_microphone_opens_asks_to_hold_again(speaker: Visit, double: Double, hold: Hold) -> None:
-    page = pushing(speaker)
+def test_push_released_before_microphone_opens_asks_to_repeat(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
+    page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
-    let_go(page)
+    release(page)
     expect(page.locator(".reason")).to_contain_text("Nothing was recorded. Hold the button, or the space bar, again")
     hold(page)
-    let_go(page)
-    js(page, "window.letMicOpen()")
+    release(page)
+    js(page, "window.openMic()")
     expect(page.locator("#state")).to_have_text("Hold to talk")
     expect(page.locator(".turn")).to_have_count(0)
     wait_js(page, "window.numBlocks > 10")
-    assert not double.mic and not double.of_type("input_audio_buffer.commit")
+    assert not server.mic and not server.of_type("input_audio_buffer.commit")
     hold(page)
     expect(page.locator(".reason")).to_have_count(0)
-    wait_until(lambda: len(double.mic) > 20, "sound of the second hold")
-    let_go(page)
+    wait_until(lambda: len(server.mic) > 20, "audio of the second press")
+    release(page)
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
 
 
-def test_talk_that_ends_while_the_microphone_opens_leaves_it_closed(speaker: Visit, double: Double) -> None:
-    page = speaker("steady-hold", STEADY)
+def test_talk_ended_during_microphone_opening_leaves_it_closed(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
-    page.evaluate(HELD_BACK)
+    page.evaluate(DELAY_MICROPHONE)
     page.locator("#talk-button").click()
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     page.locator("#talk-button").click()
     expect(page.locator("#state")).to_have_text("Ready")
-    js(page, "window.letMicOpen()")
+    js(page, "window.openMic()")
     wait_js(page, "window.opened?.getTracks().every((track) => track.readyState === 'ended')")
-    assert not js(page, "fleetVoice.mic.on") and not double.mic
+    assert not js(page, "fleetVoice.mic.on") and not server.mic
 
 
-def end(double: Double) -> None:
-    """As a gateway does where an operator forces the end."""
-    double.call(lambda: asyncio.ensure_future(double.connections[-1].websocket.close(1000, "an operator ended the session")))
+def end(server: FakeVoiceServer) -> None:
+    """Close as a gateway does when an operator ends the session."""
+    server.call(lambda: asyncio.ensure_future(server.connections[-1].websocket.close(1000, "an operator ended the session")))
 
 
-def test_idle_end_is_shown_as_such_and_typing_continues_the_conversation(speaker: Visit, double: Double) -> None:
-    page = speaker("steady-hold", STEADY)
+def test_typing_continues_conversation_after_idle_end(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     ask(page, "my name is Ada")
     wait_js(page, "fleetVoice.player.totalPlayed > 0 && !fleetVoice.player.playing")
 
     async def idle() -> None:
         error = {"type": "invalid_request_error", "code": "session_idle", "message": "nothing was sent", "param": None}
-        await double.connections[-1].send("error", error=error)
-        await double.connections[-1].websocket.close(1000, "invalid_request_error.session_idle: nothing was sent")
+        await server.connections[-1].send("error", error=error)
+        await server.connections[-1].websocket.close(1000, "invalid_request_error.session_idle: nothing was sent")
 
-    double.call(lambda: asyncio.ensure_future(idle()))
+    server.call(lambda: asyncio.ensure_future(idle()))
     expect(page.locator("#state")).to_have_text("Ended")
     expect(page.locator(".reason")).to_contain_text("This conversation was idle for too long")
     ask(page, "hello")
-    wait_until(lambda: len(double.of_type("conversation.item.create")) == 4, "the turns so far, and the message")
-    said = [event["item"]["content"][0]["text"] for event in double.of_type("conversation.item.create")]  # pyright: ignore
-    assert said == ["my name is Ada", "my name is Ada", TEXT, "hello"]
-    assert len(double.connections) == 2 and "session" not in double.connections[1].query
+    wait_until(lambda: len(server.of_type("conversation.item.create")) == 4, "the turns so far, and the message")
+    texts = [event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")]  # pyright: ignore
+    assert texts == ["my name is Ada", "my name is Ada", TEXT, "hello"]
+    assert len(server.connections) == 2 and "session" not in server.connections[1].query
     expect(page.locator(".turn")).to_have_count(4)
 
 
-def test_forced_end_closes_the_microphone_and_offers_to_talk_again(speaker: Visit, double: Double) -> None:
-    double.script = Script(samples=tone(20.0), lead_s=20, stall_after=19 * RATE_HZ)
-    page = speaker("steady-hold", STEADY)
+def test_forced_end_closes_microphone_and_offers_talk_again(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    server.script = VoiceScript(samples=tone(20.0), lead_s=20, stall_after=19 * RATE_HZ)
+    page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     page.locator("#talk-button").click()
-    wait_until(lambda: len(double.mic) > 10, "sound")
+    wait_until(lambda: len(server.mic) > 10, "audio")
     js(page, "window.track = fleetVoice.mic.stream.getTracks()[0]")
-    end(double)
+    end(server)
     expect(page.locator("#state")).to_have_text("Ended")
     expect(page.locator(".reason")).to_contain_text("An operator ended this conversation")
     expect(page.locator("#talk-label")).to_have_text("Talk again")
     expect(page.locator("#talk-button")).to_have_attribute("aria-pressed", "false")
     assert js(page, "window.track.readyState") == "ended" and not js(page, "fleetVoice.mic.on")
     wait_js(page, "!fleetVoice.player.playing")
-    assert len(double.connections) == 1, "it does not come back by itself"
-    heard = len(double.mic)
+    assert len(server.connections) == 1, "it does not reconnect by itself"
+    num_blocks = len(server.mic)
     page.locator("#talk-button").click()
-    wait_until(lambda: len(double.mic) > heard + 10, "sound in another session")
+    wait_until(lambda: len(server.mic) > num_blocks + 10, "audio in another session")
     expect(page.locator(".reason")).to_have_count(0)
     expect(page.locator("#talk-label")).to_have_text("End talk")
-    assert len(double.connections) == 2 and "session" not in double.connections[1].query
+    assert len(server.connections) == 2 and "session" not in server.connections[1].query
 
 
-def test_forced_end_of_a_hold_sends_nothing_and_typing_begins_again(speaker: Visit, double: Double) -> None:
-    page = pushing(speaker)
+def test_forced_end_during_push_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = open_with_push_to_talk(visit_with_mic)
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")
-    end(double)
+    end(server)
     expect(page.locator("#state")).to_have_text("Ended")
-    js(page, "window.letMicOpen()")
+    js(page, "window.openMic()")
     wait_js(page, "window.opened?.getTracks().every((track) => track.readyState === 'ended')")
     page.keyboard.up("Space")
     expect(page.locator(".reason")).to_have_count(1)
@@ -175,4 +173,4 @@ def test_forced_end_of_a_hold_sends_nothing_and_typing_begins_again(speaker: Vis
     expect(page.locator(".turn.user .words")).to_have_text("hello again")
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
     expect(page.locator(".reason")).to_have_count(0)
-    assert not double.mic and not double.of_type("input_audio_buffer.commit")
+    assert not server.mic and not server.of_type("input_audio_buffer.commit")

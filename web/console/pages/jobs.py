@@ -1,12 +1,11 @@
-"""Jobs: what runs in the background, how far it is, and why it failed. Knows no kind of job."""
+"""Jobs: state, progress, results and errors of background jobs. Knows no kind of job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments
 from fleet.core.telemetry import Job
-from web.console.page_context import PageContext, Query, stream_path
-from web.gateway.gateway import Gateway
+from web.console.page_context import LivePage, PageContext, Query, stream_path
 
 MAX_ROWS = 100
 UNREADABLE = "unreadable"
@@ -15,7 +14,7 @@ ENDED = ("finished", "failed", "stopped", "canceled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsContext(PageContext):
-    """`jobs`: the newest; `num_more` are left out. `arguments`: of each, as people read them. `measures`: of a new one."""
+    """`jobs`: the newest, with their formatted `arguments`; `num_more` are left out. `measures`: choices for a new one."""
 
     jobs: tuple[Job, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -24,14 +23,10 @@ class JobsContext(PageContext):
     measures: tuple[str, ...] = tuple(MEASURE_TAKES)
 
 
-class JobsPage:
+class JobsPage(LivePage):
     key = active = "jobs"
     path = "/jobs"
-    template = "jobs.html"
     live = ("trouble", "jobs")
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     def empty(self, query: Query) -> JobsContext:
         return JobsContext(title="Jobs", stream=stream_path(self.key, {}))
@@ -39,9 +34,8 @@ class JobsPage:
     async def read(self, query: Query) -> JobsContext:
         jobs = await self._gateway.client.jobs.list_jobs()
         shown = tuple(jobs[:MAX_ROWS])
-        return JobsContext(
-            title="Jobs",
-            stream=stream_path(self.key, {}),
+        return replace(
+            self.empty(query),
             jobs=shown,
             arguments=tuple(format_arguments(job.arguments) if job.state != UNREADABLE else "" for job in shown),
             num_more=len(jobs[MAX_ROWS:]),
@@ -49,13 +43,13 @@ class JobsPage:
 
 
 def format_arguments(arguments: BenchArguments | None) -> str:
-    """The arguments that were given, as `fleet jobs submit` takes them."""
+    """Return the arguments as `fleet jobs submit` accepts them."""
     if arguments is None:
         return "arguments of another version"
-    return " ".join(f"{name}={_value(value)}" for name, value in arguments.given().items())
+    return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.given().items())
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(str, cast("list[object]", value)))
     return str(value).lower() if isinstance(value, bool) else str(value)

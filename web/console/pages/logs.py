@@ -1,8 +1,7 @@
-"""Logs: the lines of all processes, searched, and followed as they come. Knows no process by name."""
+"""Logs: lines of all processes, searched, and followed live. Knows no process by name."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.telemetry import LEVELS, LogLine, LogQuery
 from web.console.live_pages import format_message
-from web.console.page_context import PageContext, Query, build_path, stream_path
+from web.console.page_context import LivePage, PageContext, Query, build_path, stream_path
 from web.console.refresh import wait_for_any
 from web.console.templating import Templates
 from web.gateway.gateway import Gateway
@@ -22,15 +21,15 @@ PATH = "/logs"
 FIELDS = ("q", "level", "process", "worker", "request")
 PAGE_SIZE = 200
 GATHER_S = 0.25
-"""Lines that come within this time are sent together."""
+"""Lines that arrive within this time are sent together."""
 RETRY_S, LONG_S = 1.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsContext(PageContext):
-    """`wanted` holds every filter, "" where it is not set. `older`, `newest`: addresses, "" where there is nothing.
+    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a page.
 
-    `follows`: new lines come in; an older page stands still.
+    `follows`: new lines are appended live; not on a page of older lines.
     """
 
     wanted: dict[str, str]
@@ -46,14 +45,10 @@ class LogsContext(PageContext):
         return any(self.wanted.values())
 
 
-class LogsPage:
+class LogsPage(LivePage):
     key = active = "logs"
     path = "/logs"
-    template = "logs.html"
     live = ()
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     def empty(self, query: Query) -> LogsContext:
         return LogsContext(
@@ -61,7 +56,7 @@ class LogsPage:
         )
 
     async def read(self, query: Query) -> LogsContext:
-        """Raises: BadInput where a filter means nothing."""
+        """Raises: BadInput if a filter is invalid."""
         wanted, before = read_filters(query), query.get("before", "")
         page = await self._gateway.client.telemetry.logs(parse_query(wanted), before=before, limit=PAGE_SIZE)
         return replace(
@@ -88,11 +83,11 @@ def parse_query(wanted: Query) -> LogQuery:
 
 
 class LogStream:
-    """GET /console/live/logs: each new line once, its id that of the log, so a page that comes back goes on where it was."""
+    """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting page continues where it was."""
 
-    def __init__(self, gateway: Gateway, views: Templates) -> None:
+    def __init__(self, gateway: Gateway, templates: Templates) -> None:
         self._gateway = gateway
-        self._views = views
+        self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -103,43 +98,45 @@ class LogStream:
     async def _messages(self, query: LogQuery, after: str) -> AsyncIterator[bytes]:
         yield self._trouble("", after)
         while not self._gateway.closing.is_set():
+            groups = self._group_lines(query, after)
             try:
-                async with aclosing(self._gathered(query, after)) as groups:
-                    async for lines in groups:
-                        after = lines[0].id
-                        yield format_message(after, {"lines": self._rows(lines)}, swap="afterbegin")
+                async for lines in groups:
+                    after = lines[0].id
+                    yield format_message(after, {"lines": self._render_lines(lines)}, swap="afterbegin")
             except FleetError as error:
                 yield self._trouble(error.message, after)
                 await wait_for_any(RETRY_S, self._gateway.closing)
                 yield self._trouble("", after)
+            finally:
+                await groups.aclose()
 
-    async def _gathered(self, query: LogQuery, after: str) -> AsyncGenerator[list[LogLine], None]:
-        """New lines, the newest first, in groups of what comes close together; ends when the gateway closes."""
+    async def _group_lines(self, query: LogQuery, after: str) -> AsyncGenerator[list[LogLine], None]:
+        """Yield new lines in groups, the newest first, until the gateway closes."""
         lines: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=PAGE_SIZE)
-        came = asyncio.Event()
-        reading = asyncio.create_task(self._read(query, after, lines, came))
-        reading.add_done_callback(lambda _: came.set())
+        arrived = asyncio.Event()
+        reading = asyncio.create_task(self._read(query, after, lines, arrived))
+        reading.add_done_callback(lambda _: arrived.set())
         try:
             while not self._gateway.closing.is_set():
                 if reading.done() and lines.empty():
                     reading.result()
                     return
-                await wait_for_any(LONG_S, came, self._gateway.closing)
+                await wait_for_any(LONG_S, arrived, self._gateway.closing)
                 await wait_for_any(GATHER_S, self._gateway.closing)
-                came.clear()
+                arrived.clear()
                 if group := [lines.get_nowait() for _ in range(lines.qsize())]:
                     yield group[::-1]
         finally:
             reading.cancel()
             await asyncio.wait({reading})
 
-    async def _read(self, query: LogQuery, after: str, lines: "asyncio.Queue[LogLine]", came: asyncio.Event) -> None:
+    async def _read(self, query: LogQuery, after: str, lines: "asyncio.Queue[LogLine]", arrived: asyncio.Event) -> None:
         async for line in self._gateway.client.telemetry.follow_logs(query, after=after):
             await lines.put(line)
-            came.set()
+            arrived.set()
 
-    def _rows(self, lines: list[LogLine]) -> str:
-        return self._views.render("parts/lines.html", lines=lines)
+    def _render_lines(self, lines: list[LogLine]) -> str:
+        return self._templates.render("parts/lines.html", lines=lines)
 
-    def _trouble(self, words: str, mark: str) -> bytes:
-        return format_message(mark or "0-0", {"trouble": self._views.render("parts/trouble.html", message=words)})
+    def _trouble(self, text: str, last_id: str) -> bytes:
+        return format_message(last_id or "0-0", {"trouble": self._templates.render("parts/trouble.html", message=text)})

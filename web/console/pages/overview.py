@@ -1,4 +1,4 @@
-"""Overview: the pipeline as one line, from the gateway through the graph's stages to the listener, and its last quarter hour.
+"""Overview: the pipeline from the gateway through the stages to the listener, and charts of the last 15 minutes.
 
 Knows no stage by name.
 """
@@ -11,8 +11,7 @@ from fleet.core.request_trace import RequestFilter, RequestRow
 from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
-from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway.gateway import Gateway
+from web.console.page_context import LivePage, PageContext, Query, assign_colours, stream_path
 
 NUM_FAILURES = 5
 Pick = Callable[[SeriesPoint], float | None]
@@ -20,11 +19,10 @@ Pick = Callable[[SeriesPoint], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """`wanted`: the replicas that the deployment names. `leaving`: workers that take nothing new. `waiting` counts tasks,
-    `oldest_s` is the longest wait among them.
+    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks. `waiting` counts tasks, `oldest_s`
+    is the longest wait among them. `busy`: path of the running tasks over time. `resources`: memory and load of its workers.
 
-    Units: `p50_ms`, `p95_ms` of a task, as measured last, at `at_us`; None where nothing was. `busy`: running tasks over time.
-    `burden`: the memory its workers take, and how busy what they compute on is, in words.
+    Units: `p50_ms`, `p95_ms` of a task, as last measured at `at_us`; None without a measurement.
     """
 
     name: str
@@ -32,7 +30,7 @@ class StageSummary:
     up: int
     wanted: int
     standby: int
-    leaving: int
+    draining: int
     running: int
     capacity: int
     waiting: int
@@ -41,7 +39,7 @@ class StageSummary:
     p95_ms: float | None
     at_us: int
     busy: str
-    burden: str
+    resources: str
 
     @property
     def full(self) -> bool:
@@ -57,30 +55,26 @@ class OverviewContext(PageContext):
     failures: tuple[RequestRow, ...]
 
 
-class OverviewPage:
+class OverviewPage(LivePage):
     key = active = "overview"
     path = "/overview"
-    template = "overview.html"
     live = ("trouble", "topology", "charts", "failures")
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
     def empty(self, query: Query) -> OverviewContext:
-        return replace(self._built([], [], [], 0, (), known=False), trouble="", remedy="")
+        return replace(self._build([], [], [], 0, (), known=False), trouble="", remedy="")
 
     async def read(self, query: Query) -> OverviewContext:
         telemetry = self._gateway.client.telemetry
         failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
-        return self._built(
-            await telemetry.workers(with_gone=True),
+        return self._build(
+            await telemetry.workers(),
             await telemetry.queues(),
             await telemetry.series(),
             await self._gateway.client.telemetry.num_live(),
             failed.rows,
         )
 
-    def _built(
+    def _build(
         self,
         workers: Sequence[WorkerView],
         queues: Sequence[RoleQueue],
@@ -115,14 +109,14 @@ class OverviewPage:
             waiting = [queue for queue in queues if queue.stage == name]
             at_us = [point.at_us for point in series]
             p50_ms, p50_at = find_last([point.task_p50_ms.get(name) for point in series], at_us)
-            busy: list[float | None] = [_of_stage(point.running, name) for point in series]
+            busy: list[float | None] = [_count_of_stage(point.running, name) for point in series]
             box = StageSummary(
                 name=name,
                 colour=colour,
                 up=sum(1 for view in serving if view.state == "ready"),
                 wanted=sum(role.replicas for role in self._gateway.config.roles_of(stage.name)),
                 standby=sum(1 for view in serving if view.state == "standby"),
-                leaving=sum(1 for view in serving if view.state in ("draining", "leaving")),
+                draining=sum(1 for view in serving if view.state in ("draining", "leaving")),
                 running=sum(view.running for view in serving),
                 capacity=sum(view.capacity for view in serving if view.state == "ready"),
                 waiting=sum(queue.queue_depth for queue in waiting),
@@ -131,31 +125,31 @@ class OverviewPage:
                 p95_ms=find_last([point.task_p95_ms.get(name) for point in series], at_us)[0],
                 at_us=p50_at,
                 busy=draw_path(busy, find_top(busy)),
-                burden=format_resources(serving),
+                resources=format_resources(serving),
             )
             boxes.append(box)
         return tuple(boxes)
 
 
 def format_resources(workers: Sequence[WorkerView]) -> str:
-    """Of a stage's workers together; "" where none has told anything yet."""
+    """Describe memory and load of a stage's workers together; "" before their first report."""
     on_gpu = [view for view in workers if view.gpu]
     if on_gpu:
         busy = [view.gpu_percent for view in on_gpu if view.gpu_percent is not None]
-        words = f"{formats.size(sum(view.gpu_own_bytes for view in on_gpu))} on GPU"
-        return f"{words}, {max(busy)} % busy" if busy else words
-    taken = sum(view.memory_bytes for view in workers)
+        text = f"{formats.size(sum(view.gpu_own_bytes for view in on_gpu))} on GPU"
+        return f"{text}, {max(busy)} % busy" if busy else text
+    memory = sum(view.memory_bytes for view in workers)
     cores = sum(view.cpu_percent for view in workers) / 100
-    return f"{formats.size(taken)}, {cores:.1f} cores" if taken else ""
+    return f"{formats.size(memory)}, {cores:.1f} cores" if memory else ""
 
 
-def _of_stage(counts: dict[str, int], stage: str) -> float:
+def _count_of_stage(counts: dict[str, int], stage: str) -> float:
     return sum(count for role, count in counts.items() if stage_of(role) == stage)
 
 
 def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...]:
-    """The four lines an operator looks at first. `known`: the fleet could be read."""
-    dry = sum(point.underruns for point in series)
+    """Return the charts of requests, first audio, real-time factor and underruns. `known`: the fleet could be read."""
+    underruns = sum(point.underruns for point in series)
     charts = (
         _chart(series, "rate", "Requests", formats.rate, ("only", lambda point: point.submitted / SERIES_STEP_S)),
         _chart(
@@ -168,15 +162,15 @@ def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...
         ),
         _chart(series, "rtf", "Real-time factor, p95", formats.ratio, ("only", lambda point: point.rtf_p95)),
         replace(
-            _chart(series, "underruns", "Underruns", _in_a_step, ("only", lambda point: float(point.underruns))),
-            now=f"{formats.count(dry)} in 15 min" if series else formats.NOTHING,
+            _chart(series, "underruns", "Underruns", _format_per_step, ("only", lambda point: float(point.underruns))),
+            now=f"{formats.count(underruns)} in 15 min" if series else formats.NOTHING,
             at_us=0,
         ),
     )
-    return charts if known else tuple(replace(chart, note="not known now") for chart in charts)
+    return charts if known else tuple(replace(chart, note="not available") for chart in charts)
 
 
-def _in_a_step(value: float | None) -> str:
+def _format_per_step(value: float | None) -> str:
     return f"{formats.count(value)} in {SERIES_STEP_S} s"
 
 
@@ -194,6 +188,6 @@ def _chart(
         now=now,
         at_us=max((at for _, at in lasts.values()), default=0),
         note=f"top {unit(top)}" if top else "nothing measured yet" if not any(at for _, at in lasts.values()) else "none",
-        words=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
+        description=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
         lines=tuple(ChartLine(kind=kind, path=draw_path(measured, top)) for kind, measured in values.items()),
     )

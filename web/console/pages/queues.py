@@ -1,10 +1,9 @@
-"""Queues: what waits for each role and how long, and the dead letters. Knows no stage by name."""
+"""Queues: the tasks that wait for each role, and the dead letters. Knows no stage by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
-from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway.gateway import Gateway
+from web.console.page_context import LivePage, PageContext, Query, stream_path
 
 MAX_ROWS = 100
 
@@ -17,7 +16,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesContext(PageContext):
-    """`pending`: with the colours of their stages, those that wait longest first; it and `letters` hold some of all there are."""
+    """`pending`: grants with their stages' colours, the oldest first. `pending` and `letters` are limited to `MAX_ROWS`."""
 
     queues: tuple[QueueRow, ...] = ()
     pending: tuple[tuple[PendingGrant, int], ...] = ()
@@ -26,15 +25,10 @@ class QueuesContext(PageContext):
     num_letters: int = 0
 
 
-class QueuesPage:
+class QueuesPage(LivePage):
     key = active = "queues"
     path = "/queues"
-    template = "queues.html"
     live = ("trouble", "queues", "pending", "letters")
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._colours = assign_colours(gateway.graph)
 
     def empty(self, query: Query) -> QueuesContext:
         return QueuesContext(title="Queues", stream=stream_path(self.key, {}))
@@ -45,9 +39,8 @@ class QueuesPage:
         letters = await telemetry.dead_letters()
         waiting = sorted((grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s)
         unserved = [queue.role for queue in queues if queue.queue_depth and not queue.workers]
-        return QueuesContext(
-            title="Queues",
-            stream=stream_path(self.key, {}),
+        return replace(
+            self.empty(query),
             trouble=f"Tasks wait for {', '.join(unserved)}, and no worker serves it. Start one:" if unserved else "",
             remedy=f"fleet worker {unserved[0]}" if unserved else "",
             queues=tuple(QueueRow(view=queue, colour=self._colours.get(queue.stage, -1)) for queue in queues),

@@ -1,9 +1,8 @@
-"""Sessions: who talks by voice now, how fast it is answered, and what went wrong for its listener. Knows no audio."""
+"""Sessions: the live voice sessions, with their latencies and underruns. Knows no audio."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from web.console.page_context import PageContext, Query, stream_path
-from web.gateway.gateway import Gateway
+from web.console.page_context import LivePage, PageContext, Query, stream_path
 from web.realtime.session_views import SessionView, read_views
 
 MAX_ROWS = 100
@@ -17,19 +16,14 @@ class SessionsContext(PageContext):
     sessions: tuple[SessionView, ...] = ()
 
 
-class SessionsPage:
+class SessionsPage(LivePage):
     key = active = "sessions"
     path = "/sessions"
-    template = "sessions.html"
     live = ("trouble", "sessions")
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     def empty(self, query: Query) -> SessionsContext:
         return SessionsContext(title="Sessions", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> SessionsContext:
         newest = await read_views(self._gateway)
-        shown, rest = newest[:MAX_ROWS], newest[MAX_ROWS:]
-        return SessionsContext(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(shown), num_more=len(rest))
+        return replace(self.empty(query), sessions=tuple(newest[:MAX_ROWS]), num_more=len(newest[MAX_ROWS:]))

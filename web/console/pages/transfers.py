@@ -1,11 +1,10 @@
 """Transfers: tensors between workers, by edge and by worker. Knows no transport."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import EdgeTransfer, Transfers, WorkerTransfer
-from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway.gateway import Gateway
+from fleet.core.telemetry import EdgeTransfer, WorkerTransfer
+from web.console.page_context import LivePage, PageContext, Query, stream_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,26 +19,15 @@ class TransfersContext(PageContext):
     workers: tuple[WorkerTransferRow, ...] = ()
 
 
-class TransfersPage:
+class TransfersPage(LivePage):
     key = active = "transfers"
     path = "/transfers"
-    template = "transfers.html"
     live = ("trouble", "edges", "workers")
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._colours = assign_colours(gateway.graph)
-
     def empty(self, query: Query) -> TransfersContext:
-        return self._built(Transfers(edges=(), workers=()))
+        return TransfersContext(title="Transfers", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> TransfersContext:
-        return self._built(await self._gateway.client.telemetry.transfers())
-
-    def _built(self, told: Transfers) -> TransfersContext:
-        return TransfersContext(
-            title="Transfers",
-            stream=stream_path(self.key, {}),
-            edges=told.edges,
-            workers=tuple(WorkerTransferRow(view=end, colour=self._colours.get(stage_of(end.role), -1)) for end in told.workers),
-        )
+        transfers = await self._gateway.client.telemetry.transfers()
+        rows = (WorkerTransferRow(view=end, colour=self._colours.get(stage_of(end.role), -1)) for end in transfers.workers)
+        return replace(self.empty(query), edges=transfers.edges, workers=tuple(rows))

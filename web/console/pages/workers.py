@@ -1,4 +1,4 @@
-"""Workers: who serves what, how full, how well; and one worker with what it holds and said. Knows no stage by name."""
+"""Workers: roles, load and state of all workers; and one worker with its tasks and log lines. Knows no stage by name."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +8,8 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
-from web.console.page_context import PageContext, Query, assign_colours, build_path, stream_path
+from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
 from web.console.pages.requests import RequestTableRow, build_row
-from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 
 PATH = "/workers"
@@ -20,11 +19,11 @@ MAX_ROWS, MAX_GONE = 100, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`orders`: the commands that it accepts now. `last`: no other worker of its role takes tasks, or would in its place."""
+    """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or stands by."""
 
     view: WorkerView
     colour: int
-    orders: tuple[str, ...]
+    commands: tuple[str, ...]
     last: bool
 
     @property
@@ -33,22 +32,11 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleFilter:
-    """One role to choose, "" for all; `count` of its workers are there."""
-
-    role: str
-    colour: int
-    count: int
-    path: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """`here`: at most `MAX_ROWS`, of `role` where one is chosen. `first`, `more`: addresses, "" where there is nothing."""
+    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, "" without such a page."""
 
     role: str
-    chips: tuple[RoleFilter, ...]
+    chips: tuple[FilterLink, ...]
     first: str
     more: str
     here: tuple[WorkerRow, ...]
@@ -58,7 +46,7 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """`row` is None where the worker is not known, or no longer."""
+    """`row` is None for an unknown worker."""
 
     id: str
     row: WorkerRow | None
@@ -66,23 +54,17 @@ class OneWorkerContext(PageContext):
     lines: tuple[LogLine, ...] = ()
 
 
-class _WorkerPage:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._colours = assign_colours(gateway.graph)
-
+class _WorkerPage(LivePage):
     def _row(self, view: WorkerView, workers: Sequence[WorkerView]) -> WorkerRow:
         others = [other for other in workers if other.role == view.role and other.id != view.id]
         last = not any(other.state in ("ready", "standby") for other in others)
         return WorkerRow(
-            view=view, colour=self._colours.get(stage_of(view.role), -1), orders=find_available_commands(view), last=last
+            view=view, colour=self._colours.get(stage_of(view.role), -1), commands=find_available_commands(view), last=last
         )
 
 
 def find_available_commands(view: WorkerView) -> tuple[str, ...]:
-    """What makes sense to tell it: nothing to a gateway, nor to one that has gone or is going; but where its threads are, any
-    worker that is there can be asked.
-    """
+    """Return the commands that the worker accepts; none for a gateway or a worker that has left or is leaving."""
     if view.gone or not view.role or view.state in ("leaving", "late"):
         return ()
     return ("resume", "stop") if view.state == "draining" else ("drain", "stop")
@@ -91,29 +73,28 @@ def find_available_commands(view: WorkerView) -> tuple[str, ...]:
 class WorkersPage(_WorkerPage):
     key = active = "workers"
     path = "/workers"
-    template = "workers.html"
     live = ("trouble", "roles", "workers", "gone")
 
     def empty(self, query: Query) -> WorkersContext:
-        return self._built(query, [], [])
+        return self._build(query, [], [])
 
     async def read(self, query: Query) -> WorkersContext:
         client = self._gateway.client
-        return self._built(query, await client.telemetry.workers(with_gone=True), await client.telemetry.missing_roles())
+        return self._build(query, await client.telemetry.workers(), await client.telemetry.missing_roles())
 
-    def _built(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> WorkersContext:
+    def _build(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> WorkersContext:
         role, after = query.get("role", ""), query.get("after", "")
         here = [view for view in workers if not view.gone]
-        fits = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
-        start = next((place + 1 for place, view in enumerate(fits) if view.id == after), 0)
-        shown = fits[start : start + MAX_ROWS]
+        matching = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
+        start = next((place + 1 for place, view in enumerate(matching) if view.id == after), 0)
+        shown = matching[start : start + MAX_ROWS]
         return WorkersContext(
             title="Workers",
             stream=stream_path(self.key, {"role": role, "after": after}),
             role=role,
             chips=self._chips(here, role),
             first=build_path(PATH, {"role": role}) if start else "",
-            more=build_path(PATH, {"role": role, "after": shown[-1].id}) if shown and len(fits) > start + MAX_ROWS else "",
+            more=build_path(PATH, {"role": role, "after": shown[-1].id}) if shown and len(matching) > start + MAX_ROWS else "",
             trouble=f"No worker for {', '.join(missing)}. Start one:" if missing else "",
             remedy=f"fleet worker {missing[0]}" if missing else "",
             here=tuple(self._row(view, here) for view in shown),
@@ -121,21 +102,17 @@ class WorkersPage(_WorkerPage):
             missing=tuple(missing),
         )
 
-    def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[RoleFilter, ...]:
-        counts = Counter(view.role or GATEWAY_ROLE for view in here)
-        every = RoleFilter(role="", colour=-1, count=len(here), path=PATH, chosen=not chosen)
-        return (
-            every,
-            *(
-                RoleFilter(
-                    role=role,
-                    colour=self._colours.get(stage_of(role), -1),
-                    count=count,
-                    path=build_path(PATH, {"role": role}),
-                    chosen=role == chosen,
-                )
-                for role, count in counts.items()
-            ),
+    def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
+        counts = {"": len(here), **Counter(view.role or GATEWAY_ROLE for view in here)}
+        return tuple(
+            FilterLink(
+                name=role,
+                colour=self._colours.get(stage_of(role), -1),
+                count=count,
+                path=build_path(PATH, {"role": role}),
+                chosen=role == chosen,
+            )
+            for role, count in counts.items()
         )
 
 
@@ -143,7 +120,6 @@ class OneWorkerPage(_WorkerPage):
     key = "worker"
     active = "workers"
     path = "/workers/{id}"
-    template = "worker.html"
     live = ("trouble", "summary", "tasks", "recent", "log")
 
     def empty(self, query: Query) -> OneWorkerContext:
@@ -155,7 +131,7 @@ class OneWorkerPage(_WorkerPage):
         workers = await telemetry.workers(with_gone=True)
         view = next((view for view in workers if view.id == worker), None)
         if view is None:
-            raise NotFound(f"no worker {quoted(worker)}; those that are gone are forgotten after some minutes", param="id")
+            raise NotFound(f"no worker {quoted(worker)}; workers that left are removed after some minutes", param="id")
         held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         return OneWorkerContext(

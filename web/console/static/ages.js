@@ -1,10 +1,9 @@
-// <time-ago us="...">: how long ago, counted here, so that a page need not be sent again for time to pass.
-// The text it covers is the time of day; a morph of the page changes only that.
+// <time-ago us="...">: shows how long ago a time was, counted in the browser, so that a page is not sent again for it.
+// Its light DOM holds the time of day, and a morph of the page changes only that.
 (() => {
-  const serverAheadMs = () => offset;
-  let offset = 0;
+  let serverAheadMs = 0;
 
-  const text = (seconds) => {
+  const format = (seconds) => {
     if (seconds < 1) return "now";
     if (seconds < 60) return `${Math.floor(seconds)} s ago`;
     if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
@@ -29,14 +28,14 @@
 
     tick() {
       const us = Number(this.getAttribute("us"));
-      const now = text((Date.now() + serverAheadMs()) / 1000 - us / 1e6);
-      if (this.face.textContent !== now) this.face.textContent = now;
+      const age = format((Date.now() + serverAheadMs) / 1000 - us / 1e6);
+      if (this.face.textContent !== age) this.face.textContent = age;
       this.title = this.querySelector("time")?.title ?? "";
     }
   }
 
   const start = () => {
-    offset = Number(document.body.dataset.nowUs) / 1000 - Date.now();
+    serverAheadMs = Number(document.body.dataset.nowUs) / 1000 - Date.now();
     customElements.define("time-ago", TimeAgo);
     setInterval(() => document.querySelectorAll("time-ago").forEach((age) => age.tick()), 1000);
   };

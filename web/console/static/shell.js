@@ -1,21 +1,20 @@
-// What every page does in the browser: theme switch, the state of the live connection, answers of buttons, keys, pause.
+// Scripts of every page: theme, state of the live stream, pause, results of buttons, keyboard shortcuts.
 (() => {
   const $ = (id) => document.getElementById(id);
   const THEMES = ["system", "light", "dark"];
-  const THEME_SIGNS = { system: "◐", light: "☀", dark: "☾" };
-  const THEME_WORDS = { system: "as the system has it", light: "light", dark: "dark" };
-  const TOAST_MS = 6000;
+  const THEME_ICONS = { system: "◐", light: "☀", dark: "☾" };
+    const TOAST_MS = 6000;
 
   // Theme
 
   const theme = () => document.documentElement.dataset.theme ?? "system";
 
   function showTheme() {
-    const words = `Theme: ${THEME_WORDS[theme()]}`;
+    const label = `Theme: ${theme()}`;
     const button = $("theme");
-    button.setAttribute("aria-label", words);
-    button.title = words;
-    button.firstElementChild.textContent = THEME_SIGNS[theme()];
+    button.setAttribute("aria-label", label);
+    button.title = label;
+    button.firstElementChild.textContent = THEME_ICONS[theme()];
   }
 
   function nextTheme() {
@@ -25,30 +24,30 @@
     try {
       localStorage.setItem("fleet-theme", chosen);
     } catch {
-      // Kept for this page only.
+      // storage is blocked: the theme holds for this page only
     }
     showTheme();
   }
 
-  // Live connection
+  // Live stream
 
   let paused = false;
   const RETRY_MS = 1000;
 
-  // A stream that connected once reconnects by itself; one whose first attempt failed is asked for here until it connects.
+  // htmx reconnects a stream that was connected once; one whose first attempt failed is retried here.
   function retryStream(element) {
     const address = element.getAttribute?.("hx-sse:connect");
     if (!address) return;
-    setLink("gateway away, trying again", "bad");
+    setLink("disconnected, retrying", "bad");
     setTimeout(() => {
       if (element.isConnected && !element._htmx?.sse) htmx.ajax("GET", address, { source: element });
     }, RETRY_MS);
   }
 
-  // The login has ended: loading the page leads to the login page, and from there back.
+  // After the end of the login, a reload leads through the login page back here.
   function onStreamRefused(status) {
     if (status === 401) location.reload();
-    else setLink("gateway away, trying again", "bad");
+    else setLink("disconnected, retrying", "bad");
   }
 
   function setLink(text, kind) {
@@ -62,12 +61,12 @@
     paused = now;
     const button = $("pause");
     button.setAttribute("aria-pressed", String(paused));
-    button.textContent = paused ? "Go on" : "Pause";
+    button.textContent = paused ? "Resume" : "Pause";
     setLink("live", "ok");
     if (!paused) window.fleetRefresh();
   }
 
-  // The page as it is now, put into the place of what is shown.
+  // Replace the content by the current page.
   window.fleetRefresh = () =>
     htmx.ajax("GET", location.href, { source: "#main", target: "#page", select: "#page", swap: "outerMorph" });
 
@@ -87,26 +86,26 @@
     setTimeout(() => note.remove(), TOAST_MS);
   }
 
-  function answer(button, response, text) {
+  function showResult(button, response, text) {
     let body = {};
     try {
       body = JSON.parse(text);
     } catch {
-      // Not our shape: the status has to do.
+      // not JSON of this API: show the status
     }
-    if (response.status >= 400) return toast(body.error?.message ?? `The gateway answered ${response.status}`, "bad");
+    if (response.status >= 400) return toast(body.error?.message ?? `The gateway returned HTTP status ${response.status}`, "bad");
     const address = button.dataset.goto && body.id ? button.dataset.goto + encodeURIComponent(body.id) : "";
     toast(button.dataset.done, "good", address);
   }
 
-  // A form for the API: the body that `data-json` begins, with the fields as its arguments; an empty field is left out.
-  function jsonOf(form) {
-    const given = [...form.elements].filter((field) => field.name && field.value !== "");
-    const pairs = given.map((field) => [field.name, field.type === "number" ? Number(field.value) : field.value]);
+  // Build the JSON body of a form: `data-json` with the fields that are not empty as `arguments`.
+  function encodeForm(form) {
+    const used = [...form.elements].filter((field) => field.name && field.value !== "");
+    const pairs = used.map((field) => [field.name, field.type === "number" ? Number(field.value) : field.value]);
     return JSON.stringify({ ...JSON.parse(form.dataset.json), arguments: Object.fromEntries(pairs) });
   }
 
-  // Keys: "/" searches, the arrows go to the neighbour.
+  // Keys: "/" focuses the search, the arrows open the neighbouring page
 
   function onKey(event) {
     const typing = event.target.closest?.("input, textarea, select, audio, [contenteditable]");
@@ -129,7 +128,7 @@
       await navigator.clipboard.writeText(source.textContent);
       toast("Copied", "good");
     } catch {
-      // Without a secure origin there is no clipboard: the text is selected, for the visitor's own copy.
+      // there is no clipboard without a secure origin: select the text for copying by hand
       getSelection().selectAllChildren(source);
       toast("Press Ctrl+C to copy", "good");
     }
@@ -142,9 +141,9 @@
     else if (event.target.closest("#pause")) setPaused(!paused);
   }
 
-  // What the visitor has opened or scrolled to stays: a morph must not close it, new rows must not push it away.
+  // Morphs keep opened details and a player that plays
 
-  const isPlaying = (sound) => [...sound.querySelectorAll("audio")].some((player) => !player.paused);
+  const isPlaying = (element) => [...element.querySelectorAll("audio")].some((player) => !player.paused);
 
   function onPlayerEnd({ target }) {
     if (target.matches("#player")) window.fleetRefresh();
@@ -152,9 +151,9 @@
 
   htmx.registerExtension("fleet", {
     htmx_before_morph_attr: (element, detail) => !(element instanceof HTMLDetailsElement && detail.attrName === "open"),
-    // What is listened to stays, though the fleet no longer keeps it.
-    htmx_before_morph_node: (element) => !(element.matches?.("#sound") && isPlaying(element)),
-    // The error page of a gateway or proxy is no part of this page.
+    // audio that plays stays, even if the fleet has deleted it
+    htmx_before_morph_node: (element) => !(element.matches?.("#audio") && isPlaying(element)),
+    // do not insert the error page of a gateway or proxy
     htmx_before_response: (element, { ctx }) => {
       if (ctx.response.raw.ok || !element.hasAttribute("hx-sse:connect")) return;
       retryStream(element);
@@ -167,7 +166,7 @@
     htmx_before_request: (element, { ctx }) => {
       if (!element.matches("form[data-json]")) return;
       ctx.request.headers["content-type"] = "application/json";
-      ctx.request.body = jsonOf(element);
+      ctx.request.body = encodeForm(element);
     },
   });
 
@@ -184,11 +183,11 @@
     });
     document.addEventListener("htmx:after:request", (event) => {
       const { sourceElement, response, text } = event.detail.ctx;
-      if (sourceElement?.dataset?.done !== undefined) answer(sourceElement, response, text);
+      if (sourceElement?.dataset?.done !== undefined) showResult(sourceElement, response, text);
     });
     document.addEventListener("htmx:error", (event) => {
       if (!event.target._htmx?.sse) retryStream(event.target);
-      if (event.target.dataset?.done !== undefined) toast("The gateway did not answer. Nothing is known to have changed.", "bad");
+      if (event.target.dataset?.done !== undefined) toast("The gateway did not answer; the command may not have been received.", "bad");
     });
   });
 })();

@@ -1,6 +1,6 @@
-// The lanes of a request: what a span or a mark says is shown above them, for pointer, finger and keyboard alike.
+// The lanes of a request: the description of a span or mark is shown above them, on pointer, touch and keyboard focus.
 (() => {
-  const shown = (element) => element?.closest?.("[data-detail]");
+  const findPart = (element) => element?.closest?.("[data-detail]");
 
   function show(part) {
     document.querySelector(".waterfall .chosen")?.classList.remove("chosen");
@@ -10,18 +10,18 @@
 
   function move(event) {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    const here = shown(event.target);
-    if (!step || !here) return;
+    const current = findPart(event.target);
+    if (!step || !current) return;
     const parts = [...document.querySelectorAll(".waterfall [data-detail]")];
-    const next = parts[parts.indexOf(here) + step];
+    const next = parts[parts.indexOf(current) + step];
     event.preventDefault();
     next?.focus();
   }
 
-  const on = (name, react) => document.addEventListener(name, react);
+  const on = (name, handler) => document.addEventListener(name, handler);
   for (const name of ["pointerover", "click", "focusin"]) {
     on(name, (event) => {
-      const part = shown(event.target);
+      const part = findPart(event.target);
       if (part) show(part);
     });
   }

@@ -1,4 +1,4 @@
-"""What of a session's settings this server can do: its defaults, and what its model refuses. Knows no session and no socket."""
+"""Default settings of a session, and the settings that the model cannot serve. Knows no session and no socket."""
 
 import msgspec
 
@@ -15,9 +15,9 @@ def default_settings(gateway: Gateway) -> Settings:
     return _with_voice(settings, gateway.frontend.voice(None))
 
 
-def served(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
-    """Restore each field that this model cannot serve to what it was before, and list the refusals. The default voice stands
-    where none is named.
+def drop_unserved(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
+    """Restore each field that the model cannot serve to its value before, and list the refusals. An empty voice becomes the
+    default one.
     """
     refused: list[BadInput] = []
     try:

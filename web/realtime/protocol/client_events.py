@@ -1,4 +1,4 @@
-"""What a client may say over a voice socket, checked; every mistake becomes one sentence that names the field.
+"""Events of the client, checked; every mistake becomes one sentence that names the field.
 
 Source: openai 3.54 types, GA names. Knows no session.
 """
@@ -16,19 +16,19 @@ from web.realtime.protocol.settings import AnyFormat, Modalities, OutputTokens, 
 from web.schema.unserved import UnservedValue, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
-"""As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
+"""As OpenAI's: half a minute of audio is 1.5 MB, and a client may send a whole recording in one event."""
 MAX_PLAIN_BYTES = 256 * 1024
 """Bound for an event that carries no audio; the longest is a `session.update` with many tools."""
 MAX_EVENT_VALUES = 8192
-"""JSON values in one event, which is read within ten milliseconds."""
+"""JSON values in one event: so many are read within ten milliseconds."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
 MAX_METADATA = 16
 MAX_ID = 512
 BASE64_PIECE = 1024 * 1024
-"""Characters: a multiple of four, so that each piece is base64 by itself."""
-SHOWN = 64
-"""So much of a wrong word is said again."""
+"""Characters; a multiple of four, so that each piece can be decoded alone."""
+SHOWN_CHARS = 64
+"""Length to which a wrong value is cut in an error."""
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
@@ -37,7 +37,7 @@ class ClientEvent(Patch):
 
 
 class SessionUpdate(ClientEvent):
-    """Fields as they came: `update` checks them one by one."""
+    """`session` is unchecked here: `session_update` checks it field by field."""
 
     type: Literal["session.update"]
     session: dict[str, object]
@@ -57,7 +57,7 @@ class BufferClear(ClientEvent):
 
 
 class OutputClear(ClientEvent):
-    """Of WebRTC only; told so."""
+    """An event for WebRTC, which is refused."""
 
     type: Literal["output_audio_buffer.clear"]
 
@@ -81,14 +81,14 @@ class PartPatch(Patch):
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
         raise UnservedValue(
-            f"{kind[:SHOWN]!r} is not served, as tools are not; only items of type message are: "
+            f"{kind[:SHOWN_CHARS]!r} is not served, as tools are not; only items of type message are: "
             "write what it says as text of a user or system message"
         )
     return kind
 
 
 class ItemPatch(Patch):
-    """`item_reference` only in `response.input`."""
+    """Item of a request; an `item_reference` is valid in `response.input` only."""
 
     type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
     id: Id | None = None
@@ -159,7 +159,7 @@ class ResponseCancel(ClientEvent):
 
 
 class Played(ClientEvent):
-    """Ours: what the listener has really played of a response."""
+    """Extension: what the client has played of a response."""
 
     type: Literal["fleet.played"]
     response_id: Id
@@ -177,18 +177,18 @@ _adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Fi
 
 EVENTS = tuple(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(AnyClientEvent) if kind is not Played)
 DETECTION_KINDS = ("server_vad", "semantic_vad")
-NAMES_KIND = " or ".join(DETECTION_KINDS)
-"""Of what can be of several kinds inside an event there is only `turn_detection`."""
+KNOWN_KINDS = " or ".join(DETECTION_KINDS)
+"""Values of the only nested `type` by which a union is resolved, that of `turn_detection`."""
 PLAIN = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "this field must be an object"),
     "list_type": "this field must be an array",
     "missing": "this field is required",
 }
-"""Messages in terms of JSON, by pydantic's types of errors, whose own messages name classes."""
+"""Messages in terms of JSON, by pydantic's error types; pydantic's own messages name Python classes."""
 
 
 CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
-"""Types of events that may be longer than `MAX_PLAIN_BYTES`."""
+"""Types of the events that may be longer than `MAX_PLAIN_BYTES`."""
 
 
 class _Named(msgspec.Struct):
@@ -200,7 +200,7 @@ class _Typed(msgspec.Struct):
 
 
 _named, _typed = msgspec.json.Decoder(_Named), msgspec.json.Decoder(_Typed)
-"""They skip all other fields without making objects of them."""
+"""Decoders that skip all other fields without creating objects."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
@@ -223,20 +223,18 @@ def _check_values(raw: str) -> None:
 
 
 def _check_carries_audio(raw: str) -> None:
-    """Pass what cannot be read, for which the parser has a better message. Raises: InputTooLarge."""
+    """Accept what is not valid JSON, for which the parser has a better message. Raises: InputTooLarge."""
     try:
         kind = _typed.decode(raw).type
     except _UNREADABLE:
         return
     if kind not in CARRY_AUDIO:
         reason = f"{len(raw)} characters; at most {MAX_PLAIN_BYTES} are read of an event that carries no audio"
-        raise InputTooLarge(f"{kind[:SHOWN] or 'an event without a type'}: {reason}")
+        raise InputTooLarge(f"{kind[:SHOWN_CHARS] or 'an event without a type'}: {reason}")
 
 
 def event_id_of(raw: str) -> str | None:
-    """The client's own name for its event, where it can be read at all. None for a long text of many values, which takes time to
-    skip.
-    """
+    """Return the client's id of an event, if it can be read; None for a long text of many values, which takes long to skip."""
     try:
         if len(raw) > MAX_PLAIN_BYTES:
             _check_values(raw)
@@ -247,7 +245,7 @@ def event_id_of(raw: str) -> str | None:
 
 
 def decode_pcm(data: str, where: str) -> bytes:
-    """Decode in pieces, between which other threads may run. Raises: BadInput."""
+    """Decode base64 in pieces, between which other threads may run. Raises: BadInput."""
     last = max(0, len(data) - 1) // BASE64_PIECE * BASE64_PIECE
     if "=" in data[:last]:
         raise BadInput(f"{where}: not base64: padding before its end", param=where)
@@ -263,33 +261,34 @@ def _bad_input(error: ValidationError) -> BadInput:
     if first["type"] == "json_invalid":
         return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if first["loc"]:
-        # The first piece is the event's type, by which it was told from the others.
+        # The first piece is the event's type, which selected its class.
         return bad_field(error, "the event", skip=1)
     if first["type"] == "union_tag_not_found":
         return BadInput("type: this field is required", param="type")
     if first["type"] != "union_tag_invalid":
         return BadInput("the event is no JSON object")
-    wrong = str(first.get("ctx", {}).get("tag"))[:SHOWN]
+    wrong = str(first.get("ctx", {}).get("tag"))[:SHOWN_CHARS]
     return BadInput(f"type: no event {wrong!r}; use one of {', '.join(EVENTS)}", param="type")
 
 
 def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
-    """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called.
-    `within` is the field that holds all of it, where there is one.
+    """Return the first mistake as an error that names its field, without the first `skip` pieces of its location.
+
+    `whole` names the object that was validated, and `within` the field that holds it, if any.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
     message = PLAIN.get(first["type"], first["msg"].removeprefix("Value error, "))
     if first["type"] == "union_tag_not_found":
-        path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
+        path, message = f"{path}.type", f"this field is required: {KNOWN_KINDS}"
     elif first["type"] == "union_tag_invalid":
-        message = f"no such type; use {NAMES_KIND}"
+        message = f"no such type; use {KNOWN_KINDS}"
     kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), UnservedValue) else BadInput
     return kind(f"{path or whole}: {message}", param=path or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """Union branches add their tag to a location: type names, and `server_vad` or the like."""
+    """Format a location without the tags that unions add to it: type names, and `server_vad` or the like."""
     path = ""
     for piece in loc:
         if isinstance(piece, int):

@@ -1,4 +1,4 @@
-"""What a voice socket says, in OpenAI's GA names, nulls written out; and what is our own, told only to who asks for it.
+"""Events of the server, in OpenAI's GA names with explicit nulls; and extensions, sent only to clients that request them.
 
 Source: openai 3.54 types. Data only.
 """
@@ -24,7 +24,7 @@ class ServerEvent(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class PartBody(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of an item; what a kind does not have is left out."""
+    """A part of an item; fields that its type does not have are omitted."""
 
     type: str
     text: str | None = None
@@ -33,7 +33,7 @@ class PartBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SpokenInput(msgspec.Struct, kw_only=True, tag_field="type", tag="input_audio"):
-    """The user's speech: null until it has been transcribed."""
+    """Speech of the user; `transcript` is null until it has been transcribed."""
 
     transcript: str | None
     audio: str | None | msgspec.UnsetType = msgspec.UNSET
@@ -104,7 +104,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | None
     metadata: dict[str, str] | None
     fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Fields of the request that have no effect; an extension of OpenAI's object, left out where there are none."""
+    """Extension: fields of the request that have no effect; omitted if there are none."""
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -227,8 +227,8 @@ class OutputItemDone(ServerEvent, tag="response.output_item.done", kw_only=True)
     item: ItemBody
 
 
-class OfPart(ServerEvent, kw_only=True):
-    """What every event about the one part of a response's one item names."""
+class PartEvent(ServerEvent, kw_only=True):
+    """Base of the events about the only part of a response's only item."""
 
     response_id: str
     item_id: str
@@ -236,50 +236,50 @@ class OfPart(ServerEvent, kw_only=True):
     content_index: int = 0
 
 
-class ContentPartAdded(OfPart, tag="response.content_part.added", kw_only=True):
+class ContentPartAdded(PartEvent, tag="response.content_part.added", kw_only=True):
     part: PartBody
 
 
-class ContentPartDone(OfPart, tag="response.content_part.done", kw_only=True):
+class ContentPartDone(PartEvent, tag="response.content_part.done", kw_only=True):
     part: PartBody
 
 
-class OutputAudioDelta(OfPart, tag="response.output_audio.delta", kw_only=True):
+class OutputAudioDelta(PartEvent, tag="response.output_audio.delta", kw_only=True):
     delta: str
 
 
-class OutputAudioDone(OfPart, tag="response.output_audio.done", kw_only=True):
+class OutputAudioDone(PartEvent, tag="response.output_audio.done", kw_only=True):
     pass
 
 
-class TranscriptDelta(OfPart, tag="response.output_audio_transcript.delta", kw_only=True):
+class TranscriptDelta(PartEvent, tag="response.output_audio_transcript.delta", kw_only=True):
     delta: str
 
 
-class TranscriptDone(OfPart, tag="response.output_audio_transcript.done", kw_only=True):
+class TranscriptDone(PartEvent, tag="response.output_audio_transcript.done", kw_only=True):
     transcript: str
 
 
-class TextDelta(OfPart, tag="response.output_text.delta", kw_only=True):
+class TextDelta(PartEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
 
 
-class TextDone(OfPart, tag="response.output_text.done", kw_only=True):
+class TextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     text: str
 
 
 class FleetEvent(ServerEvent, kw_only=True):
-    """Ours: told on the console's socket, and on the other one where the client asks (`?fleet=1`)."""
+    """Base of the extensions: sent over the console's socket, and over the other one if the address says `?fleet=1`."""
 
 
 class State(FleetEvent, tag="fleet.state", kw_only=True):
-    """listening, hearing, thinking, speaking or interrupted."""
+    """`state`: listening, hearing, thinking, speaking or interrupted."""
 
     state: str
 
 
 class Queue(FleetEvent, tag="fleet.queue", kw_only=True):
-    """How many are before this client and itself, 1 being the next."""
+    """Position of a queued client; 1 is the next."""
 
     position: int
 
@@ -295,13 +295,12 @@ class TimingPart(msgspec.Struct, kw_only=True):
 
 
 class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
-    """From the user's last voiced sample to the first voiced sample of the answer, as a listener who plays what comes without
-    delay hears it; the parts add up to it. Where no voice ends the turn it begins with the request, and for text it ends with the
-    first text.
+    """Latency from the user's last voiced sample to the first voiced sample of the response, for a client that plays without
+    delay; the parts add up to it. Without speech it begins with the request, and for text it ends with the first text.
 
-    `voice_to_voice_ms`: null unless a spoken turn, the end of whose voice is known, is answered aloud. `voiced_end_ms`: where the
-    user's sample lies in the sound that the session heard; null where it is not known. Part `silence`: from the first sound made
-    to the first voiced sample.
+    `voice_to_voice_ms`: null unless the turn is spoken, the end of its speech is known, and the response is spoken.
+    `voiced_end_ms`: position of the user's last voiced sample in the session's input; null if unknown. Part `silence`: from the
+    first audio to the first voiced sample.
     """
 
     response_id: str
@@ -313,14 +312,14 @@ class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
 
 
 class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
-    """The first voiced sample of a response was sent: `sample` is its place in the response's sound."""
+    """The first voiced sample of a response was sent; `sample` is its position in the response's audio."""
 
     response_id: str
     sample: int
 
 
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
-    """Binary frames with this serial are sound of this response."""
+    """Binary frames with this serial hold audio of this response."""
 
     serial: int
     response_id: str
@@ -329,8 +328,9 @@ class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
 
 
 class Resumed(FleetEvent, tag="fleet.resumed", kw_only=True):
-    """A session goes on over another socket. `transcript`: all that the answer under way has told so far; "" without
-    one, or where that is not known here yet."""
+    """A session continues over another socket. `transcript`: all text sent so far of the response under way; "" without one, or
+    if this gateway has not read it yet.
+    """
 
     session_id: str
     response_id: str | None

@@ -1,4 +1,4 @@
-"""A `session.update` as it is applied: every field that is valid and served, and a refusal for each of the others.
+"""Application of a `session.update`: every valid and served field is applied, and each other one refused.
 
 A refused audio format leaves none: audio of one format must never be read, or played, as another.
 Knows no socket.
@@ -12,23 +12,23 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway.gateway import Gateway
-from web.realtime.protocol.capabilities import served
+from web.realtime.protocol.capabilities import drop_unserved
 from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
-from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
+from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merge_settings
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]
 DETECTION = ("audio", "input", "turn_detection")
 OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("audio", "input", "transcription"), DETECTION})
-"""Objects whose fields are refused one by one. Of any other, a mistake in one field refuses the whole."""
+"""Objects whose fields are refused one by one. A mistake in one field of any other object refuses the whole object."""
 
 
 def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
-    """The settings after the update, and the refusals of it in order."""
+    """Return the settings after the update, and the refusals in order."""
     patch, invalid = read_patch(fields)
-    changed, unserved = merged(settings, patch)
-    changed, unable = served(gateway, settings, changed)
-    refused = [*invalid, *unserved, *unable]
+    changed, unserved = merge_settings(settings, patch)
+    changed, unsupported = drop_unserved(gateway, settings, changed)
+    refused = [*invalid, *unserved, *unsupported]
     for side in ("input", "output"):
         if _format_refused(side, changed, patch, refused):
             changed = _without_format(changed, side)
@@ -36,7 +36,7 @@ def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[
 
 
 def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
-    """The valid fields as a patch, and one refusal for each field that is not valid."""
+    """Return the valid fields as a patch, and one refusal for each invalid field."""
     refused: list[BadInput] = []
     while True:
         try:
@@ -51,12 +51,12 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
 
 
 def _invalid_path(loc: Sequence[int | str]) -> tuple[str, ...]:
-    """The innermost field whose removal removes the mistake. A location also names branches of unions and items of lists."""
+    """Return the innermost field whose removal removes the mistake. Locations also name union branches and list items."""
     path: tuple[str, ...] = ()
     for piece in loc:
         if path not in OBJECTS:
             break
-        # The kind of turn detection stands in the location before its field.
+        # A location names the type of turn detection before its field.
         if isinstance(piece, str) and not (path == DETECTION and piece in DETECTION_KINDS):
             path = (*path, piece)
     return path

@@ -1,6 +1,6 @@
-"""A session's configuration: as it is kept and told, what a client may change of it, and how the two are merged.
+"""Settings of a session, the patch with which a client changes them, and how the two are merged.
 
-One shape for both: what is kept is the `session` object of the wire. Knows no voice of the model's and no socket.
+The settings are stored in the form of the `session` object on the wire. Knows no voice of the model and no socket.
 """
 
 from typing import Annotated, Literal
@@ -15,12 +15,12 @@ from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
 EAGERNESS_MS = {"low": 1000, "medium": 600, "auto": 600, "high": 400}
-"""`semantic_vad` is served as silence: how long it must last, as whoever is eager to answer waits less."""
+"""`semantic_vad` is served by the length of silence: the more eager, the shorter."""
 MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD = "session.audio.output.voice"
 INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
 SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
-"""In words for refusals."""
+"""As errors name it."""
 
 
 class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseReduction(msgspec.Struct, frozen=True, kw_only=True):
-    """Accepted and told; nothing is done: the detector and the model hear through noise."""
+    """Accepted and returned without effect: the detector and the model tolerate noise."""
 
     type: str
 
@@ -59,7 +59,7 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while one that the client asked for is refused: audio in it must not be read as another."""
+    """`format` is null while the requested one is refused: audio in it must not be read as another."""
 
     format: PcmFormat | None = PcmFormat()
     transcription: TranscriptionSettings | None = None
@@ -68,7 +68,7 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while one that the client asked for is refused: it would play audio in another as noise."""
+    """`format` is null while the requested one is refused: the client would play audio in another as noise."""
 
     format: PcmFormat | None = PcmFormat()
     voice: str = ""
@@ -81,8 +81,8 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `model` are the server's; the rest a client may change. `fleet_ignored` names fields that were given and have no
-    effect; OpenAI's object has no such field, and it is left out while there are none.
+    """`id` and `model` are set by the server, the rest by the client. `fleet_ignored`, an extension that is omitted while empty,
+    names given fields that have no effect.
     """
 
     type: str = "realtime"
@@ -107,7 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.audio.input.turn_detection
 
     def rules(self, speculate_ms: int, longest_ms: int) -> TurnRules | None:
-        """None: turns are the client's to end."""
+        """Return the rules of turn detection; None if the client commits its turns."""
         match self.detection:
             case ServerVad() as vad:
                 return TurnRules(
@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patch(BaseModel):
-    """Strict about what it knows; of fields it does not know it takes no notice."""
+    """Base of what clients send: known fields are checked strictly, unknown ones ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
@@ -213,7 +213,7 @@ ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 def _no_prompt(value: object) -> object:
     if value is not None:
-        raise UnservedValue("no prompts are kept here; send the text itself as instructions")
+        raise UnservedValue("no prompts are stored here; send the text itself as instructions")
     return value
 
 
@@ -226,7 +226,7 @@ def _session_type(value: object) -> object:
 
 def _truncation(value: object) -> object:
     if isinstance(value, dict):
-        raise UnservedValue("a ratio of what is kept is not served; use auto or disabled")
+        raise UnservedValue("a retention ratio is not served; use auto or disabled")
     return value
 
 
@@ -235,7 +235,7 @@ OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 
 
 class SessionPatch(Patch):
-    """`session` of a `session.update`: what is not given stays, what is null is off or the default again."""
+    """`session` of a `session.update`: an absent field is unchanged, a null one is off or its default."""
 
     type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -259,7 +259,7 @@ BETA = {
     "output_audio_format": "audio.output.format",
     "turn_detection": "audio.input.turn_detection",
 }
-"""Fields of a session in the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+"""Fields of a session in the dialect before GA, with their GA names. They are refused, since they have no effect."""
 RESPONSE_BETA = {
     "modalities": "output_modalities",
     "output_audio_format": "audio.output.format",
@@ -271,22 +271,22 @@ SAME_IN_BETA = "pcm16"
 """The default format in the dialect before GA."""
 
 
-def beta_refusal(whole: str, name: str, now: str) -> UnsupportedValue:
-    """The refusal of a field of the dialect before GA; `now` is its GA name."""
-    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{now}", param=f"{whole}.{name}")
+def beta_refusal(whole: str, name: str, ga_name: str) -> UnsupportedValue:
+    """Return the refusal of a field of the dialect before GA."""
+    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{ga_name}", param=f"{whole}.{name}")
 
 
-def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
-    """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
+def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
+    """Merge the served fields of the patch, and list a refusal for each other one, which stays unchanged."""
     refused: list[BadInput] = []
-    for name, now in BETA.items():
+    for name, ga_name in BETA.items():
         # A null turn_detection asks for push to talk; any other null is a field without a value.
         if getattr(patch, name) is not None or (name == "turn_detection" and name in patch.model_fields_set):
-            refused.append(beta_refusal("session", name, now))
+            refused.append(beta_refusal("session", name, ga_name))
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:
-        # Sound comes with its words: both is the same as audio, and OpenAI's service knows no both.
+        # Audio includes its transcript, so both mean audio; OpenAI's service does not accept both.
         changes["output_modalities"] = ("audio",) if "audio" in (patch.output_modalities or ["audio"]) else ("text",)
     if "instructions" in given:
         changes["instructions"] = patch.instructions or ""
@@ -329,15 +329,15 @@ def _transcription(now: TranscriptionSettings | None, patch: TranscriptionPatch 
 
 
 def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None) -> TurnDetection | None:
-    """Of the same kind: merged. Of another: its defaults, and what is given."""
+    """Merge a patch of the same type; one of another type begins with the defaults of that type."""
     if patch is None:
         return None
     kind = ServerVad if isinstance(patch, ServerVadPatch) else SemanticVad
     base = now if isinstance(now, kind) else kind()
     fields = patch.model_dump(include=patch.model_fields_set - {"type"})
     optional = {"idle_timeout_ms"}
-    kept = {name: value for name, value in fields.items() if value is not None or name in optional}
-    return msgspec.structs.replace(base, **kept)
+    changes = {name: value for name, value in fields.items() if value is not None or name in optional}
+    return msgspec.structs.replace(base, **changes)
 
 
 def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) -> AudioOutput:
@@ -360,7 +360,7 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
 def check_output_format(given: FormatPatch | None, where: str) -> None:
     """Raises: UnsupportedValue."""
     if given is not None and given.rate not in (None, OUTPUT_RATE_HZ):
-        message = f"{where}.rate: {given.rate} is not served; sound comes at {OUTPUT_RATE_HZ} Hz"
+        message = f"{where}.rate: {given.rate} is not served; audio is sent at {OUTPUT_RATE_HZ} Hz"
         raise UnsupportedValue(message, param=f"{where}.rate")
 
 

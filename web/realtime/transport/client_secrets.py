@@ -1,6 +1,6 @@
-"""Short-lived client keys (`ek_...`): made with the API key by a server, used by its page to open one kind of session.
+"""Client secrets (`ek_...`): short-lived keys that a server creates with the API key, and with which its page opens sessions.
 
-A key's hash is kept where every gateway finds it. Knows no socket.
+Only the hash of a secret is stored, in Redis for all gateways. Knows no socket.
 """
 
 import time
@@ -20,17 +20,17 @@ from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_bounds import check_json
 from web.http.offload import parse_body
-from web.realtime.protocol.capabilities import default_settings, served
+from web.realtime.protocol.capabilities import default_settings, drop_unserved
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id
-from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merged
+from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merge_settings
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
 API_KEY = ""
-"""The owner of sessions that the API key opened, the console, or anybody where no key is set."""
+"""Owner of the sessions opened with the API key, by the console, or by any client if no key is set."""
 OWNER = "secret:"
-"""The owner of a client secret's sessions is this and the secret's hash."""
+"""Prefix of the owner of a client secret's sessions; the secret's hash follows."""
 SHOWN_CHARS = 8
 
 
@@ -52,8 +52,8 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Credential of a connection. `owner` names it for the sessions that it opens; `settings` are those that a session of it
-    begins with, or None: then it has expired, or was never made, and may at most continue a session that it opened.
+    """Credential of a connection. `owner` names it in the sessions that it opens, which begin with `settings`. None: the
+    secret has expired or never existed, and may at most continue a session that it opened.
     """
 
     owner: str
@@ -81,15 +81,15 @@ class Secrets:
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
-        """Merge a session that is served whole. Raises: BadInput for the first field that is not."""
-        changed, unserved = merged(settings, patch)
-        changed, unable = served(self._gateway, settings, changed)
-        for refused in (*unserved, *unable):
+        """Merge a patch. Raises: BadInput for the first field that is not served."""
+        changed, unserved = merge_settings(settings, patch)
+        changed, unsupported = drop_unserved(self._gateway, settings, changed)
+        for refused in (*unserved, *unsupported):
             raise refused
         return changed
 
     async def credential(self, key: str) -> Credential:
-        """Look a short-lived key up."""
+        """Look up a client secret. Raises: RedisUnreachable."""
         raw = await self._gateway.client.voice.secret(_name(key))
         return Credential(owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None)
 
@@ -108,9 +108,9 @@ def _name(key: str) -> str:
 
 
 def expired() -> Unauthorized:
-    return Unauthorized("the client secret is unknown or has expired; make another at /v1/realtime/client_secrets")
+    return Unauthorized("the client secret is unknown or has expired; create another at /v1/realtime/client_secrets")
 
 
 def short_name(owner: str) -> str | None:
-    """Return the shown part of a client secret, the first characters of its hash; None for the API key."""
+    """Return the first characters of a client secret's hash, as the console shows them; None for the API key."""
     return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

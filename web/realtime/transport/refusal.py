@@ -1,7 +1,7 @@
-"""Refused WebSockets, and failures as `error` events.
+"""Refusal of WebSockets, and failures as `error` events.
 
-No client shows the body of a refused handshake. A refused peer is therefore accepted, gets one `error` event and a close with the
-reason, and nothing else. Knows no session.
+No client shows the body of a refused handshake. A refused socket is therefore accepted, sent one `error` event and closed with
+the reason. Knows no session.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ UNAUTHORIZED = 3000
 INVALID_REQUEST = 4000
 """As OpenAI's service closes for a wrong model. Clients do not reconnect."""
 SESSION_UNKNOWN = 1008
-"""There is no such session: the console's page begins another one."""
+"""No such session: the console's page opens another one."""
 TRY_AGAIN_LATER = 1013
-"""Clients reconnect after a while. A lost connection of a secret's session counts as open until its ping times out."""
+"""Clients reconnect after a while. The lost connection of a secret's session counts as open until its ping times out."""
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
-"""An operator ended the session, or its client was idle for too long: clients do not come back to it."""
+"""Ended by an operator, or idle for too long: clients do not reconnect."""
 SESSION_EXPIRED = 1001
-"""As OpenAI's service closes a session that has lasted as long as any may. Clients begin another one."""
+"""As OpenAI's service closes a session of the longest duration. Clients open another one."""
 BY_CODE = {
     "not_found": SESSION_UNKNOWN,
     "rate_limit_exceeded": TRY_AGAIN_LATER,
@@ -59,23 +59,23 @@ def close_code(error: FleetError) -> int:
 
 
 def close_reason(error: FleetError) -> str:
-    """OpenAI's `type.code`, with the message behind it for people."""
+    """Return OpenAI's `type.code`, followed by the message."""
     return f"{error_type(error)}.{error.code}: {error.message}"
 
 
 def clipped_reason(reason: str) -> str:
-    """As much of it as a close frame can hold."""
+    """Cut a reason to what a close frame can hold."""
     return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 def error_event(error: FleetError, event_id: str | None = None) -> Error:
-    """The `error` event of a failure; `event_id` is the client's own name for the event that failed."""
+    """Return the `error` event of a failure; `event_id` is the client's id of the event that failed."""
     detail = ErrorDetail(type=error_type(error), code=error.code, message=error.message, param=error.param, event_id=event_id)
     return Error(error=detail)
 
 
 class RefusalLog:
-    """One log line per code, client address and minute for refused WebSockets; the further ones are counted in another."""
+    """Logs refused WebSockets: one line per code, client address and minute, and one with the number of further ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
         self._clock = clock
@@ -113,10 +113,10 @@ async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: Re
             await websocket.close(close_code(error), clipped_reason(close_reason(error)))
     except (TimeoutError, WebSocketDisconnect, RuntimeError) as gone:
         # Starlette raises RuntimeError once it has seen the disconnect.
-        log.debug("a refused client left before it had the reason: %s", gone)
+        log.debug("a refused client disconnected before it was sent the reason: %s", gone)
 
 
 async def accept(websocket: WebSocket) -> None:
-    """Accept with the subprotocol where it is offered: without it a browser drops the connection before it reads."""
+    """Accept with the offered subprotocol, without which a browser drops the connection before it reads."""
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

@@ -1,4 +1,4 @@
-"""The routes of voice: the two sockets, client secrets, and the list of live sessions. Knows no event."""
+"""Routes of the voice sessions: the two sockets, client secrets, and the list of live sessions. Knows no event."""
 
 import msgspec
 from starlette.requests import Request
@@ -92,8 +92,8 @@ class VoiceRoutes:
         return self._wrong_keys.refusal(websocket.scope, error) if isinstance(error, Unauthorized) else error
 
     async def _credential(self, websocket: WebSocket) -> Credential:
-        """Check the query, the key first: a peer without one learns nothing of this server. A secret that has expired can only
-        continue its session.
+        """Check the key and then the query, so that a client without a key learns nothing of this server. An expired secret can
+        only continue its session.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
@@ -107,29 +107,31 @@ class VoiceRoutes:
             return credential
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
-            message = f"{intent[:80]!r} is not served, only conversations are; leave it out (for the user's words in writing, "
+            message = (
+                f"{intent[:80]!r} is not served, only conversations are; leave it out (for transcripts of the user's speech, "
+            )
             raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
         self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
         return credential
 
     async def sessions(self, _request: Request) -> Response:
-        """GET /v1/fleet/sessions: those of every gateway, the newest first."""
+        """GET /v1/fleet/sessions: sessions of all gateways, the newest first."""
         listed = SessionList(data=await read_views(self._gateway))
         return Response(msgspec.json.encode(listed), media_type="application/json")
 
     async def end(self, request: Request) -> Response:
-        """DELETE /v1/fleet/sessions/{id}: end it, whichever gateway has it, with the answer under way."""
+        """DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with the response under way."""
         session_id = str(request.path_params["session_id"])
         if not self.registry.end(session_id, by_operator=True):
             await self._end_elsewhere(session_id)
         return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
 
     async def _end_elsewhere(self, session_id: str) -> None:
-        """Its gateway finds out with its next write."""
+        """End the record of another gateway's session; that gateway closes the session with its next write."""
         client = self._gateway.client
         raw = (await client.voice.views()).get(session_id)
         if not await client.voice.end(session_id):
-            raise NotFound(f"no session {quoted(session_id)}; it never was, or is over", param="session_id")
+            raise NotFound(f"no session {quoted(session_id)}; it never existed, or is over", param="session_id")
         request_id = decode_view(raw).request_id if raw is not None else None
         if request_id is not None:
             await client.requests.abort(RequestId(request_id))
