@@ -212,10 +212,9 @@ def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundE
 def logged_output(logs: TaskLogs) -> LoggedOutput:
     """Join the inline tensors in the logs of the task's own edges, by edge and walk."""
     parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
-    for edge, chunks in logs.outputs.items():
-        for chunk in chunks:
-            of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
-            for name, tensor in chunk.tensors.items():
-                if tensor.data is not None:
-                    of_walk.setdefault(name, []).append(np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape))
+    for edge, chunk in ((edge, chunk) for edge, chunks in logs.outputs.items() for chunk in chunks):
+        of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
+        for name, tensor in chunk.tensors.items():
+            if tensor.data is not None:
+                of_walk.setdefault(name, []).append(np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape))
     return {key: {name: np.concatenate(arrays) for name, arrays in found.items()} for key, found in parts.items() if found}

@@ -120,10 +120,11 @@ def serve(
     while fed or engine.is_ready():
         fed = False
         for name, collector in collectors.items():
-            for frames, final in [chunk] if (chunk := next(collector.chunks, None)) else []:
-                fed = True
-                for piece in collector.task.consume(CODES, DECODE, {"codes": frames}, final=final):
-                    engine.feed(RequestId(name), piece)
+            if (chunk := next(collector.chunks, None)) is None:
+                continue
+            fed = True
+            for piece in collector.task.consume(CODES, DECODE, {"codes": chunk[0]}, final=chunk[1]):
+                engine.feed(RequestId(name), piece)
         for _ in range(steps_per_round):
             for output in engine.step() if engine.is_ready() else ():
                 collectors[output.request_id].add(output)

@@ -123,27 +123,33 @@ def assert_only_cached_pages(fleet: ThreadFleet) -> None:
 async def test_turns_with_cached_prefix_are_byte_equal_to_those_without(
     redis_url: str, tiny_checkpoint: Path, rows: Counter[str], temperature: float
 ) -> None:
-    frontend = make_frontend(tiny_checkpoint)
-    talk = OracleConversation(frontend, temperature)
+    talk = OracleConversation(make_frontend(tiny_checkpoint), temperature)
     with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             last: RequestSpec | None = None
             for message in TURNS:
-                spec, blob = talk.ask(message)
-                alone = await take(client, spec, blob, rows, "")
-                with_session = await take(client, spec, blob, rows, TALK)
-                assert_same(with_session.got, alone.got)
-                assert len(alone.got[AUDIO])
-                if last is not None:
-                    # All of the last turn but its last token, which was drawn and not computed; and of it what the Talker hears.
-                    assert with_session.reused[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
-                    assert with_session.reused[TALKER] == num_user_positions(last, frontend)
-                assert alone.reused == dict.fromkeys(alone.reused, 0)
-                for kind, stage in (("ThinkerTask", THINKER), ("TalkerTask", TALKER)):
-                    assert with_session.computed[kind] == alone.computed[kind] - with_session.reused[stage], kind
-                talk.add_answer(alone.got)
-                last = spec
+                last = await assert_turn_is_byte_equal(client, talk, message, rows, last)
             assert_only_cached_pages(fleet)
+
+
+async def assert_turn_is_byte_equal(
+    client: FleetClient, talk: OracleConversation, message: Message, rows: Counter[str], last: RequestSpec | None
+) -> RequestSpec:
+    """Run a turn with and without its session, and compare. `last`: the previous turn's request."""
+    spec, blob = talk.ask(message)
+    alone = await take(client, spec, blob, rows, "")
+    with_session = await take(client, spec, blob, rows, TALK)
+    assert_same(with_session.got, alone.got)
+    assert len(alone.got[AUDIO])
+    if last is not None:
+        # The Thinker reuses all of the last turn but its last token, which was not computed; the Talker its user turns.
+        assert with_session.reused[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
+        assert with_session.reused[TALKER] == num_user_positions(last, talk.frontend)
+    assert alone.reused == dict.fromkeys(alone.reused, 0)
+    for kind, stage in (("ThinkerTask", THINKER), ("TalkerTask", TALKER)):
+        assert with_session.computed[kind] == alone.computed[kind] - with_session.reused[stage], kind
+    talk.add_answer(alone.got)
+    return spec
 
 
 async def second_turn(

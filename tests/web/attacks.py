@@ -72,21 +72,20 @@ def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
 def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
 
-    Returns how many bytes it took, and what it said until then.
+    Return the number of bytes sent, and the response until then.
     """
     piece = repeated * max(1, PIECE_BYTES // len(repeated))
-    sent, said, ended = 0, b"", False
-    with target.connect() as wire:
+    sent, received, ended = 0, b"", False
+    with target.connect() as wire, suppress(ConnectionError):
         wire.sendall(beginning)
-        with suppress(ConnectionError):
-            while sent < max_bytes and not ended:
-                sent += wire.send(piece)
-                wire.setblocking(False)
-                with suppress(BlockingIOError):
-                    answer = wire.recv(PIECE_BYTES)
-                    said, ended = said + answer, not answer
-                wire.settimeout(PATIENCE_S)
-        return sent, said
+        while sent < max_bytes and not ended:
+            sent += wire.send(piece)
+            wire.setblocking(False)
+            with suppress(BlockingIOError):
+                answer = wire.recv(PIECE_BYTES)
+                received, ended = received + answer, not answer
+            wire.settimeout(PATIENCE_S)
+    return sent, received
 
 
 def header_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
@@ -181,9 +180,9 @@ def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
         while not over.is_set():
             with ExitStack() as held, suppress(OSError):
                 result = attacks[number]()
-                for wire in result if isinstance(result, list) else [result]:  # pyright: ignore[reportUnknownVariableType]
-                    if isinstance(wire, socket.socket):
-                        held.enter_context(wire)
+                wires: list[object] = result if isinstance(result, list) else [result]  # pyright: ignore[reportUnknownVariableType]
+                for wire in [wire for wire in wires if isinstance(wire, socket.socket)]:
+                    held.enter_context(wire)
                 made[number] += 1
 
     threads = [threading.Thread(target=repeat, args=(number,), daemon=True) for number in range(len(attacks))]

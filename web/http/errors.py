@@ -10,26 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import (
-    Aborted,
-    BadInput,
-    Conflict,
-    ContextLengthExceeded,
-    FleetError,
-    GatewayStopping,
-    InputTooLarge,
-    ModelNotFound,
-    NotFound,
-    NoWorker,
-    OutOfMemory,
-    OutOfPages,
-    Overloaded,
-    RedisUnreachable,
-    SecretInUse,
-    TransferError,
-    UnsupportedValue,
-    WorkerLost,
-)
+from fleet.core import errors
+from fleet.core.errors import BadInput, FleetError, Overloaded, UnsupportedValue
 from web.http.unknown_routes import advice_for_path
 
 log = logging.getLogger("fleet.web")
@@ -123,31 +105,31 @@ class UnknownSocket(BadInput):
 
 STATUSES: dict[type[FleetError], int] = {
     BadInput: 400,
-    ContextLengthExceeded: 400,
-    OutOfPages: 400,
+    errors.ContextLengthExceeded: 400,
+    errors.OutOfPages: 400,
     Unauthorized: 401,
     Forbidden: 403,
     ReadOnly: 403,
-    ModelNotFound: 404,
-    NotFound: 404,
+    errors.ModelNotFound: 404,
+    errors.NotFound: 404,
     UnknownSocket: 404,
     UnservedRoute: 404,
-    Aborted: 409,
-    Conflict: 409,
+    errors.Aborted: 409,
+    errors.Conflict: 409,
     SessionEndedByOperator: 410,
-    InputTooLarge: 413,
+    errors.InputTooLarge: 413,
     ForeignHost: 421,
     UpgradeRequired: 426,
     Overloaded: 429,
-    SecretInUse: 429,
+    errors.SecretInUse: 429,
     TooManyWrongKeys: 429,
     BodiesTooLarge: 503,
-    GatewayStopping: 503,
-    NoWorker: 503,
-    OutOfMemory: 503,
-    RedisUnreachable: 503,
-    TransferError: 503,
-    WorkerLost: 503,
+    errors.GatewayStopping: 503,
+    errors.NoWorker: 503,
+    errors.OutOfMemory: 503,
+    errors.RedisUnreachable: 503,
+    errors.TransferError: 503,
+    errors.WorkerLost: 503,
 }
 """HTTP status by error class; a subclass that is not listed has that of its base, any other class 500."""
 

@@ -33,7 +33,7 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
     audio_tokens: int
 
 
-class TranscriptionUsage(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptionTokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["tokens"] = "tokens"
     input_tokens: int
     output_tokens: int
@@ -43,7 +43,7 @@ class TranscriptionUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 class Transcription(msgspec.Struct, frozen=True, kw_only=True):
     text: str
-    usage: TranscriptionUsage
+    usage: TranscriptionTokenUsage
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class TranscriptTextDelta(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
-    usage: TranscriptionUsage
+    usage: TranscriptionTokenUsage
 
 
 async def transcribe(gateway: Gateway, recording: Recording) -> str:
@@ -202,10 +202,10 @@ async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
     yield event(TranscriptTextDone(text="".join(texts), usage=_usage(answer)))
 
 
-def _usage(answer: AnswerStream) -> TranscriptionUsage:
+def _usage(answer: AnswerStream) -> TranscriptionTokenUsage:
     usage = answer.usage()
     prompt = usage.prompt_tokens_details
-    return TranscriptionUsage(
+    return TranscriptionTokenUsage(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,

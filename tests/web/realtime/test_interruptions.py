@@ -42,6 +42,7 @@ def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[Gateway]:
 
 async def play_to_end(page: SocketClient, clock: ManualClock) -> dict[str, Any]:
     """Play all audio of a response, and return its last event."""
+    clock.advance(1)
     while True:
         event = await page.next()
         if event is None:

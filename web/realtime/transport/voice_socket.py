@@ -92,17 +92,17 @@ class VoiceSocket:
         """Return the close code. Raises: FleetError if there is no session for the client."""
         reading = asyncio.ensure_future(self._websocket.receive())
         try:
-            while self._session is None:
+            while not entering.done():
                 await asyncio.wait({reading, entering}, return_when=asyncio.FIRST_COMPLETED)
                 if entering.done():
-                    self._session = entering.result()
-                    await self._replay_early(self._session)
-                elif reading.done():
-                    message = reading.result()
-                    if message["type"] == "websocket.disconnect":
-                        return int(message.get("code") or 1005)
-                    self._store_early(message.get("text") or message.get("bytes") or "")
-                    reading = asyncio.ensure_future(self._websocket.receive())
+                    break
+                message = reading.result()
+                if message["type"] == "websocket.disconnect":
+                    return int(message.get("code") or 1005)
+                self._store_early(message.get("text") or message.get("bytes") or "")
+                reading = asyncio.ensure_future(self._websocket.receive())
+            self._session = entering.result()
+            await self._replay_early(self._session)
             message = await reading
             while message["type"] == "websocket.receive":
                 await self._receive(self._session, message.get("text") or message.get("bytes") or "")
