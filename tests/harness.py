@@ -175,7 +175,7 @@ def processes(
 
 async def ready(client: FleetClient) -> None:
     async def served() -> bool:
-        return not await client.missing_roles()
+        return not await client.telemetry.missing_roles()
 
     await await_until(served, "every role to be served", timeout_s=60.0)
 
@@ -220,11 +220,11 @@ async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = No
     try:
         return await asyncio.wait_for(_collect(client, spec, blob), ANSWER_TIMEOUT_S)
     except TimeoutError as error:
-        raise AssertionError(f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.request_view(spec.id)}") from error
+        raise AssertionError(f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.telemetry.trace(spec.id)}") from error
 
 
 async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> dict[EdgeName, np.ndarray]:
-    return await collected(await client.submit(spec, blob), spec)
+    return await collected(await client.requests.submit(spec, blob), spec)
 
 
 async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
@@ -245,7 +245,7 @@ async def answer_disturbed(
 ) -> EdgeArrays:
     """Collect an answer; after each chunk `disturb` is called, on a thread, with its edge and index."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
-    async for chunk in await client.submit(spec, blob):
+    async for chunk in await client.requests.submit(spec, blob):
         assert chunk.index == len(parts[chunk.edge]), "a chunk is duplicated or missing"
         arrays = [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
         parts[chunk.edge].append(np.concatenate(arrays) if arrays else np.empty(0, np.int16))

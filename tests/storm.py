@@ -98,7 +98,7 @@ class Storm:
 async def _is_aborted(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> bool:
     """Run a request, and return True if it was aborted before its end."""
     try:
-        async for _ in await client.submit(spec, blob):
+        async for _ in await client.requests.submit(spec, blob):
             pass
     except Aborted:
         return True

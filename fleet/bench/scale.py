@@ -143,7 +143,7 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     deadline = time.monotonic() + READY_S
-    while missing := await client.missing_roles():
+    while missing := await client.telemetry.missing_roles():
         fleet.check()
         if time.monotonic() > deadline:
             raise BenchError(f"scale: no worker serves {', '.join(missing)} after {READY_S:g} s; use a quieter machine")

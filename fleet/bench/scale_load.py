@@ -88,7 +88,7 @@ class StreamLoad:
 
     async def _receive(self, stream: Stream) -> None:
         try:
-            async for chunk in await self._client.submit(stream.spec, None):
+            async for chunk in await self._client.requests.submit(stream.spec, None):
                 self._arrived.add(now_us() - chunk.made_us)
                 if chunk.index != stream.num_chunks[chunk.edge]:
                     stream.fault = f"chunk {chunk.index} of {chunk.edge} arrived as number {stream.num_chunks[chunk.edge]}"
@@ -140,14 +140,14 @@ class StreamLoad:
         )
 
     async def _read_counters(self) -> _Counters:
-        workers = await self._client.workers()
+        between = await self._client.telemetry.hop_counts()
         chunks = await asyncio.to_thread(self._appended)
         times = psutil.Process().cpu_times()
         return _Counters(
             at_s=time.monotonic(),
             chunks=chunks,
             arrived=HopCounts(list(self._arrived.counts)),
-            between=sum((worker.hops for worker in workers), HopCounts()),
+            between=between,
             cpu_s=self._fleet.cpu_s(),
             own_s=times.user + times.system,
         )
@@ -164,11 +164,11 @@ class StreamLoad:
         """Wait for the end of every stream and request, then record chunks that were appended and never read."""
         await self.wait_for(lambda: all(stream.ended for stream in self.streams), "the streams to end")
         deadline = time.monotonic() + TIMEOUT_S
-        while await self._client.live_count() and time.monotonic() < deadline:
+        while await self._client.telemetry.num_live() and time.monotonic() < deadline:
             self._fleet.check()
             await asyncio.sleep(POLL_S)
         for stream in self.streams:
-            view = await self._client.request_view(stream.spec.id)
+            view = await self._client.telemetry.trace(stream.spec.id)
             left = [edge.name for edge in view.edges if edge.produced != edge.consumed] if view else ["every edge"]
             if view is None or view.state != "finished" or left:
                 state = view.state if view else "unknown"

@@ -10,10 +10,11 @@ from fleet.chaos.processes import find_processes, is_connected
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
 from fleet.control import keys
-from fleet.control.client import FleetClient, WorkerView
+from fleet.control.client import FleetClient
 from fleet.control.connect import connect_async, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
+from fleet.core.telemetry import WorkerView
 
 NUM_CONDUCTORS = 2
 NAMED_KEYS = 20
@@ -77,7 +78,7 @@ class FleetWatch:
             leader = text(await self._redis.get(keys.CONDUCTOR)).partition("|")[0]
             return [Member(id=leader, role=role, pid=int(leader.split(":")[1]))] if leader else []
         registered = "" if role == GATEWAY else role
-        views = [view for view in await self._client.workers() if view.role == registered and view.takes_tasks]
+        views = [view for view in await self._client.telemetry.workers() if view.role == registered and view.takes_tasks]
         return [Member(id=view.id, role=role, pid=view.pid, requests=await self._requests(view.id)) for view in views]
 
     async def _requests(self, worker: WorkerId) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class FleetWatch:
         return len(connected) >= NUM_CONDUCTORS and any(leader.pid in connected for leader in self.members(CONDUCTOR))
 
     def _num_standbys(self, role: str) -> int:
-        return sum(view.role == role and view.standby for view in self._runner.run(self._client.workers()))
+        return sum(view.role == role and view.standby for view in self._runner.run(self._client.telemetry.workers()))
 
     def has_unassigned_consumers(self) -> bool:
         """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
@@ -125,11 +126,11 @@ class FleetWatch:
         return self._runner.run(self._residue())
 
     async def _residue(self) -> Residue:
-        workers: list[WorkerView] = await self._client.workers()
-        roles = await self._client.roles()
+        workers: list[WorkerView] = await self._client.telemetry.workers()
+        roles = await self._client.telemetry.roles()
         left = await self._unexpiring_keys({str(view.id) for view in workers})
         return Residue(
-            live=await self._client.live_count(),
+            live=await self._client.telemetry.num_live(),
             queued=sum(role.queue_depth for role in roles),
             running=sum(view.running for view in workers),
             arena_slots=sum(view.slots_used for view in workers),

@@ -163,7 +163,7 @@ async def _count_items(
     client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None
 ) -> dict[str, int]:
     counts: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
-    async for chunk in await client.submit(spec, blob):
+    async for chunk in await client.requests.submit(spec, blob):
         counts[_unit(media[chunk.edge])] += _num_items(chunk)
     return dict(counts)
 

@@ -1,12 +1,12 @@
 """The commands status, config and checkpoint. They start no process of the fleet."""
 
 import asyncio
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 import yaml
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from fleet.control.client import FleetClient, WorkerView
-    from fleet.control.views import RoleView
+    from fleet.control.client import FleetClient
+    from fleet.core.telemetry import RoleView, WorkerView
 
 REFRESH_S = 1.0
 CONNECT_TIMEOUT_S = 2.0
@@ -89,11 +89,11 @@ class FleetState:
 
 async def _read_state(client: "FleetClient") -> FleetState:
     return FleetState(
-        roles=tuple(await client.roles()),
-        workers=tuple(sorted(await client.workers(), key=lambda worker: (worker.role, worker.id))),
-        missing_roles=tuple(await client.missing_roles()),
-        num_live=await client.live_count(),
-        refused=await client.refused(),
+        roles=tuple(await client.telemetry.roles()),
+        workers=tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id))),
+        missing_roles=tuple(await client.telemetry.missing_roles()),
+        num_live=await client.telemetry.num_live(),
+        refused=await client.telemetry.refused_workers(),
     )
 
 
@@ -105,7 +105,7 @@ def _as_json(state: FleetState) -> dict[str, object]:
             "host": worker.host,
             "pid": worker.pid,
             "started_us": worker.started_us,
-            "lease_left_s": round(worker.lease_left_s, 3),
+            "lease_left_s": worker.lease_left_s,
             "running": worker.running,
             "capacity": worker.capacity,
             "draining": worker.draining,
@@ -113,7 +113,7 @@ def _as_json(state: FleetState) -> dict[str, object]:
         }
         for worker in state.workers
     ]
-    roles = [{**dataclasses.asdict(role), "oldest_s": round(role.oldest_s, 3)} for role in state.roles]
+    roles = [msgspec.to_builtins(role) for role in state.roles]
     rest = {"missing_roles": list(state.missing_roles), "live_requests": state.num_live, "refused": state.refused}
     return {"roles": roles, "workers": workers, **rest}
 

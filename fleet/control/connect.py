@@ -3,9 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import redis
@@ -24,6 +24,7 @@ from fleet.core.errors import ConfigError, RedisUnreachable
 log = logging.getLogger(__name__)
 
 Reply = object
+T = TypeVar("T")
 SOCKET_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 32
 
@@ -210,6 +211,18 @@ async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
         return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
     except NoScriptError:
         return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+
+
+async def answer_of(call: Awaitable[T]) -> T:
+    """Await a call of Redis. Raises: RedisUnreachable for redis's errors."""
+    try:
+        return await call
+    except RedisError as error:
+        raise unreachable(error) from error
+
+
+def unreachable(error: RedisError) -> RedisUnreachable:
+    return RedisUnreachable(f"Redis does not answer ({error})")
 
 
 def text(value: Reply) -> str:

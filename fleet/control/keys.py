@@ -15,7 +15,7 @@ LIVE = PREFIX + "live"
 EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
 CONFIG = PREFIX + "config"
-DEAD = PREFIX + "dead"
+DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
 GONE = PREFIX + "gone"
 LOGS = PREFIX + "logs"
@@ -72,8 +72,8 @@ def kv(request_id: RequestId, stage: StageName) -> str:
     return f"{PREFIX}req:{request_id}:kv:{stage}"
 
 
-def story(request_id: RequestId) -> str:
-    return f"{PREFIX}req:{request_id}:story"
+def trace(request_id: RequestId) -> str:
+    return f"{PREFIX}req:{request_id}:trace"
 
 
 def index(state: str) -> str:
@@ -90,8 +90,8 @@ def series(step: int) -> str:
     return f"{PREFIX}series:{step}"
 
 
-def session(name: str) -> str:
-    return f"{PREFIX}sessions:{name}"
+def cached_prefix(session: str) -> str:
+    return f"{PREFIX}cached_prefix:{session}"
 
 
 def transcript(audio_id: str) -> str:
@@ -167,11 +167,11 @@ TABLE: tuple[Row, ...] = (
         meaning="audio prompt, float32; a minute longer than its request, to send it again",
     ),
     Row(
-        pattern="req:{r}:story",
+        pattern="req:{r}:trace",
         redis_type="list",
         life="retention",
         owner="all scripts",
-        meaning="what happened to it, a line each, for people to read; bounded",
+        meaning="trace events, a line each; bounded",
     ),
     Row(
         pattern="index:{which}",
@@ -208,11 +208,11 @@ TABLE: tuple[Row, ...] = (
         meaning="computed blocks on offer: state, epoch, source, rows, where they are; at which epoch they were taken",
     ),
     Row(
-        pattern="sessions:{session}",
+        pattern="cached_prefix:{session}",
         redis_type="hash",
         life="retention",
         owner="cache_prefix",
-        meaning="stage -> worker that keeps the prefix of the conversation's last turn",
+        meaning="stage -> worker that caches the prefix of the conversation's last turn",
     ),
     Row(
         pattern="transcript:{audio}",
@@ -259,10 +259,10 @@ TABLE: tuple[Row, ...] = (
         meaning="MAC of a console login's cookie under the API key -> when the login ends, us; bounded",
     ),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
-    Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
+    Row(pattern="dead_letters", redis_type="stream", life="forever", owner="end_request", meaning="requests that killed workers"),
     Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),
     Row(
-        pattern="refusing",
+        pattern="refusal_logged",
         redis_type="string",
         life="retention",
         owner="submit, admission",

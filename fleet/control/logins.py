@@ -1,18 +1,13 @@
 """Logins of the console in Redis: the name of each, and when it ends. Knows no cookie and no key."""
 
-from collections.abc import Awaitable
-from typing import TypeVar
-
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from fleet.control import keys
+from fleet.control.connect import answer_of
 from fleet.core.clock import now_us
-from fleet.core.errors import RedisUnreachable
 
 MAX_LOGINS = 1000
 """Beyond them the login that was not used for the longest time ends."""
-T = TypeVar("T")
 
 
 class LoginStore:
@@ -29,11 +24,11 @@ class LoginStore:
         pipe.zadd(keys.LOGINS, {name: now + keep_s * 1_000_000})
         pipe.zremrangebyrank(keys.LOGINS, 0, -MAX_LOGINS - 1)
         pipe.expire(keys.LOGINS, keep_s)
-        await _answer_of(pipe.execute())
+        await answer_of(pipe.execute())
 
     async def ends_us(self, name: str) -> int | None:
         """Return when the login ends, which may be past; None if it is not known."""
-        score = await _answer_of(self._redis.zscore(keys.LOGINS, name))
+        score = await answer_of(self._redis.zscore(keys.LOGINS, name))
         return None if score is None else int(score)
 
     async def renew(self, name: str, keep_s: int) -> None:
@@ -41,14 +36,7 @@ class LoginStore:
         pipe = self._redis.pipeline()
         pipe.zadd(keys.LOGINS, {name: now_us() + keep_s * 1_000_000}, xx=True)
         pipe.expire(keys.LOGINS, keep_s)
-        await _answer_of(pipe.execute())
+        await answer_of(pipe.execute())
 
     async def remove(self, name: str) -> None:
-        await _answer_of(self._redis.zrem(keys.LOGINS, name))
-
-
-async def _answer_of(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except RedisError as error:
-        raise RedisUnreachable(f"Redis does not answer ({error})") from error
+        await answer_of(self._redis.zrem(keys.LOGINS, name))

@@ -45,7 +45,7 @@ def sha(name: str) -> str:
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
-    "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "keep_voice",
+    "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "announce_start", "end_start", "assume_served", "availability", "admission",
 )  # fmt: skip
 
@@ -349,9 +349,9 @@ def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new:
     return Call("hold_voice", (session, holder, keep_ms, owner, "1" if new else "", bound))
 
 
-def keep_voice(session: str, epoch: int, keep_ms: int, fields: Mapping[str, bytes], gone: Sequence[str]) -> Call:
+def save_voice(session: str, epoch: int, ttl_ms: int, fields: Mapping[str, bytes], removed: Sequence[str]) -> Call:
     pairs = [part for field in fields.items() for part in field]
-    return Call("keep_voice", (session, epoch, keep_ms, len(gone), *gone, *pairs))
+    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *pairs))
 
 
 VOICE_ENDED_MS = 600_000

@@ -1,111 +1,114 @@
-"""Voice sessions in Redis, taken, written and ended under an epoch: one gateway at a time has each. Knows no conversation."""
+"""Voice sessions, client secrets and transcripts in Redis. A session is written under an epoch: one gateway at a time holds it.
+
+Knows no conversation.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import redis.asyncio
 
 from fleet.config.schema import VoiceConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import pairs, run_async, text
-from fleet.core.chunk import decode_chunk
+from fleet.control.connect import answer_of, pairs, run_async, text
+from fleet.control.membership import Membership
 from fleet.core.errors import SecretInUse
-from fleet.core.ids import CLIENT, RequestId, StageName, WorkerId
-from fleet.graphs import Graph
 
 OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
-"""Fields of a session's record that are the scripts' own; the others are what its holder wrote."""
+"""Fields of a session's record that the scripts write; the others are the holder's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVoice:
-    """`epoch` is passed with every write; `fields` are what the last holder wrote; `replaced` are sessions of the same owner that
-    ended for this one. Units: `age_s` on Redis's clock.
+    """A voice session held by this gateway: `epoch` is passed with every write, `fields` are the last holder's.
+
+    `replaced`: sessions of the same owner that ended for this one. Units: `age_s` on Redis's clock.
     """
 
     epoch: int
-    age_s: float
-    fields: Mapping[str, bytes]
-    replaced: tuple[str, ...]
+    age_s: float = 0.0
+    fields: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    replaced: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstOutputs:
-    """Units: microseconds since 1970; `claimed_us` on Redis's clock, `first_us` on that of each stage's machine."""
+class VoiceStore:
+    """Raises, from any method: RedisUnreachable."""
 
-    claimed_us: int | None
-    first_us: Mapping[str, int]
+    def __init__(self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership) -> None:
+        self._redis, self._config, self._membership = client, config, membership
 
+    async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+        """Take over a voice session: its former holder may no longer write to it.
 
-async def hold(
-    client: redis.asyncio.Redis, config: VoiceConfig, session: str, holder: WorkerId, keep_s: float, owner: str, *, new: bool
-) -> HeldVoice | None:
-    """`owner` names the credential that opened the session: "" for the API key, else a client secret by its hash.
-
-    Raises: SecretInUse.
-    """
-    bound = config.sessions_per_secret
-    call = scripts.hold_voice(session, holder, int(keep_s * 1000), owner, new=new, bound=bound)
-    answer = cast("list[object]", await run_async(client, call))
-    if len(answer) == 1:
-        have = "a session" if bound == 1 else f"{bound} sessions"
-        raise SecretInUse(
-            f"this client secret has {have} open or in line, as many as it may (voice.sessions_per_secret); continue one with "
-            "?session=ID, end one, or make another secret at /v1/realtime/client_secrets"
+        Returns None if `owner` has no session of that name, or, with `new`, if there is one. `owner` is the credential that
+        opened it: "" is the API key, else a client secret by its hash.
+        Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others open.
+        """
+        bound = self._config.sessions_per_secret
+        call = scripts.hold_voice(session, self._membership.id, int(ttl_s * 1000), owner, new=new, bound=bound)
+        answer = cast("list[object]", await answer_of(run_async(self._redis, call)))
+        if len(answer) == 1:
+            have = "a session" if bound == 1 else f"{bound} sessions"
+            raise SecretInUse(
+                f"this client secret has {have} open or in line, as many as it may "
+                "(voice.sessions_per_secret); continue one with ?session=ID, end one, or make another secret at "
+                "/v1/realtime/client_secrets"
+            )
+        if not answer:
+            return None
+        epoch, age_us, fields, replaced = answer
+        return HeldVoice(
+            epoch=int(text(epoch)),
+            age_s=int(text(age_us)) / 1e6,
+            fields={name: value for name, value in pairs(fields).items() if name not in OWN_FIELDS},
+            replaced=tuple(text(name) for name in cast("list[object]", replaced)),
         )
-    if not answer:
-        return None
-    epoch, age_us, fields, replaced = answer
-    return HeldVoice(
-        epoch=int(text(epoch)),
-        age_s=int(text(age_us)) / 1e6,
-        fields={name: value for name, value in pairs(fields).items() if name not in OWN_FIELDS},
-        replaced=tuple(text(name) for name in cast("list[object]", replaced)),
-    )
 
+    async def save(
+        self, session: str, epoch: int, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+    ) -> bool:
+        """Write fields of a held session, delete `removed`, and renew its time to live. Return False if it is no longer held."""
+        # The holder is written each time: a gateway has another id once its lease has lapsed.
+        written = {**fields, "holder": self._membership.id.encode()}
+        call = scripts.save_voice(session, epoch, int(ttl_s * 1000), written, removed)
+        return text(await answer_of(run_async(self._redis, call))) == "ok"
 
-async def keep(
-    client: redis.asyncio.Redis, session: str, epoch: int, holder: WorkerId, keep_s: float, fields: Mapping[str, bytes],
-    gone: Sequence[str],
-) -> bool:  # fmt: skip
-    """`holder` is written each time: a gateway has another name once its lease has lapsed."""
-    call = scripts.keep_voice(session, epoch, int(keep_s * 1000), {**fields, "holder": holder.encode()}, gone)
-    return text(await run_async(client, call)) == "ok"
+    async def end(self, session: str, epoch: int | None = None) -> bool:
+        """Delete a session; with `epoch`, only if it is still held at that. Return True if there was one."""
+        return text(await answer_of(run_async(self._redis, scripts.end_voice(session, epoch)))) == "ok"
 
+    async def was_ended(self, session: str, owner: str) -> bool:
+        """Return True if an operator ended the voice session of this owner within the last minutes."""
+        return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
-async def was_ended(client: redis.asyncio.Redis, session: str, owner: str) -> bool:
-    return text(await client.get(keys.voice_ended(session))) == f"1{owner}"
+    async def views(self) -> dict[str, bytes]:
+        """Field `view` of each session, by name, as its holder wrote it."""
+        return await answer_of(self._views())
 
+    async def _views(self) -> dict[str, bytes]:
+        seconds, micros = await self._redis.time()
+        await self._redis.zremrangebyscore(keys.VOICES, "-inf", seconds * 1_000_000 + micros)
+        names = [text(name) for name in cast("list[bytes]", await self._redis.zrange(keys.VOICES, 0, -1))]
+        pipe = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(keys.voice(name), "view")
+        views = cast("list[bytes | None]", await pipe.execute()) if names else []
+        return {name: view for name, view in zip(names, views, strict=True) if view is not None}
 
-async def end(client: redis.asyncio.Redis, session: str, epoch: int | None) -> bool:
-    return text(await run_async(client, scripts.end_voice(session, epoch))) == "ok"
+    async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
+        """Save a client secret's settings for any gateway to find."""
+        await answer_of(self._redis.set(keys.secret(name), value, ex=ttl_s))
 
+    async def secret(self, name: str) -> bytes | None:
+        """None once it has expired."""
+        return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
-async def read_views(client: redis.asyncio.Redis) -> dict[str, bytes]:
-    """What the holders say of their sessions; the names of those that have ended are forgotten."""
-    seconds, micros = await client.time()
-    await client.zremrangebyscore(keys.VOICES, "-inf", seconds * 1_000_000 + micros)
-    names = [text(name) for name in cast("list[bytes]", await client.zrange(keys.VOICES, 0, -1))]
-    pipe = client.pipeline(transaction=False)
-    for name in names:
-        pipe.hget(keys.voice(name), "view")
-    views = cast("list[bytes | None]", await pipe.execute()) if names else []
-    return {name: view for name, view in zip(names, views, strict=True) if view is not None}
+    async def save_transcript(self, audio_id: str, transcript: str, ttl_s: int) -> None:
+        """Save the text of a spoken answer, for follow-up turns that name it by id, through any gateway."""
+        await answer_of(self._redis.set(keys.transcript(audio_id), transcript, ex=ttl_s))
 
-
-async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
-    """Of each stage the first chunk on its edge to the client, or on its first edge where it has none."""
-    main = next(stage.name for stage in graph.stages if stage.main)
-    told = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
-    stages: list[StageName] = [stage for stage, edges in told.items() if edges]
-    pipe = client.pipeline(transaction=False)
-    pipe.hget(keys.task(request, main), "claimed_us")
-    for stage in stages:
-        pipe.xrange(keys.edge(request, told[stage][0].name), count=1)
-    claimed, *firsts = cast("list[object]", await pipe.execute())
-    first_us: dict[str, int] = {}
-    for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
-        if entries:
-            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).made_us
-    return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
+    async def transcript(self, audio_id: str) -> str | None:
+        """None once it has expired."""
+        raw = await answer_of(self._redis.get(keys.transcript(audio_id)))
+        return None if raw is None else text(raw)

@@ -163,6 +163,15 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
+class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """`claimed_us`: when a worker claimed the main stage's task, None if it did not; `first_us`: the first output of each stage,
+    by the clock of its machine.
+    """
+
+    claimed_us: int | None
+    first_us: dict[str, int]
+
+
 class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
     """One clip of the prompt."""
 

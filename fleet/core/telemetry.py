@@ -58,16 +58,17 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerTransfer, ...]
 
 
-class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
-    """One incarnation of a worker or gateway (its role is ""), also some minutes after it has gone.
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a worker or gateway (its role is ""), listed for some minutes after it has gone; counts of its last renewal.
 
-    `state`: ready, standby, draining (takes nothing new), leaving (and goes when it is done), late (its lease is over, and nobody
-    has said so yet), left (by its own word), died (its process was seen to end), lapsed (its lease was over).
-    `cause`: the signal or exit status of one that died. `hop_p50_us`: how old chunks were when they reached it, since it joined;
-    None before the first. `tasks`: what it holds.
-    Units: `started_us`, `ended_us` as above; `lease_left_s` 0 once it has gone; `memory_bytes` of its process; pages of its KV
-    pool; `cpu_percent` of one core. A worker on a GPU (`gpu`: its name) says also what of its memory all processes use and this
-    one has reserved, and how busy it is, in percent; None where nobody can tell.
+    `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have), late (its lease has lapsed, and
+    it is not fenced yet), left (by its own decision), died (its keeper saw the process end), lapsed (fenced after its lease).
+    `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival, since it joined; None before
+    the first. `tasks`: those it owns.
+    Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV pool, `pages_kept` of
+    `pages_used` cached for later turns, which have saved its engine `rows_reused` rows; `slots_used` of its transfer arena;
+    `cpu_percent` of one core. `gpu` is the name of its GPU: memory used by all processes and reserved by this one, and its
+    utilisation in percent, None where the driver does not report it.
     """
 
     id: WorkerId
@@ -106,6 +107,18 @@ class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
     def gone(self) -> bool:
         return self.ended_us > 0
 
+    @property
+    def takes_tasks(self) -> bool:
+        return self.state == "ready"
+
+    @property
+    def draining(self) -> bool:
+        return self.state in ("draining", "leaving")
+
+    @property
+    def standby(self) -> bool:
+        return self.state == "standby"
+
 
 class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A task that waits for a worker to claim it. `read`: some worker has read the grant: it claims it now, or is gone."""
@@ -118,22 +131,33 @@ class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
     read: bool
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for a role and who serves it. The first numbers mean what those of `fleet status` do.
+class RoleView(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue and workers of a role.
+
+    Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the others are being
+    claimed; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` accept tasks and have `capacity`
+    slots; `draining`, `standby` and `starting` count the others. `running` counts the tasks of all.
+    """
+
+    role: RoleName
+    queue_depth: int = 0
+    lag: int = 0
+    oldest_s: float = 0.0
+    workers: int = 0
+    draining: int = 0
+    standby: int = 0
+    running: int = 0
+    capacity: int = 0
+    starting: int = 0
+
+
+class RoleQueue(RoleView, frozen=True, kw_only=True):
+    """A role with its rates and its pending grants.
 
     Units: `in_per_s`, `out_per_s` tasks granted and claimed, over the last minute. `pending`: a hundred, the oldest first.
     """
 
-    role: RoleName
     stage: StageName
-    queue_depth: int
-    lag: int
-    oldest_s: float
-    workers: int
-    draining: int
-    standby: int
-    running: int
-    capacity: int
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     pending: tuple[PendingGrant, ...] = ()

@@ -10,10 +10,10 @@ from tests.harness import answer, fake_spec, gateway, held, thread_fleet
 from tests.support import await_until, wait_until
 
 
-async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
+async def test_abort_ends_every_stage(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
-            stream = await client.submit(fake_spec(fleet, num_tokens=100_000), None)
+            stream = await client.requests.submit(fake_spec(fleet, num_tokens=100_000), None)
             async for chunk in stream:
                 if chunk.edge == "audio":
                     break
@@ -21,11 +21,11 @@ async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
             await stream.abort("the client left")
             wait_until(lambda: not held(fleet), "every worker to drop it", timeout_s=1.0)
             assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
-            view = await client.request_view(stream.request_id)
+            view = await client.telemetry.trace(stream.request_id)
             assert view is not None and view.state == "aborted"
 
 
-async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
+async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
     """300 requests, a third aborted at random moments: every key left has a time to live or is a row that lives on."""
     rng = random.Random(7)
     with thread_fleet(redis_url, "limits.max_requests=400") as fleet:
@@ -38,7 +38,7 @@ async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
                     if number % 3:
                         await answer(client, spec)
                         return
-                    stream = await client.submit(spec, None)
+                    stream = await client.requests.submit(spec, None)
                     leave_after = rng.randrange(0, 12)
                     async for chunk in stream:
                         if chunk.index >= leave_after:
@@ -48,7 +48,7 @@ async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
             await asyncio.gather(*(one(number) for number in range(300)))
 
             async def none_live() -> bool:
-                return await client.live_count() == 0
+                return await client.telemetry.num_live() == 0
 
             await await_until(none_live, "the conductor to end every request", timeout_s=2.0)
         wait_until(lambda: not held(fleet), "workers to hold nothing")

@@ -22,7 +22,9 @@ UNHURRIED = (f"limits.max_requests={AT_ONCE}", "lease.worker_ttl_s=60")
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("split", SPLITS)
-async def test_a_storm_of_aborts_leaves_nothing(redis_url: str, num_aborts: int | None, split: str) -> None:
+async def test_concurrent_aborts_of_split_stages_leave_no_tasks_or_keys(
+    redis_url: str, num_aborts: int | None, split: str
+) -> None:
     """`--aborts 1000` makes it longer."""
     file = REPO / "configs" / f"{split}.yaml"
     with thread_fleet(redis_url, *UNHURRIED, *in_step(OMNI, 8), file=file, transfer="nixl") as fleet:
@@ -44,12 +46,12 @@ def close_to_grants(fleet: ThreadFleet, role: str) -> None:
     wait_until(lambda: loop.maintenance.vitals is not before, "its last read of grants to be over")
 
 
-async def test_blocks_that_nobody_takes_go_with_their_request(redis_url: str) -> None:
+async def test_unimported_blocks_are_freed_with_their_request(redis_url: str) -> None:
     with thread_fleet(redis_url, *UNHURRIED, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
         source = next(loop for loop in fleet.loops if loop.role == "thinker.prefill")
         close_to_grants(fleet, "thinker.decode")
         async with gateway(fleet) as client:
-            stream = await client.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
+            stream = await client.requests.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
             offer = keys.kv(stream.request_id, StageName("thinker"))
             wait_until(lambda: text(fleet.clients[0].hget(offer, "state")) == "offered", "an offer")
             wait_until(lambda: source.maintenance.vitals["slots_used"] == 1, "the source to hold the blocks")

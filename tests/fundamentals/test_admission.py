@@ -10,29 +10,29 @@ from tests.fundamentals.test_restarting_worker import SOON, TALKER, TEXT, THINKE
 from tests.harness import fake_spec, gateway, thread_fleet
 
 
-async def test_check_counts_the_places_that_are_left_and_takes_none(redis_url: str) -> None:
+async def test_admission_check_returns_free_places_and_reserves_none(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
             spec = fake_spec(fleet)
-            assert [await client.check_admission(spec.id, spec.outputs) for _ in range(3)] == [2, 2, 2]
+            assert [await client.requests.check_admission(spec.id, spec.outputs) for _ in range(3)] == [2, 2, 2]
             streams = [await submit(fleet, client)]
-            assert await client.check_admission(spec.id, spec.outputs) == 1
+            assert await client.requests.check_admission(spec.id, spec.outputs) == 1
             streams.append(await submit(fleet, client))
             for _ in range(3):
                 with pytest.raises(Overloaded, match="2 requests are running or waiting already"):
-                    await client.check_admission(spec.id, spec.outputs)
+                    await client.requests.check_admission(spec.id, spec.outputs)
             (line,) = [line for line in lines(fleet.clients[0]) if "is refused" in line.message]
             assert line.request == spec.id and "limits.max_requests allows 2" in line.message
-            assert await client.live_count() == 2
+            assert await client.telemetry.num_live() == 2
             fleet.add_worker(THINKER)
             await asyncio.gather(*map(num_tokens, streams))
 
 
-async def test_check_refuses_for_the_roles_that_the_request_needs(redis_url: str) -> None:
+async def test_admission_check_refuses_only_for_roles_of_the_request(redis_url: str) -> None:
     with thread_fleet(redis_url, without=TALKER) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             with pytest.raises(NoWorker, match="no worker serves the role talker"):
-                await client.check_admission(spec.id, spec.outputs)
-            assert await client.check_admission(spec.id, (TEXT,)) == fleet.config.limits.max_requests
+                await client.requests.check_admission(spec.id, spec.outputs)
+            assert await client.requests.check_admission(spec.id, (TEXT,)) == fleet.config.limits.max_requests

@@ -149,7 +149,7 @@ async def told(moves: Sequence[tuple[str, int]], last: int) -> Log:
 
 
 @given(MOVES, SIZES)
-def test_each_row_is_told_once_in_order(moves: list[tuple[str, int]], last: int) -> None:
+def test_client_edge_returns_each_row_once_and_in_order(moves: list[tuple[str, int]], last: int) -> None:
     """Whatever is appended, with a notice or without, cut off, and cut otherwise when it is made again."""
     log = asyncio.run(told(moves, last))
     assert log.got == list(range(NUM_ROWS))
@@ -158,7 +158,7 @@ def test_each_row_is_told_once_in_order(moves: list[tuple[str, int]], last: int)
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("again", [1, 7, 25, 120])
 @pytest.mark.parametrize(("heard", "kept"), [(5, 3), (2, 1)], ids=["all that came", "less than came"])
-async def test_what_was_told_is_left_out_of_larger_and_smaller_chunks(heard: int, kept: int, again: int, noticed: bool) -> None:
+async def test_client_edge_skips_received_rows_in_recut_chunks(heard: int, kept: int, again: int, noticed: bool) -> None:
     log = Log()
     await log.begin()
     for size in (2, 4, 8, 16, 25):
@@ -174,7 +174,7 @@ async def test_what_was_told_is_left_out_of_larger_and_smaller_chunks(heard: int
     assert await log.taken() == ("finished", len(log.chunks))
 
 
-async def test_what_comes_out_shorter_than_what_was_told_is_one_clear_error() -> None:
+async def test_recomputed_answer_shorter_than_received_rows_fails() -> None:
     log = Log()
     await log.begin()
     await log.append(20)
@@ -189,7 +189,7 @@ async def test_what_comes_out_shorter_than_what_was_told_is_one_clear_error() ->
     assert log.got == list(range(40))
 
 
-async def test_a_log_that_does_not_follow_on_itself_is_one_clear_error() -> None:
+async def test_log_with_a_gap_in_its_rows_fails() -> None:
     log = Log()
     await log.begin()
     await log.append(5, noticed=False)

@@ -43,12 +43,12 @@ def play(events: list[ev.Event], state: ConductorState | None = None) -> tuple[C
     return state, commands
 
 
-def test_a_submitted_request_is_granted_to_every_stage_at_once() -> None:
+def test_submitted_request_is_granted_to_every_stage_immediately() -> None:
     _, commands = play([submitted()])
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
 
 
-def test_the_request_ends_once_when_all_have_finished_and_the_answer_is_delivered() -> None:
+def test_request_ends_once_after_all_tasks_finished_and_delivery() -> None:
     rng = random.Random(3)
     for _ in range(50):
         lives = [life_of(stage, 10 + i) for i, stage in enumerate(STAGES)] + [[ev.AnswerDelivered(request=R)]]
@@ -60,7 +60,7 @@ def test_the_request_ends_once_when_all_have_finished_and_the_answer_is_delivere
         assert [(end.request, end.state) for end in ends] == [(R, "finished")]
 
 
-def test_facts_told_twice_order_nothing_twice() -> None:
+def test_repeated_event_produces_no_second_command() -> None:
     lives = [event for i, stage in enumerate(STAGES) for event in life_of(stage, 10 + i)]
     once = [submitted(), *lives, ev.AnswerDelivered(request=R)]
     _, commands = play(once)
@@ -68,7 +68,7 @@ def test_facts_told_twice_order_nothing_twice() -> None:
     assert doubled == commands
 
 
-def test_a_fact_of_an_older_epoch_is_late() -> None:
+def test_event_of_an_older_epoch_is_ignored() -> None:
     stage = STAGES[0]
     state, _ = play([submitted(), *life_of(stage, 20)[:2], ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30))])
     late = ev.TaskFinished(request=R, stage=stage, epoch=Epoch(20))
@@ -76,14 +76,14 @@ def test_a_fact_of_an_older_epoch_is_late() -> None:
     assert after == state and commands == ()
 
 
-def test_a_failed_task_fails_the_request_with_its_error() -> None:
+def test_failed_task_fails_its_request_with_the_same_error() -> None:
     failed = ev.TaskFailed(request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN")
     _, commands = play([submitted(), *life_of(STAGES[0], 5)[:2], failed, failed])
     ends = [c for c in commands if isinstance(c, EndRequest)]
     assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
 
 
-def test_a_request_whose_gateway_is_lost_waits_for_another_and_is_abandoned_if_none_comes() -> None:
+def test_request_of_a_lost_gateway_waits_for_another_and_is_then_aborted() -> None:
     state, waiting = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
     assert not [c for c in waiting if not isinstance(c, GrantTask)]
     _, gone = play([ev.ClientGone(request=R, epoch=Epoch(9))], state)
@@ -94,7 +94,7 @@ def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
     return ev.TaskLost(request=R, stage=STAGES[1], epoch=Epoch(epoch), deaths=deaths, alone=alone)
 
 
-def test_a_lost_task_is_granted_again() -> None:
+def test_lost_task_is_granted_again() -> None:
     state, commands = play([submitted(), *life_of(STAGES[1], 5)[:2], lost(9, deaths=1)])
     granted = [c for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9]
     assert [(c.stage, c.alone, c.remake) for c in granted] == [(STAGES[1], False, False)]
@@ -102,7 +102,7 @@ def test_a_lost_task_is_granted_again() -> None:
     assert after == state and late == ()
 
 
-def test_a_task_over_which_two_workers_died_runs_alone_and_only_a_death_alone_condemns_it() -> None:
+def test_task_runs_alone_after_two_deaths_and_fails_after_a_death_alone() -> None:
     stage = STAGES[1]
     state, commands = play([submitted(), *life_of(stage, 5)[:2], lost(9, deaths=2)])
     assert [c.alone for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9] == [True]
@@ -116,7 +116,7 @@ def test_a_task_over_which_two_workers_died_runs_alone_and_only_a_death_alone_co
     assert [(c.state, c.code, c.dead_stage) for c in condemned if isinstance(c, EndRequest)] == [("failed", "worker_lost", stage)]
 
 
-def test_a_finished_task_whose_tensors_are_gone_is_granted_to_make_them_again() -> None:
+def test_finished_task_with_lost_tensors_is_granted_to_recompute_them() -> None:
     stage = STAGES[0]
     gone = ev.TensorsLost(request=R, stage=stage, epoch=Epoch(5))
     state, commands = play([submitted(), *life_of(stage, 5), gone])
@@ -130,7 +130,7 @@ def test_a_finished_task_whose_tensors_are_gone_is_granted_to_make_them_again() 
     assert step(running, gone)[1] == ()
 
 
-def test_an_overdue_grant_is_granted_again_unless_claimed_since() -> None:
+def test_overdue_grant_is_repeated_unless_claimed() -> None:
     stage = STAGES[0]
     overdue = ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(5))
     granted, _ = play([submitted(), life_of(stage, 5)[0]])
@@ -140,7 +140,7 @@ def test_an_overdue_grant_is_granted_again_unless_claimed_since() -> None:
     assert step(claimed, overdue)[1] == ()
 
 
-def test_a_grant_that_waits_for_a_deserted_role_fails_its_request() -> None:
+def test_grant_for_a_role_without_workers_fails_its_request() -> None:
     stage = STAGES[1]
     deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
     granted, _ = play([submitted(), life_of(stage, 5)[0]])
@@ -150,7 +150,7 @@ def test_a_grant_that_waits_for_a_deserted_role_fails_its_request() -> None:
     assert step(claimed, deserted)[1] == ()
 
 
-def test_who_starts_the_worker_that_is_missing_is_told_its_role() -> None:
+def test_error_for_a_missing_worker_names_its_role() -> None:
     """Of a split stage, the half that the task waits for: the stage's own name is no role there."""
     stage, halves = STAGES[0], (RoleName("a.prefill"), RoleName("a.decode"))
     deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
@@ -162,11 +162,11 @@ def test_who_starts_the_worker_that_is_missing_is_told_its_role() -> None:
         assert f"`fleet worker {role}`" in end.message
 
 
-def test_an_expired_lease_is_fenced() -> None:
+def test_worker_with_expired_lease_is_fenced() -> None:
     assert step(ConductorState(), ev.WorkerExpired(worker=WorkerId("w")))[1] == (FenceWorker(worker=WorkerId("w")),)
 
 
-def test_the_conductor_drives_walks_only_where_it_is_told_to() -> None:
+def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     last = max(edge.transitions, key=lambda t: t.nth)
     told = ev.ChunkAppended(request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth)
@@ -178,7 +178,7 @@ def test_the_conductor_drives_walks_only_where_it_is_told_to() -> None:
     assert [(c.stage, c.from_index, c.walk) for c in walks] == [(edge.target, 7, last.to)]
 
 
-def test_a_new_leader_grants_what_nobody_was_offered_and_ends_what_has_ended() -> None:
+def test_new_leader_grants_pending_tasks_and_ends_finished_requests() -> None:
     pending = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks={s: TaskRecord(stage=s) for s in STAGES})
     _, commands = resume(ConductorState(), pending)
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
@@ -189,7 +189,7 @@ def test_a_new_leader_grants_what_nobody_was_offered_and_ends_what_has_ended() -
     assert violations(state) == []
 
 
-def test_a_missing_row_of_the_table_is_an_error() -> None:
+def test_missing_row_of_the_transition_table_raises() -> None:
     missing = [(s, h) for s in TaskState for h in Happened if (s, h) not in TABLE]
     assert (TaskState.FAILED, Happened.FINISHED) in missing
     for state, happened in missing:
@@ -197,7 +197,7 @@ def test_a_missing_row_of_the_table_is_an_error() -> None:
             next_state(state, happened)
 
 
-def test_the_walk_rule_has_one_home() -> None:
+def test_walk_rule_is_defined_in_one_module() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     decode = Walk("decode")
     assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == ["last_prefill", "decode", "decode", "decode"]

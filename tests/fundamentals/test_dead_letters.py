@@ -54,7 +54,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_letter_holds_all_that_is_needed_to_send_it_again(redis_url: str) -> None:
+def test_dead_letter_contains_spec_and_blob_of_its_request(redis_url: str) -> None:
     with connect(redis_url) as client:
         bury(client, "req-1", "req-2")
         first, second = read_letters(client)
@@ -71,7 +71,7 @@ def test_a_letter_holds_all_that_is_needed_to_send_it_again(redis_url: str) -> N
             read_letter(client, RequestId("req-1"))
 
 
-def test_a_letter_of_another_version_is_listed_but_not_read(redis_url: str) -> None:
+def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str) -> None:
     fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "blob": None}
     with pytest.raises(UnknownWireVersion, match="the dead letter r was written by another version"):
         spec_of(DeadLetter(**fields, raw_spec=b"\x01"))  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_a_letter_of_another_version_is_listed_but_not_read(redis_url: str) -> N
     assert "req-new" in fleet_command(redis_url, "list").stdout
 
 
-def test_list_and_show_tell_what_died_and_why(redis_url: str) -> None:
+def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str) -> None:
     assert "0 dead letters" in fleet_command(redis_url, "list").stdout
     with connect(redis_url) as client:
         bury(client, "req-1", "req-2")
@@ -93,7 +93,7 @@ def test_list_and_show_tell_what_died_and_why(redis_url: str) -> None:
     assert {"id: req-2", f"stage: {STAGE}", f"why: {WHY}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
 
 
-def test_drop_removes_one_or_all(redis_url: str) -> None:
+def test_dead_letters_drop_removes_one_or_all(redis_url: str) -> None:
     with connect(redis_url) as client:
         bury(client, "req-1", "req-2", "req-3")
         assert fleet_command(redis_url, "drop", "req-2").stdout == "dropped 1 dead letter\n"
@@ -104,7 +104,7 @@ def test_drop_removes_one_or_all(redis_url: str) -> None:
         assert read_letters(client) == []
 
 
-def test_retry_sends_the_same_request_again_and_drops_the_letter_when_it_ends_well(redis_url: str) -> None:
+def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(redis_url: str) -> None:
     with connect(redis_url) as client:
         bury(client, "req-1", "req-2")
     with thread_fleet(redis_url) as fleet:
@@ -126,7 +126,7 @@ def test_retry_sends_the_same_request_again_and_drops_the_letter_when_it_ends_we
         assert [letter.request for letter in read_letters(client)] == ["req-2"]
 
 
-def test_a_retry_that_fails_keeps_the_letter(redis_url: str) -> None:
+def test_failed_retry_keeps_the_dead_letter(redis_url: str) -> None:
     with connect(redis_url) as client:
         bury(client, "req-1")
         done = fleet_command(redis_url, "retry", "req-1")
@@ -139,14 +139,14 @@ def test_a_retry_that_fails_keeps_the_letter(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)
-def test_the_command_teaches_itself(words: tuple[str, ...], redis_url: str) -> None:
+def test_dead_letters_help_shows_examples(words: tuple[str, ...], redis_url: str) -> None:
     done = fleet_command(redis_url, *words, "--help")
     assert done.exit_code == 0, done.output
     assert "Example" in done.output if words else "kill workers" in done.output
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])
-def test_an_unknown_id_is_one_line(command: str, redis_url: str, tmp_path: Path) -> None:
+def test_unknown_dead_letter_is_a_one_line_error(command: str, redis_url: str, tmp_path: Path) -> None:
     done = run_cli("dead-letters", command, "req-none", cwd=tmp_path, env={"REDIS_URL": redis_url})
     assert done.returncode == 1
     assert done.stderr == "fleet: no dead letter 'req-none'; `fleet dead-letters list` shows them\n"

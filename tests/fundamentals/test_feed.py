@@ -34,14 +34,14 @@ def numbers(entries: list[FeedEntry]) -> list[int]:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
-def test_whatever_the_cuts_each_fact_comes_once_and_in_order(redis_url: str, cuts: list[int]) -> None:
+def test_feed_yields_each_event_once_in_order_across_reconnects(redis_url: str, cuts: list[int]) -> None:
     async def follow() -> list[int]:
         board, seen = await opened(redis_url), []
         last = (await _newest(board)) or "0-0"
         for told, cut in enumerate(cuts):
             for number in range(cut):
                 await asyncio.to_thread(tell, client, told * 100 + number)
-            feed = board.telemetry.follow(after=last)
+            feed = board.telemetry.follow_events(after=last)
             entries = await taken(feed, cut)
             seen += numbers(entries)
             last = entries[-1].id if entries else last
@@ -58,10 +58,10 @@ async def _newest(board: FleetClient) -> str:
     return await board.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_many_follow_over_one_connection_and_all_are_told(redis_url: str) -> None:
+async def test_feed_serves_many_followers_over_one_connection(redis_url: str) -> None:
     board = await opened(redis_url)
     with redis.Redis.from_url(redis_url) as client:
-        feeds = [board.telemetry.follow() for _ in range(40)]
+        feeds = [board.telemetry.follow_events() for _ in range(40)]
         coming = [asyncio.ensure_future(taken(feed, 2)) for feed in feeds]
         await asyncio.sleep(0)
         while not all(task.done() for task in coming):
@@ -75,14 +75,14 @@ async def test_many_follow_over_one_connection_and_all_are_told(redis_url: str) 
     await board.stop()
 
 
-async def test_who_comes_back_too_late_is_told_to_read_all_anew(redis_url: str) -> None:
+async def test_feed_marks_missed_events_after_a_late_reconnect(redis_url: str) -> None:
     board = await opened(redis_url)
     with redis.Redis.from_url(redis_url) as client:
         for number in range(5):
             tell(client, number)
         first = stream_entries(client, keys.EVENTS)[0][0].decode()
         client.xtrim(keys.EVENTS, maxlen=2, approximate=False)
-        feed = board.telemetry.follow(after=first)
+        feed = board.telemetry.follow_events(after=first)
         (missed,) = await taken(feed, 1)
         assert missed.missed and missed.event is None
         tell(client, 7)

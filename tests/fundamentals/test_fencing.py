@@ -16,7 +16,7 @@ READ_ONLY = {"admission", "availability", "queues"}
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
 
-def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Control) -> None:
+def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Control) -> None:
     def join(worker: str, **fields: str) -> Reply:
         return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, {"kind": "worker", **fields}))
 
@@ -29,7 +29,7 @@ def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Con
     assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
 
 
-def test_halves_of_a_stage_that_could_not_read_each_others_pages_are_refused(control: Control) -> None:
+def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
     def join(role: str, name: str, **fields: str) -> Reply:
         return run(control.client, scripts.register(WorkerId(f"{role}@{name}"), role, 60_000_000, {"kind": "worker", **fields}))
 
@@ -43,7 +43,7 @@ def test_halves_of_a_stage_that_could_not_read_each_others_pages_are_refused(con
     assert join("ears", "d") == b"ok"
 
 
-def test_a_fleet_that_died_as_a_whole_keeps_no_other_version_out(control: Control) -> None:
+def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
     """Nobody fenced its workers, and Redis still lists them; their leases say that they are no more."""
 
     def join(worker: str, checkpoint: str) -> Reply:
@@ -57,18 +57,18 @@ def test_a_fleet_that_died_as_a_whole_keeps_no_other_version_out(control: Contro
     assert cast("list[bytes]", join("lm@next:1:c", "old"))[0] == b"skew", "the living say what the version is"
 
 
-def test_a_grant_on_an_old_epoch_is_refused(control: Control) -> None:
+def test_grant_at_stale_epoch_is_refused(control: Control) -> None:
     old = control.epoch()
     assert control.grant(old) == "ok"
     assert control.grant(old) == "stale"
 
 
-def test_a_task_that_is_owned_is_not_granted_away(control: Control) -> None:
+def test_grant_of_an_owned_task_is_refused(control: Control) -> None:
     """An overdue grant that was claimed at the last moment stays its owner's."""
     assert control.grant(control.own()) == "owned"
 
 
-def test_a_grant_by_a_deposed_leader_is_refused(control: Control) -> None:
+def test_grant_by_a_former_leader_is_refused(control: Control) -> None:
     control.client.delete(keys.CONDUCTOR)
     run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000))
     assert control.grant(control.epoch()) == "not_leader"
@@ -84,14 +84,14 @@ def test_epochs_only_rise_and_follow_redis_time(control: Control) -> None:
     assert abs(seen[-1] / 1e6 - seconds) < 5
 
 
-def test_a_second_claim_of_one_grant_is_refused(control: Control) -> None:
+def test_second_claim_of_one_grant_is_refused(control: Control) -> None:
     epoch = control.own()
     assert control.claim(epoch, WorkerId("lm@test:2:b")) == "unlisted"
     run(control.client, scripts.register(WorkerId("lm@test:2:b"), "lm", 60_000_000, {"kind": "test"}))
     assert control.claim(epoch, WorkerId("lm@test:2:b")) == "stale"
 
 
-def test_a_stale_append_finish_ack_and_failure_change_nothing(control: Control) -> None:
+def test_stale_append_finish_ack_and_fail_change_nothing(control: Control) -> None:
     old = control.own()
     assert control.append(old) == "ok"
     control.client.zadd(keys.WORKERS, {WORKER: 1})
@@ -108,13 +108,13 @@ def test_a_stale_append_finish_ack_and_failure_change_nothing(control: Control) 
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
 
 
-def test_an_index_is_appended_once_and_in_order(control: Control) -> None:
+def test_chunk_index_is_appended_once_and_in_order(control: Control) -> None:
     epoch = control.own()
     assert [control.append(epoch, i) for i in (0, 0, 2, 1)] == ["ok", "duplicate", "gap", "ok"]
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 2
 
 
-def test_consumed_only_grows(control: Control) -> None:
+def test_consumed_count_only_grows(control: Control) -> None:
     control.own()
     for consumed in (5, 3):
         ack = scripts.Ack(
@@ -124,7 +124,7 @@ def test_consumed_only_grows(control: Control) -> None:
     assert control.client.hget(keys.task(REQUEST, CLIENT), "consumed:text") == b"5"
 
 
-def test_a_stale_gateway_aborts_nothing(control: Control) -> None:
+def test_abort_by_a_stale_gateway_is_refused(control: Control) -> None:
     """After another gateway attached, the first one's late disconnect is without effect."""
     old = control.epoch(CLIENT)
     other = WorkerId("gateway@test:2:b")
@@ -135,7 +135,7 @@ def test_a_stale_gateway_aborts_nothing(control: Control) -> None:
     assert control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "again", KEEP)) == "ended"
 
 
-def test_nothing_is_written_for_a_request_that_has_ended(control: Control) -> None:
+def test_writes_for_an_ended_request_are_refused(control: Control) -> None:
     epoch = control.own()
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert control.append(control.epoch()) == "ended"
@@ -145,7 +145,7 @@ def test_nothing_is_written_for_a_request_that_has_ended(control: Control) -> No
     assert control.run(scripts.set_walk(control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode"))) == "ended"
 
 
-def test_a_worker_is_fenced_only_after_its_lease(control: Control) -> None:
+def test_worker_is_fenced_only_after_its_lease(control: Control) -> None:
     epoch = control.own()
     assert control.run(scripts.fence_worker(control.leader, WORKER)) == "alive"
     control.client.zadd(keys.WORKERS, {WORKER: 1})
@@ -156,7 +156,7 @@ def test_a_worker_is_fenced_only_after_its_lease(control: Control) -> None:
     assert text(control.client.hget(keys.task(REQUEST, STAGE), "state")) == "lost"
 
 
-def test_a_walk_is_set_once_for_an_index_and_only_by_the_leader(control: Control) -> None:
+def test_walk_is_set_once_per_index_and_only_by_the_leader(control: Control) -> None:
     def set_walk(leader: str, walk: str) -> str:
         return control.run(scripts.set_walk(leader, REQUEST, STAGE, TEXT, 3, Walk(walk)))
 
@@ -165,21 +165,21 @@ def test_a_walk_is_set_once_for_an_index_and_only_by_the_leader(control: Control
     assert set_walk(control.leader, "prefill") == "duplicate"
 
 
-def test_the_queue_bound_is_compared_where_the_request_is_written(control: Control) -> None:
+def test_submit_beyond_the_queue_bound_is_refused(control: Control) -> None:
     spec = RequestSpec(id=RequestId("req-2"), graph="text", prompt_ids=(1,), outputs=(TEXT,))
     full = scripts.submit(spec, None, bound=1, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
     assert control.run(full) == "full"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
-def test_only_one_leads_and_a_new_term_is_above_the_old(control: Control) -> None:
+def test_one_conductor_leads_and_a_new_term_is_higher(control: Control) -> None:
     assert text(run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000))) == ""
     control.client.delete(keys.CONDUCTOR)
     second = text(run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000)))
     assert int(second.rpartition("|")[2]) > int(control.leader.rpartition("|")[2])
 
 
-def test_a_claim_of_a_grant_that_was_granted_again_is_refused(control: Control) -> None:
+def test_claim_of_a_repeated_grant_is_refused(control: Control) -> None:
     old = control.epoch()
     control.grant(old)
     first = control.epoch()
@@ -188,7 +188,7 @@ def test_a_claim_of_a_grant_that_was_granted_again_is_refused(control: Control) 
     assert control.claim(control.epoch()) == "ok"
 
 
-def test_a_finished_task_is_granted_only_to_make_its_tensors_again(control: Control) -> None:
+def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) -> None:
     """Its former worker may then tell nothing more; the new one says where they are, and ends it a second time."""
     old = control.own()
     assert control.append(old, finish=True) == "ok"
@@ -208,7 +208,7 @@ def test_a_finished_task_is_granted_only_to_make_its_tensors_again(control: Cont
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
 
 
-def test_a_remake_by_a_deposed_leader_is_refused(control: Control) -> None:
+def test_remake_by_a_former_leader_is_refused(control: Control) -> None:
     epoch = control.own()
     control.append(epoch, finish=True)
     old = control.depose()
@@ -216,7 +216,7 @@ def test_a_remake_by_a_deposed_leader_is_refused(control: Control) -> None:
     assert control.grant(epoch, remake=True) == "ok"
 
 
-def test_a_fenced_worker_moves_no_tensors(control: Control) -> None:
+def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
     old = control.own()
     control.append(old)
     control.relocate(old, OTHER)
@@ -228,7 +228,7 @@ def test_a_fenced_worker_moves_no_tensors(control: Control) -> None:
     assert control.client.exists(keys.loc(REQUEST, TEXT)) == 0
 
 
-def test_only_the_consumer_s_owner_reports_lost_tensors(control: Control) -> None:
+def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) -> None:
     """The event names the producer's epoch of that moment, so that one told late asks for nothing."""
     old, producing = control.epoch(CLIENT), control.own()
     control.register(WorkerId("gateway@test:2:b"), "")
@@ -242,7 +242,7 @@ def test_only_the_consumer_s_owner_reports_lost_tensors(control: Control) -> Non
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, control.epoch(CLIENT), STAGE)) == "ended"
 
 
-def test_deaths_without_progress_are_counted_and_a_goodbye_is_none(control: Control) -> None:
+def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control) -> None:
     """A worker that dies after another chunk was appended is the first over it again."""
     seen: list[int] = []
     for num_chunks in (0, 0, 1, 1):
@@ -261,7 +261,7 @@ def test_deaths_without_progress_are_counted_and_a_goodbye_is_none(control: Cont
     assert lost[-1].epoch == control.epoch()
 
 
-def test_a_task_lost_in_a_failed_step_counts_as_a_death_and_its_worker_stays(control: Control) -> None:
+def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) -> None:
     """Only its owner may say so; it then owns nothing any more, and may claim it anew."""
     old = control.own()
     now = control.own() if control.run(scripts.lose_task(REQUEST, STAGE, old)) == "ok" else old
@@ -276,7 +276,7 @@ def test_a_task_lost_in_a_failed_step_counts_as_a_death_and_its_worker_stays(con
     assert control.run(scripts.lose_task(REQUEST, STAGE, control.epoch())) == "ended"
 
 
-def test_a_death_over_a_task_that_waited_for_input_is_none(control: Control) -> None:
+def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
     """It counts once there is something that its owner had not worked off, were it only to be taken again from the beginning."""
 
     def die(*, rested: int | None = None) -> None:
@@ -303,7 +303,7 @@ def test_a_death_over_a_task_that_waited_for_input_is_none(control: Control) -> 
     assert [event.alone for event in lost] == [False, False, True, False, True, True]
 
 
-def test_a_death_counts_as_alone_only_if_the_grant_said_so_and_the_worker_died(control: Control) -> None:
+def test_death_counts_as_alone_only_for_a_dead_worker_with_an_alone_grant(control: Control) -> None:
     for alone, died in ((False, True), (True, True), (True, False)):
         control.register(WORKER)
         control.own(alone=alone)
@@ -312,7 +312,7 @@ def test_a_death_counts_as_alone_only_if_the_grant_said_so_and_the_worker_died(c
     assert control.task()["died_alone"] == ""
 
 
-def test_a_second_fence_of_a_worker_takes_nothing_from_the_next_owner(control: Control) -> None:
+def test_second_fence_of_a_worker_leaves_the_next_owner(control: Control) -> None:
     control.own()
     control.kill()
     control.register(OTHER)
@@ -322,7 +322,7 @@ def test_a_second_fence_of_a_worker_takes_nothing_from_the_next_owner(control: C
     assert (control.epoch(), control.task()["owner"], control.task()["deaths"]) == (epoch, OTHER, "1")
 
 
-def test_only_the_leader_writes_a_dead_letter_and_only_of_a_live_request(control: Control) -> None:
+def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: Control) -> None:
     def end(leader: str) -> str:
         return control.run(
             scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, KEEP, dead_stage=STAGE)
@@ -339,13 +339,13 @@ def test_only_the_leader_writes_a_dead_letter_and_only_of_a_live_request(control
     assert control.append(epoch, 1) == "stale"
 
 
-def test_a_request_ended_otherwise_is_no_dead_letter(control: Control) -> None:
+def test_request_without_a_dead_stage_is_no_dead_letter(control: Control) -> None:
     ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP)
     assert control.run(ended) == "ok"
     assert control.client.exists(keys.DEAD) == 0
 
 
-def test_a_gateway_takes_back_only_what_nobody_has_taken_since(control: Control) -> None:
+def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Control) -> None:
     other, back = WorkerId("gateway@test:2:b"), WorkerId("gateway@test:1:c")
     assert control.run(scripts.attach(REQUEST, other)) == "unlisted"
     for gateway in (other, back):
@@ -358,7 +358,7 @@ def test_a_gateway_takes_back_only_what_nobody_has_taken_since(control: Control)
     assert control.task(CLIENT)["owner"] == back
 
 
-def test_a_fenced_gateway_submits_nothing_and_an_id_is_submitted_once(control: Control) -> None:
+def test_submit_by_a_fenced_gateway_or_of_a_known_id_is_refused(control: Control) -> None:
     def submit(request: str) -> str:
         spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
         return control.run(scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
@@ -369,7 +369,7 @@ def test_a_fenced_gateway_submits_nothing_and_an_id_is_submitted_once(control: C
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
-def test_an_incarnation_registers_once_and_a_fenced_one_neither_renews_nor_drains(control: Control) -> None:
+def test_worker_registers_once_and_a_fenced_one_neither_renews_nor_drains(control: Control) -> None:
     assert control.register(WORKER) == "exists"
     control.kill()
     assert control.run(scripts.renew(WORKER, 1_000_000, {"running": 1})) == "unlisted"
@@ -377,7 +377,7 @@ def test_an_incarnation_registers_once_and_a_fenced_one_neither_renews_nor_drain
     assert control.client.exists(keys.worker(WORKER)) == 0
 
 
-def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Control) -> None:
+def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> None:
     def retain(epoch: Epoch, worker: WorkerId, kept: int = 3) -> str:
         return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", kept=kept, spared=2, keep_s=60))
 
@@ -387,16 +387,16 @@ def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Contro
     control.register(OTHER)
     new = control.own(OTHER)
     assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): OTHER.encode()}
-    assert 0 < control.client.pttl(keys.session("talk")) <= 60_000
-    assert control.task()["spared"] == "2"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
+    assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
+    assert control.task()["cached_rows"] == "2"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["ended", "ended"]
 
 
-def test_every_script_that_writes_is_tried_here() -> None:
+def test_every_writing_script_has_a_fencing_test() -> None:
     files = Path(__file__).parent.glob("test_fencing*.py")
     sources = [file.read_text() for file in [*files, Path(__file__).parent / "control_plane.py"]]
     tried = {name for source in sources for name in re.findall(r"scripts\.(\w+)\(", source)}

@@ -8,7 +8,7 @@ from fleet.core.ids import CLIENT, Epoch
 from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 
 
-def test_a_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
+def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     """The former owner writes nothing more; the offer is then taken, or withdrawn, but never both."""
 
     def hand_off(epoch: Epoch) -> str:
@@ -42,7 +42,7 @@ def test_a_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     assert control.client.exists(keys.kv(REQUEST, STAGE)) == 0
 
 
-def test_tensors_that_the_owner_skips_cost_it_the_task(control: Control) -> None:
+def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> None:
     """It adopted the blocks of whoever published them; once granted anew, the task makes them itself, and is not taken again."""
     client = control.epoch(CLIENT)
 
@@ -65,7 +65,7 @@ def test_tensors_that_the_owner_skips_cost_it_the_task(control: Control) -> None
     assert (lose(), control.epoch(), control.task()["owner"]) == ("ok", again, OTHER)
 
 
-def test_only_a_tasks_owner_adds_to_its_story(control: Control) -> None:
+def test_task_metadata_is_written_only_by_its_owner(control: Control) -> None:
     def tell(epoch: Epoch, line: bytes) -> str:
         return control.run(scripts.set_task_metadata(REQUEST, STAGE, epoch, "news", line))
 
@@ -73,7 +73,7 @@ def test_only_a_tasks_owner_adds_to_its_story(control: Control) -> None:
     assert tell(old, b"true") == "ok"
     control.kill()
     assert tell(old, b"late") == "stale"
-    assert control.task()["told:news"] == "true"
+    assert control.task()["meta:news"] == "true"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert tell(old, b"late") == "stale"
     assert control.client.ttl(keys.task(REQUEST, STAGE)) > 0

@@ -23,7 +23,7 @@ def notices(control: Control, worker: WorkerId = WORKER) -> list[str]:
     return [text(fields[b"o"]) for _, fields in entries if fields[b"k"] == b"o"]
 
 
-def test_orders_are_in_force_at_once_and_may_be_repeated(control: Control) -> None:
+def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
     assert [order(control, "drain"), order(control, "drain"), state(control)] == ["ok", "ok", ("1", "")]
     assert [order(control, "resume"), order(control, "resume"), state(control)] == ["ok", "ok", ("", "")]
     assert [order(control, "stop"), order(control, "stop"), order(control, "drain")] == ["ok", "ok", "ok"]
@@ -31,12 +31,12 @@ def test_orders_are_in_force_at_once_and_may_be_repeated(control: Control) -> No
     assert notices(control) == ["drain", "drain", "resume", "resume", "stop"]
 
 
-def test_a_worker_that_says_it_leaves_is_not_called_back(control: Control) -> None:
+def test_leaving_worker_refuses_resume(control: Control) -> None:
     assert control.run(scripts.drain(WORKER)) == "ok"
     assert order(control, "resume") == "leaving" and notices(control) == []
 
 
-def test_only_who_is_there_and_serves_a_role_takes_orders(control: Control) -> None:
+def test_orders_are_accepted_only_by_listed_workers_of_a_role(control: Control) -> None:
     assert order(control, "drain", OTHER) == "unlisted"
     assert order(control, "drain", GATEWAY) == "gateway"
     control.kill()
@@ -44,7 +44,7 @@ def test_only_who_is_there_and_serves_a_role_takes_orders(control: Control) -> N
     assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, "an order to nobody leaves nothing behind"
 
 
-def test_a_drained_worker_makes_way_for_one_that_stands_by(control: Control) -> None:
+def test_drain_promotes_a_standby_worker(control: Control) -> None:
     assert control.run(scripts.register(OTHER, "lm", 60_000_000, {"kind": "test"}, replicas=1, standby=1)) == "standby"
     order(control, "drain")
     assert control.client.hget(keys.worker(OTHER), "standby") == b""
@@ -52,14 +52,14 @@ def test_a_drained_worker_makes_way_for_one_that_stands_by(control: Control) -> 
     assert control.client.xlen(keys.inbox(OTHER)) == 1, "once"
 
 
-def test_what_a_listener_says_is_written_for_a_known_request_only(control: Control) -> None:
+def test_playback_report_is_written_only_for_a_known_request(control: Control) -> None:
     assert control.run(scripts.record_playback(REQUEST, 10, 1)) == "ok"
-    assert text(control.client.hget(keys.request(REQUEST), "heard")).startswith("10,1,")
+    assert text(control.client.hget(keys.request(REQUEST), "playback")).startswith("10,1,")
     assert control.run(scripts.record_playback(RequestId("req-2"), 10, 1)) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
-def test_gateways_add_to_one_step_and_it_ends_by_itself(control: Control) -> None:
+def test_gateways_add_metrics_to_one_step_that_expires(control: Control) -> None:
     for _ in range(2):
         assert control.run(scripts.record_metrics({"underruns": 2}, {"running:lm": 5})) == "ok"
     steps = list(control.client.keys(keys.PREFIX + "series:*"))  # pyright: ignore[reportGeneralTypeIssues]

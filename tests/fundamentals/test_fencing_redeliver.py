@@ -24,7 +24,7 @@ def notices(control: Control) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in stream_entries(control.client, keys.inbox(WORKER)) if fields[b"k"] == b"y"]
 
 
-def test_a_running_task_is_taken_from_its_owner_who_is_told(control: Control) -> None:
+def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Control) -> None:
     epoch = control.own()
     assert control.append(epoch) == "ok"
     assert take_back(control, epoch) == "ok"
@@ -40,14 +40,14 @@ def test_a_running_task_is_taken_from_its_owner_who_is_told(control: Control) ->
     assert control.append(again, 1) == "ok"
 
 
-def test_a_task_that_waits_leaves_the_queue(control: Control) -> None:
+def test_redeliver_removes_a_granted_task_from_the_queue(control: Control) -> None:
     assert control.grant(control.epoch()) == "ok"
     old = control.epoch()
     assert take_back(control, old) == "ok"
     assert control.client.xlen(keys.role(ROLE)) == 0 and control.claim(old) == "stale" and notices(control) == []
 
 
-def test_only_what_was_seen_is_taken_back(control: Control) -> None:
+def test_redeliver_at_a_stale_epoch_is_refused(control: Control) -> None:
     assert take_back(control) == "pending", "nobody has it"
     old = control.own()
     control.kill()
@@ -62,28 +62,28 @@ def test_only_what_was_seen_is_taken_back(control: Control) -> None:
     assert take_back(control) == "ended"
     assert take_back(control, request=RequestId("req-2")) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
-    assert not any("taken back" in text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
+    assert not any("revoked" in text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
     """The second time, with what was seen before the first, is refused."""
-    story = await client.telemetry.story(request)
+    story = await client.telemetry.trace(request)
     assert story is not None
     seen = next(task for task in story.tasks if task.stage == stage)
     if seen.state == "running":
-        await client.telemetry.redeliver(request, stage, seen.epoch)
+        await client.operations.redeliver(request, stage, seen.epoch)
         with pytest.raises(Conflict, match=r"granted again|no worker has it"):
-            await client.telemetry.redeliver(request, stage, seen.epoch)
+            await client.operations.redeliver(request, stage, seen.epoch)
 
 
-async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: str) -> None:
+async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
     """Each stage is taken back once while it runs; with one worker a role, it is also the one that gets it again."""
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             plain = fake_spec(fleet, num_tokens=60)
             expected = await answer(client, plain)
             spec = fake_spec(fleet, num_tokens=60)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             begun = await anext(aiter(stream))
             for stage in fleet.config.graph_declaration().stages:
                 await take_back_twice(client, spec.id, stage.name)
@@ -93,20 +93,20 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             first = np.frombuffer(tensor.data, tensor.dtype)
             heard = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
             assert all(np.array_equal(heard[edge], expected[edge]) for edge in spec.outputs)
-            story = await client.telemetry.story(spec.id)
-            assert story is not None and "taken back" in {mark.detail for mark in story.marks}
+            story = await client.telemetry.trace(spec.id)
+            assert story is not None and "revoked" in {mark.detail for mark in story.marks}
             assert all(task.deaths == 0 for task in story.tasks)
 
 
-async def test_what_cannot_be_taken_back_says_why(redis_url: str) -> None:
+async def test_refused_redelivery_names_its_cause(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             stage = fleet.config.graph_declaration().stages[0].name
             with pytest.raises(NotFound, match="no request"):
-                await client.telemetry.redeliver(spec.id, stage, Epoch(0))
+                await client.operations.redeliver(spec.id, stage, Epoch(0))
             await answer(client, spec)
             with pytest.raises(NotFound, match="no task"):
-                await client.telemetry.redeliver(spec.id, StageName(CLIENT), Epoch(0))
+                await client.operations.redeliver(spec.id, StageName(CLIENT), Epoch(0))
             with pytest.raises(Conflict, match="ended|finished"):
-                await client.telemetry.redeliver(spec.id, stage, Epoch(0))
+                await client.operations.redeliver(spec.id, stage, Epoch(0))

@@ -30,7 +30,7 @@ def granted(control: Control) -> Control:
     return control
 
 
-def test_who_reserved_a_task_claims_it_and_no_other_does(granted: Control) -> None:
+def test_reserved_task_is_claimed_only_by_its_worker(granted: Control) -> None:
     assert [reserve(granted), reserve(granted), reserve(granted, OTHER)] == ["ok", "ok", "stale"]
     assert stream_entries(granted.client, keys.role(ROLE)) == [], "it waits for nobody else"
     assert kept(granted) == {f"{REQUEST}|{STAGE}".encode()}
@@ -38,7 +38,7 @@ def test_who_reserved_a_task_claims_it_and_no_other_does(granted: Control) -> No
     assert reserve(granted) == "stale", "it runs"
 
 
-def test_a_reservation_ends_with_its_grant(granted: Control) -> None:
+def test_reservation_ends_with_its_grant(granted: Control) -> None:
     old = granted.epoch()
     assert reserve(granted) == "ok"
     assert granted.grant(old, alone=True) == "ok"
@@ -48,7 +48,7 @@ def test_a_reservation_ends_with_its_grant(granted: Control) -> None:
     assert reserve(granted, OTHER) == "ended" and kept(granted, OTHER) == set()
 
 
-def test_who_is_gone_or_drains_reserves_nothing_and_loses_what_it_had_without_a_death(granted: Control) -> None:
+def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(granted: Control) -> None:
     assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
     assert reserve(granted) == "ok"
     granted.kill()
@@ -61,7 +61,7 @@ def test_who_is_gone_or_drains_reserves_nothing_and_loses_what_it_had_without_a_
 
 
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
-def test_it_is_granted_to_another_only_where_one_has_nothing_to_do(granted: Control, redis_url: str) -> None:
+def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, redis_url: str) -> None:
     with connect(redis_url) as client:
         assert reserve(granted) == "ok"
         assert is_nobodys(client, REQUEST, STAGE), "the other one idles"

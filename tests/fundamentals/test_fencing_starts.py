@@ -52,7 +52,7 @@ def submit(control: Control, request: str, *roles: str, grace_us: int = GRACE_US
     return [text(part) for part in cast("list[bytes]", run(control.client, call))]
 
 
-def test_a_lost_worker_is_expected_back_for_the_grace(control: Control) -> None:
+def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
     assert expected(control) == (True, True, 0)
     control.kill()
     assert expected(control) == (True, True, 0)
@@ -64,16 +64,14 @@ def test_a_lost_worker_is_expected_back_for_the_grace(control: Control) -> None:
     assert expected(control) == (False, False, 0)
 
 
-def test_a_lapsed_worker_that_is_not_fenced_yet_counts_from_its_deadline(control: Control) -> None:
+def test_lapsed_unfenced_worker_is_expected_from_its_deadline(control: Control) -> None:
     seconds, _ = control.client.time()
     control.client.zadd(keys.WORKERS, {WORKER: (seconds - 5) * 1e6})
     assert [expected(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
 
 
 @pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
-def test_worker_that_was_ordered_off_is_not_expected_back_and_requests_in_flight_are_kept(
-    control: Control, orders: list[WorkerOrder]
-) -> None:
+def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(control: Control, orders: list[WorkerOrder]) -> None:
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
     assert expected(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
@@ -85,7 +83,7 @@ def test_worker_that_was_ordered_off_is_not_expected_back_and_requests_in_flight
 
 
 @pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
-def test_worker_that_leaves_by_itself_is_expected_back_for_the_grace(control: Control, orders: list[WorkerOrder]) -> None:
+def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(control: Control, orders: list[WorkerOrder]) -> None:
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
     for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
         assert control.run(leave) == "ok"
@@ -94,7 +92,7 @@ def test_worker_that_leaves_by_itself_is_expected_back_for_the_grace(control: Co
     assert submit(control, "req-3", ROLE, grace_us=0)[0] == "no_worker"
 
 
-def test_replica_that_was_ordered_off_does_not_hide_that_the_other_is_expected_back(control: Control) -> None:
+def test_drained_replica_does_not_hide_a_lost_replica(control: Control) -> None:
     assert control.register(OTHER) == "ok"
     assert control.run(scripts.order(OTHER, "drain")) == "ok"
     for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
@@ -102,17 +100,17 @@ def test_replica_that_was_ordered_off_does_not_hide_that_the_other_is_expected_b
         assert expected(control) == (True, True, 0)
 
 
-def test_a_role_without_any_worker_ever_is_refused_beside_one_that_has_one(control: Control) -> None:
+def test_role_that_never_had_a_worker_is_refused(control: Control) -> None:
     assert submit(control, "req-2", ROLE, "ears", "voice") == ["no_worker", "5000000", "ears", "voice"]
     assert submit(control, "req-2", ROLE)[0] == "ok"
 
 
-def test_a_stale_gateway_is_refused_before_its_roles_are_looked_at(control: Control) -> None:
+def test_stale_gateway_is_refused_before_roles_are_checked(control: Control) -> None:
     control.kill(GATEWAY)
     assert submit(control, "req-2", "ears") == ["stale"]
 
 
-def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> None:
+def test_announced_start_counts_until_its_lease_lapses_or_it_ends(control: Control) -> None:
     assert announce(control, LOADING) == "ok"
     control.kill()
     assert expected(control, grace_us=0) == (True, True, 1)
@@ -126,14 +124,14 @@ def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> 
 
 
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
-def test_times_far_in_the_future_count_for_nothing_after_the_clock_was_set_back(control: Control, field: str) -> None:
+def test_times_far_in_the_future_are_ignored(control: Control, field: str) -> None:
     control.kill()
     seconds, _ = control.client.time()
     control.client.hset(keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 3600) * 1_000_000})
     assert expected(control) == (False, False, 0)
 
 
-def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refused(control: Control) -> None:
+def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(control: Control) -> None:
     control.kill()
     assert keep(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
@@ -148,7 +146,7 @@ def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refus
 
 
 @pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
-def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: Control, announced_by: str) -> None:
+def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(control: Control, announced_by: str) -> None:
     control.kill()
     counted: list[bool] = []
     former = ""
@@ -171,7 +169,7 @@ def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: C
     assert expected(control, grace_us=0)[:2] == (True, True)
 
 
-def test_each_configured_worker_may_fail_to_start(control: Control) -> None:
+def test_failed_starts_are_bounded_per_configured_worker(control: Control) -> None:
     control.kill()
     counted: list[bool] = []
     for number in range(2 * MAX_FAILED_STARTS + 1):
@@ -181,7 +179,7 @@ def test_each_configured_worker_may_fail_to_start(control: Control) -> None:
     assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
 
 
-def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_later_loss(control: Control) -> None:
+def test_restarted_redis_assumes_roles_served_and_keeps_later_losses(control: Control) -> None:
     seconds, _ = control.client.time()
     assert control.run(scripts.assume_served(seconds * 1_000_000, [RoleName("ears"), ROLE])) == "ok"
     assert submit(control, "req-2", ROLE, "ears")[0] == "ok"
@@ -191,13 +189,13 @@ def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_late
     assert control.client.hget(keys.availability(ROLE), "lost_us") == lost
 
 
-def test_the_place_of_another_workers_process_is_not_mistaken_for_the_childs(control: Control) -> None:
+def test_process_with_a_similar_place_is_not_mistaken_for_the_child(control: Control) -> None:
     assert control.register(WorkerId("lm@test:22:c")) == "ok"
     assert keep(control, child=LOADING) == "ok"
 
 
 @pytest.mark.parametrize("stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"])
-def test_starts_that_were_stopped_are_no_failed_starts(control: Control, stopped_by: str) -> None:
+def test_stopped_starts_are_not_counted_as_failed(control: Control, stopped_by: str) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS + 2):
         loading = f"test:{number + 10}"
@@ -213,7 +211,7 @@ def test_starts_that_were_stopped_are_no_failed_starts(control: Control, stopped
         assert (tries(control), expected(control, grace_us=0)) == (0, (False, False, 0))
 
 
-def test_a_process_that_was_stopped_is_no_failed_start_for_the_keeper_that_starts_the_next(control: Control) -> None:
+def test_stopped_process_is_no_failed_start_of_its_keeper(control: Control) -> None:
     control.kill()
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
@@ -223,7 +221,7 @@ def test_a_process_that_was_stopped_is_no_failed_start_for_the_keeper_that_start
         assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
 
 
-def test_a_worker_that_leaves_takes_no_failed_start_of_another_back(control: Control) -> None:
+def test_leaving_worker_does_not_reset_failed_starts_of_another(control: Control) -> None:
     assert keep(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
     assert control.register(OTHER) == "ok"
@@ -234,7 +232,7 @@ def test_a_worker_that_leaves_takes_no_failed_start_of_another_back(control: Con
     assert tries(control) == 1
 
 
-def test_repeated_announcement_of_one_start_counts_once(control: Control) -> None:
+def test_repeated_announcement_of_a_start_counts_once(control: Control) -> None:
     control.kill()
     for _ in range(MAX_FAILED_STARTS + 1):
         assert keep(control, number=1) == "ok"
@@ -242,7 +240,7 @@ def test_repeated_announcement_of_one_start_counts_once(control: Control) -> Non
 
 
 @pytest.mark.parametrize("forgotten_by", ["a new keeper", "the minute since", "none"])
-def test_failed_starts_are_forgotten_where_no_start_is_announced(control: Control, forgotten_by: str) -> None:
+def test_failed_starts_are_reset_without_an_announced_start(control: Control, forgotten_by: str) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS):
         assert announce(control, f"test:{number + 10}") == "ok"

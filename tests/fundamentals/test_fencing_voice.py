@@ -20,10 +20,10 @@ def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int,
 
 
 def keep(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
-    return control.run(scripts.keep_voice("sess_1", epoch, KEEP_MS, fields, gone))
+    return control.run(scripts.save_voice("sess_1", epoch, KEEP_MS, fields, gone))
 
 
-def test_what_one_holder_wrote_the_next_one_reads_and_the_first_may_write_no_more(control: Control) -> None:
+def test_voice_session_passes_to_its_next_holder_and_refuses_the_first(control: Control) -> None:
     assert hold(control, FIRST) is None, "there is none yet"
     held = hold(control, FIRST, new=True)
     assert held is not None and hold(control, FIRST, new=True) is None, "a name is taken once"
@@ -38,7 +38,7 @@ def test_what_one_holder_wrote_the_next_one_reads_and_the_first_may_write_no_mor
     assert hold(control, FIRST) is not None
 
 
-def test_an_ended_session_is_gone_for_all(control: Control) -> None:
+def test_ended_voice_session_is_unknown_to_all_gateways(control: Control) -> None:
     held = hold(control, FIRST, new=True)
     assert held is not None
     assert control.run(scripts.end_voice("sess_1", None)) == "ok", "the API needs no epoch"
@@ -46,7 +46,7 @@ def test_an_ended_session_is_gone_for_all(control: Control) -> None:
     assert control.run(scripts.end_voice("sess_1", None)) == "stale"
 
 
-def test_a_session_ends_with_its_time(control: Control) -> None:
+def test_voice_session_expires(control: Control) -> None:
     held = hold(control, FIRST, new=True)
     assert held is not None
     client: redis.Redis = control.client

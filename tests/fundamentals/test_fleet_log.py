@@ -33,7 +33,7 @@ def submit(control: Control, request: str, *, bound: int = 8) -> str:
     return control.run(scripts.submit(spec, None, bound=bound, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
 
 
-def test_death_of_a_worker_is_one_warning_with_its_cause_and_what_it_held(control: Control) -> None:
+def test_death_of_a_worker_is_one_warning_with_cause_and_tasks(control: Control) -> None:
     control.own()
     for _ in range(2):
         assert control.run(scripts.fence_worker("", WORKER, died=True, cause="SIGKILL")) == "ok"
@@ -43,7 +43,7 @@ def test_death_of_a_worker_is_one_warning_with_its_cause_and_what_it_held(contro
     assert control.client.hget(keys.gone(WORKER), "cause") == b"SIGKILL"
 
 
-def test_death_noticed_by_a_lapsed_lease_says_so(control: Control) -> None:
+def test_death_detected_by_a_lapsed_lease_is_logged_as_such(control: Control) -> None:
     control.own()
     control.kill()
     (line,) = lines(control.client)
@@ -115,7 +115,7 @@ def test_stop_is_logged_when_it_begins_and_when_the_worker_has_left(control: Con
     assert {(line.level, line.worker) for line in (began, left)} == {("info", WORKER)}
 
 
-def test_refused_worker_is_a_warning_that_says_why(control: Control) -> None:
+def test_refused_worker_is_a_warning_with_its_reason(control: Control) -> None:
     control.client.hset(keys.worker(WORKER), "package", "1.0")
     reply = run(control.client, scripts.register(OTHER, ROLE, 60_000_000, {"kind": "test", "package": "2.0"}))
     assert text(cast("list[bytes]", reply)[0]) == "skew"
@@ -131,7 +131,7 @@ def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Co
     assert "limits.max_requests allows 1" in line.message
 
 
-async def test_refusal_for_want_of_a_worker_is_one_warning_of_the_gateway_and_hides_no_other(
+async def test_refusal_for_a_missing_worker_is_one_warning_and_hides_no_other(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with thread_fleet(redis_url, "limits.max_requests=1", without="talker") as fleet:
@@ -139,20 +139,20 @@ async def test_refusal_for_want_of_a_worker_is_one_warning_of_the_gateway_and_hi
             first, *others = [fake_spec(fleet, seed=seed) for seed in range(3)]
             for spec in (first, *others):
                 with pytest.raises(NoWorker):
-                    await client.submit(spec, None)
+                    await client.requests.submit(spec, None)
             (warning,) = [record for record in caplog.records if "is refused" in record.getMessage()]
             fields = fields_of(warning, Labels("web", client.id))
             assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
             assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
             written = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
-            await client.submit(written[0], None)
+            await client.requests.submit(written[0], None)
             with pytest.raises(Overloaded):
-                await client.submit(written[1], None)
+                await client.requests.submit(written[1], None)
             (line,) = lines(fleet.clients[0])
             assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 
 
-def test_lapsed_lead_is_a_warning_and_one_that_was_given_up_is_none(control: Control) -> None:
+def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -> None:
     first, old = WorkerId("conductor@test"), control.leader
     assert control.run(scripts.lead(first, old, 1)) == old
     control.depose()
@@ -164,12 +164,12 @@ def test_lapsed_lead_is_a_warning_and_one_that_was_given_up_is_none(control: Con
     assert "the lead of conductor conductor@other lapsed" in line.message and f"{first} leads now" in line.message
 
 
-async def test_deaths_are_found_by_each_request_that_the_worker_held(redis_url: str) -> None:
+async def test_log_of_a_request_contains_the_death_of_its_worker(redis_url: str) -> None:
     """With a conductor and workers at work: whichever of them see a death, it is one line, and the answers are whole."""
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2") as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]
-            streams = [await client.submit(spec, None) for spec in specs]
+            streams = [await client.requests.submit(spec, None) for spec in specs]
             first = [await asyncio.to_thread(fleet.owner, spec.id, STAGE) for spec in specs][0]
             other = await asyncio.to_thread(fleet.add_worker, ROLE)
             await asyncio.to_thread(fleet.kill, first)
@@ -180,5 +180,5 @@ async def test_deaths_are_found_by_each_request_that_the_worker_held(redis_url: 
                 assert line.worker == first.worker and f"{spec.id} ({STAGE})" in line.message
             assert not (await client.telemetry.logs(LogQuery(level="warning", worker=other.worker))).lines
             assert not (await client.telemetry.logs(LogQuery(level="warning", request="req-0"))).lines
-            (gone,) = [view for view in await client.telemetry.workers() if view.id == first.worker]
+            (gone,) = [view for view in await client.telemetry.workers(with_gone=True) if view.id == first.worker]
             assert gone.state == "died"

@@ -58,9 +58,9 @@ class Twins:
                 "owner": fields.get("owner", ""),
                 "produced": int(fields.get(f"produced:{EDGES[stage]}", 0)),
                 "consumed": int(fields.get(f"consumed:{middle}", 0)),
-                "rested": int(fields.get(f"rested:{middle}", 0)),
+                "rested": int(fields.get(f"idle_consumed:{middle}", 0)),
                 "deaths": int(fields.get("deaths", 0)),
-                "made_at_death": int(fields.get("made_at_death", -1)),
+                "made_at_death": int(fields.get("produced_at_death", -1)),
                 "alone": fields.get("alone", "") == "1",
                 "died_alone": fields.get("died_alone", "") == "1",
                 "log": self.client.xlen(keys.edge(R, EDGES[stage])),
@@ -78,7 +78,7 @@ class Twins:
             assert at == dict(enumerate(self.store.at)), after
             assert self.inboxes() == self.store.notices, after
         for stage, task in enumerate(self.store.tasks):
-            offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "taken"])
+            offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "confirmed_epoch"])
             taken = str(self.epochs[stage][task.taken]) if task.taken else ""
             assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, taken], after
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
@@ -240,14 +240,14 @@ def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
     return seen
 
 
-def test_the_mirror_answers_as_the_scripts_do(redis_url: str) -> None:
+def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
     with connect(redis_url) as client:
         seen = walk(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
-def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:
+def test_differing_mirror_is_detected(redis_url: str) -> None:
     class AppendsAtAnyEpoch(Scripts):
         def may_append(self, task: Task, epoch: int) -> bool:
             return True

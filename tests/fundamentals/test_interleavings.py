@@ -48,13 +48,13 @@ def explored(fleet: Fleet) -> Search:
         pytest.param(Budget(crashes=1, retold=1, hasty=1), id="the conductor dies, hears events twice, grants hastily"),
     ],
 )
-def test_a_producer_recovers_in_every_order(budget: Budget) -> None:
+def test_producer_recovers_in_every_interleaving(budget: Budget) -> None:
     search = explored(Fleet(TWO_PRODUCERS, budget, frail=PRODUCERS, sizes=MAKES_TWO))
     ends = {world.store.end for world in search.worlds}
     assert ends == {"", "finished", *(["failed"] if budget.failures else [])}
 
 
-def test_one_worker_dies_at_work_and_one_whose_tensors_are_needed_still() -> None:
+def test_deaths_of_a_working_and_a_publishing_worker_are_recovered() -> None:
     search = explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), frail=PRODUCERS, sizes=ONE_EACH))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
     assert any(was_remade(world) for world in search.worlds)
@@ -73,7 +73,7 @@ def was_remade(world: World) -> bool:
         pytest.param(Budget(freezes=1, retold=1), id="a worker freezes and wakes, events are told again"),
     ],
 )
-def test_a_consumer_recovers_in_every_order(budget: Budget) -> None:
+def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
     search = explored(Fleet(TWO_CONSUMERS, budget, frail=CONSUMERS, sizes=TAKES_TWO))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
 
@@ -89,7 +89,7 @@ def test_a_consumer_recovers_in_every_order(budget: Budget) -> None:
         pytest.param("Acx", "cx", TAKES_TWO, Budget(freezes=1), id="of the consumer, a half freezes and wakes"),
     ],
 )
-def test_a_hand_off_comes_to_an_end_in_every_order(places: str, frail: str, sizes: tuple[int, int], budget: Budget) -> None:
+def test_hand_off_completes_in_every_interleaving(places: str, frail: str, sizes: tuple[int, int], budget: Budget) -> None:
     """The producer may be one chunk ahead, so that it waits for a consumer whose input is lost."""
     search = explored(Fleet(places, budget, frail=frail, sizes=sizes, split=split_of(places), credits=1))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
@@ -166,28 +166,28 @@ class CondemnsAtOnce(Fleet):
         (AppendsAgain, r"the log of producer is \(0, 1, 1\)"),
     ],
 )
-def test_a_mistake_in_a_script_is_found(scripts: type[Scripts], message: str) -> None:
+def test_mutated_script_is_detected(scripts: type[Scripts], message: str) -> None:
     with pytest.raises(Broken, match=message):
         explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), scripts(), frail=PRODUCERS))
 
 
-def test_blocks_of_a_source_that_left_are_not_to_be_taken() -> None:
+def test_import_from_an_unlisted_source_is_detected() -> None:
     with pytest.raises(Broken, match="blocks that are not the request's"):
         explored(Fleet("AXc", Budget(freezes=1), TakesWhatIsNotOffered(), frail="A", split=PRODUCER))
 
 
-def test_tensors_that_died_with_the_first_half_are_to_be_made_again() -> None:
+def test_skipped_recomputation_of_lost_tensors_is_detected() -> None:
     with pytest.raises(Broken, match="never ends as it should"):
         explored(Fleet("AXc", Budget(deaths=1), LetsItSkip(), frail="A", split=PRODUCER, credits=1))
 
 
 @pytest.mark.parametrize("fleet", [Forgets, CondemnsAtOnce])
-def test_a_mistake_of_the_conductor_is_found(fleet: type[Fleet]) -> None:
+def test_mutated_conductor_is_detected(fleet: type[Fleet]) -> None:
     with pytest.raises(Broken, match="never ends as it should"):
         explored(fleet(TWO_PRODUCERS, Budget(deaths=1), frail=PRODUCERS))
 
 
-def test_a_consumer_that_says_only_once_what_it_lost_may_wait_for_ever() -> None:
+def test_single_report_of_lost_tensors_may_wait_for_ever() -> None:
     """The event may be read by a conductor that dies before it acts: nothing in the hashes tells the next one."""
     with pytest.raises(Broken, match="never ends as it should"):
         explored(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), frail=PRODUCERS, reports_once=True))

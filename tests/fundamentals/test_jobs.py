@@ -39,52 +39,50 @@ def rq_job(connection: redis.Redis, job: str) -> RqJob:
     return RqJob.fetch(job, connection=connection, serializer=JSONSerializer)
 
 
-async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis.Redis, board: FleetClient) -> None:
-    telemetry = board.telemetry
-    first, second = await telemetry.submit_job("bench", {"measure": "scale"}), await telemetry.submit_job("bench", {})
-    assert [job.id for job in await telemetry.jobs()] == [second.id, first.id]
+async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, board: FleetClient) -> None:
+    first, second = await board.jobs.submit("bench", {"measure": "scale"}), await board.jobs.submit("bench", {})
+    assert [job.id for job in await board.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
     assert first.arguments == BenchArguments(measure="scale")
     running = rq_job(connection, first.id)
     jobs.note_progress(running, JobProgress(done=3, total=9, note="3 of 9"))
-    found = await telemetry.job(first.id)
+    found = await board.jobs.find(first.id)
     assert found is not None and found.progress == JobProgress(done=3, total=9, note="3 of 9")
     queue = jobs.open_queue(connection)
     queue.remove(first.id)
     running.set_status(jobs.JobStatus.FAILED)
     queue.failed_job_registry.add(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
     Result.create_failure(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
-    failed = await telemetry.job(first.id)
+    failed = await board.jobs.find(first.id)
     assert failed is not None and failed.state == "failed" and failed.error == "ValueError: no <b>"
     assert failed.traceback.startswith("Traceback") and failed.result == ""
-    again = await telemetry.retry_job(first.id)
+    again = await board.jobs.retry(first.id)
     assert again.id != first.id and again.arguments == first.arguments and again.state == "queued"
-    await telemetry.delete_job(first.id)
-    assert await telemetry.job(first.id) is None and first.id not in {job.id for job in await telemetry.jobs()}
+    await board.jobs.delete(first.id)
+    assert await board.jobs.find(first.id) is None and first.id not in {job.id for job in await board.jobs.list_jobs()}
     await board.stop()
 
 
-async def test_a_queued_job_is_taken_out_and_what_cannot_be_is_refused(board: FleetClient) -> None:
-    telemetry = board.telemetry
-    job = await telemetry.submit_job("bench", {})
+async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(board: FleetClient) -> None:
+    job = await board.jobs.submit("bench", {})
     with pytest.raises(Conflict, match="not ended"):
-        await telemetry.retry_job(job.id)
-    await telemetry.stop_job(job.id)
-    stopped = await telemetry.job(job.id)
+        await board.jobs.retry(job.id)
+    await board.jobs.stop(job.id)
+    stopped = await board.jobs.find(job.id)
     assert stopped is not None and stopped.state == "canceled"
     with pytest.raises(Conflict, match="ended already"):
-        await telemetry.stop_job(job.id)
-    for call in (telemetry.retry_job("none"), telemetry.stop_job("none"), telemetry.delete_job("none")):
+        await board.jobs.stop(job.id)
+    for call in (board.jobs.retry("none"), board.jobs.stop("none"), board.jobs.delete("none")):
         with pytest.raises(NotFound):
             await call
     with pytest.raises(BadInput, match="bench"):
-        await telemetry.submit_job("rm", {})
+        await board.jobs.submit("rm", {})
     await board.stop()
 
 
-async def test_a_job_of_foreign_make_does_no_harm(connection: redis.Redis, board: FleetClient) -> None:
+async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, board: FleetClient) -> None:
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
-    (job,) = await board.telemetry.jobs()
+    (job,) = await board.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
     await board.stop()
 
@@ -92,36 +90,35 @@ async def test_a_job_of_foreign_make_does_no_harm(connection: redis.Redis, board
 async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, board: FleetClient) -> None:
     queue = jobs.open_queue(connection)
     old = queue.enqueue("fleet.jobs.bench.run", ["--json", "/tmp/x"], meta={"kind": "bench"})
-    (job,) = await board.telemetry.jobs()
+    (job,) = await board.jobs.list_jobs()
     assert (job.kind, job.arguments) == ("bench", None)
-    await board.telemetry.stop_job(old.id)
+    await board.jobs.stop(old.id)
     with pytest.raises(Conflict, match="another version; submit it again"):
-        await board.telemetry.retry_job(old.id)
+        await board.jobs.retry(old.id)
     await board.stop()
 
 
 async def test_job_folder_is_private_and_removed_with_its_job(board: FleetClient, tmp_path: Path) -> None:
-    telemetry = board.telemetry
-    job = await telemetry.submit_job("bench", {})
+    job = await board.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     assert folder == tmp_path / "jobs" / job.id and stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / "report.json").write_text("{}")
     (folder / "other.txt").write_text("no")
     (folder / "report.png").symlink_to(folder / "other.txt")
-    assert await telemetry.job_file(job.id, "report.json") == b"{}"
+    assert await board.jobs.read_file(job.id, "report.json") == b"{}"
     for job_id, name in ((job.id, "other.txt"), (job.id, "report.png"), (job.id, "../report.json"), ("../jobs", "report.json")):
         with pytest.raises(NotFound):
-            await telemetry.job_file(job_id, name)
+            await board.jobs.read_file(job_id, name)
     (folder / "report.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(Conflict, match="larger than"):
         read_file(tmp_path, job.id, "report.json")
-    await telemetry.delete_job(job.id)
+    await board.jobs.delete(job.id)
     assert not folder.exists()
     await board.stop()
 
 
 async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, board: FleetClient, tmp_path: Path) -> None:
-    kept, expired = await board.telemetry.submit_job("bench", {}), await board.telemetry.submit_job("bench", {})
+    kept, expired = await board.jobs.submit("bench", {}), await board.jobs.submit("bench", {})
     folders = [make_folder(tmp_path, job.id) for job in (kept, expired)]
     foreign = tmp_path / "jobs" / "notes"
     foreign.mkdir()
@@ -132,12 +129,12 @@ async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, boar
 
 
 async def test_missing_or_large_job_file_is_refused_without_a_path(board: FleetClient, tmp_path: Path) -> None:
-    job = await board.telemetry.submit_job("bench", {})
+    job = await board.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     (folder / "report.png").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     for name, kind in (("report.json", NotFound), ("report.png", Conflict)):
         with pytest.raises(kind) as refused:
-            await board.telemetry.job_file(job.id, name)
+            await board.jobs.read_file(job.id, name)
         assert str(tmp_path) not in refused.value.message and "data_dir" in refused.value.message
     await board.stop()
 
@@ -158,7 +155,7 @@ def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path:
         assert [folder.exists() for folder in folders] == [link.exists()] * 2
 
 
-def test_folder_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeletable_folder_does_not_keep_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}") for number in range(3)]
     remove = shutil.rmtree
 
@@ -177,38 +174,37 @@ CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("stat
 
 
 @pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
-async def test_record_that_cannot_be_read_is_shown_as_such_beside_the_others(
+async def test_unreadable_record_is_listed_beside_others(
     connection: redis.Redis, board: FleetClient, field: str, value: bytes | None
 ) -> None:
-    telemetry = board.telemetry
-    whole, corrupt = await telemetry.submit_job("bench", {}), await telemetry.submit_job("bench", {})
+    whole, corrupt = await board.jobs.submit("bench", {}), await board.jobs.submit("bench", {})
     if value is None:
         connection.hdel(RqJob.key_for(corrupt.id), field)
     else:
         connection.hset(RqJob.key_for(corrupt.id), field, value)
-    listed = {job.id: job for job in await telemetry.jobs()}
+    listed = {job.id: job for job in await board.jobs.list_jobs()}
     assert set(listed) == {whole.id, corrupt.id} and listed[whole.id].state == "queued"
     shown = listed[corrupt.id]
     assert shown.state == "unreadable" and shown.arguments is None and "delete it" in shown.error
-    assert await telemetry.job(corrupt.id) == shown
-    for order in (telemetry.retry_job, telemetry.stop_job):
+    assert await board.jobs.find(corrupt.id) == shown
+    for order in (board.jobs.retry, board.jobs.stop):
         with pytest.raises(Conflict, match="cannot be read"):
             await order(corrupt.id)
     assert jobs.kept_ids(connection, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
-    await telemetry.delete_job(corrupt.id)
-    assert [job.id for job in await telemetry.jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
+    await board.jobs.delete(corrupt.id)
+    assert [job.id for job in await board.jobs.list_jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
     await board.stop()
 
 
-async def test_result_that_cannot_be_read_is_shown_as_such(connection: redis.Redis, board: FleetClient) -> None:
-    job = await board.telemetry.submit_job("bench", {})
+async def test_unreadable_result_is_listed(connection: redis.Redis, board: FleetClient) -> None:
+    job = await board.jobs.submit("bench", {})
     connection.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
-    assert [shown.state for shown in await board.telemetry.jobs()] == ["unreadable"]
+    assert [shown.state for shown in await board.jobs.list_jobs()] == ["unreadable"]
     connection.delete(RqJob.key_for(job.id), f"rq:results:{job.id}")
     connection.set(RqJob.key_for(job.id), "no hash")
-    assert [shown.state for shown in await board.telemetry.jobs()] == ["unreadable"]
-    await board.telemetry.delete_job(job.id)
-    assert not await board.telemetry.jobs()
+    assert [shown.state for shown in await board.jobs.list_jobs()] == ["unreadable"]
+    await board.jobs.delete(job.id)
+    assert not await board.jobs.list_jobs()
     await board.stop()
 
 
@@ -233,7 +229,7 @@ def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_p
     assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (measure not in ("serving", "voice"))
 
 
-def test_arguments_are_passed_on_as_given(tmp_path: Path) -> None:
+def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
     measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
     serving = BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0)
     options = parse(command_line(serving, measured, tmp_path))

@@ -16,7 +16,7 @@ from tests.support import await_until, wait_until
 TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 
 
-async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: str) -> None:
+async def test_every_client_edge_is_delivered_and_the_request_ends(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=30)
@@ -25,19 +25,19 @@ async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: s
             assert len(got[AUDIO]) == 30 * 1920
 
             async def ended() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and view.state == "finished"
 
             await await_until(ended, "the request to be finished")
-            view = await client.request_view(spec.id)
+            view = await client.telemetry.trace(spec.id)
             assert view is not None
             assert all(edge.produced == edge.consumed for edge in view.edges)
-            assert await client.live_count() == 0
+            assert await client.telemetry.num_live() == 0
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
 @pytest.mark.parametrize("override", ["async_chunk=false", "transition_source=conductor", "edges.codes.policy={kind: each}"])
-async def test_who_drives_the_walk_and_how_chunks_are_cut_changes_nothing(redis_url: str, override: str) -> None:
+async def test_answer_is_independent_of_walk_driver_and_chunk_sizes(redis_url: str, override: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             usual = await answer(client, fake_spec(fleet, seed=5))
@@ -48,18 +48,18 @@ async def test_who_drives_the_walk_and_how_chunks_are_cut_changes_nothing(redis_
         np.testing.assert_array_equal(samples, other[edge])
 
 
-async def test_a_new_leader_turns_the_walks_its_predecessor_did_not(redis_url: str) -> None:
+async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> None:
     """The conductor that drives the walks is deaf while the transitions are appended, then another takes the lead."""
     with thread_fleet(redis_url, "transition_source=conductor") as fleet:
         async with gateway(fleet) as client:
             usual = await answer(client, fake_spec(fleet, seed=9))
             deaf = fleet.driver
             deaf.state = replace(deaf.state, conductor_driven=frozenset())
-            stream = await client.submit(fake_spec(fleet, seed=9), None)
+            stream = await client.requests.submit(fake_spec(fleet, seed=9), None)
             stages = {edge.name: edge for edge in fleet.config.graph_declaration().edges}
 
             async def text_is_out() -> bool:
-                view = await client.request_view(stream.request_id)
+                view = await client.telemetry.trace(stream.request_id)
                 return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
 
             await await_until(text_is_out, "the whole text, while speech waits for its walk")
@@ -82,7 +82,7 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
             assert all(len(a[AUDIO]) == 20 * 1920 for a in answers)
 
 
-async def test_a_stage_that_ends_early_holds_its_producer_up_no_more(redis_url: str) -> None:
+async def test_stage_that_ends_early_does_not_block_its_producer(redis_url: str) -> None:
     """Speech is bounded far below the text, and the edge between them has few credits: the text still comes whole."""
     with thread_fleet(redis_url, "edges.thought.credits=4") as fleet:
         async with gateway(fleet) as client:
@@ -93,27 +93,27 @@ async def test_a_stage_that_ends_early_holds_its_producer_up_no_more(redis_url: 
             assert (len(got[TEXT]), len(got[AUDIO])) == (60, 5 * 1920)
 
 
-async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str) -> None:
+async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2") as fleet:
         async with gateway(fleet) as client:
             leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
             last_poll, leaver.availability.draining = leaver.maintenance.next_poll_s, True
             wait_until(lambda: leaver.maintenance.next_poll_s != last_poll, "the worker to take nothing new")
-            stream = await client.submit(fake_spec(fleet), None)
+            stream = await client.requests.submit(fake_spec(fleet), None)
             fleet.driver.client.zrem(keys.WORKERS, leaver.worker)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
                 async for _ in stream:
                     pass
 
 
-async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: str) -> None:
+async def test_slow_client_blocks_only_its_own_producers(redis_url: str) -> None:
     """Credits: a stream nobody reads stalls at its credit; another request runs to its end meanwhile."""
     with thread_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
-            slow = await client.submit(fake_spec(fleet, num_tokens=200), None)
+            slow = await client.requests.submit(fake_spec(fleet, num_tokens=200), None)
             got = await answer(client, fake_spec(fleet, num_tokens=60))
             assert len(got[TEXT]) == 60
-            view = await client.request_view(slow.request_id)
+            view = await client.telemetry.trace(slow.request_id)
             assert view is not None
             produced = {edge.name: edge.produced for edge in view.edges}
             assert produced[TEXT] <= 8 + 1

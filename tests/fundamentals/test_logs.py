@@ -43,7 +43,7 @@ def shipper(url: str, labels: Labels = LABELS) -> LogShipper:
     return LogShipper(connect_for_a_call(url, 0.5), labels)
 
 
-async def test_a_line_has_labels_a_request_and_a_trace(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_line_has_labels_request_and_traceback(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
     handler, request = shipper(redis_url), new_request_id()
     logger.addHandler(handler)
     logger.info("request %s fails in lm: no", request)
@@ -65,7 +65,7 @@ async def test_a_line_has_labels_a_request_and_a_trace(redis_url: str, board: Fl
     await board.stop()
 
 
-async def test_lines_are_searched_and_paged(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_lines_are_searched_and_paged(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(30):
@@ -89,7 +89,7 @@ async def test_lines_are_searched_and_paged(redis_url: str, board: FleetClient, 
     await board.stop()
 
 
-async def test_the_log_is_followed_from_any_line(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_is_followed_from_any_line(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(5):
@@ -110,7 +110,7 @@ async def test_the_log_is_followed_from_any_line(redis_url: str, board: FleetCli
     await board.stop()
 
 
-def test_who_logs_never_waits_and_what_is_lost_is_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
+def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
     handler = shipper(own_redis.url)
     own_redis.kill()
     logger.addHandler(handler)
@@ -127,7 +127,7 @@ def test_who_logs_never_waits_and_what_is_lost_is_counted(own_redis: RedisProces
         assert stream_entries(client, keys.LOGS)[-1][1][b"m"] == b"after all"
 
 
-def test_configuring_logging_anew_stops_nothing(redis_url: str) -> None:
+def test_logging_continues_after_reconfiguration(redis_url: str) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.INFO)
     with shipping(redis_url, LABELS):
@@ -138,7 +138,7 @@ def test_configuring_logging_anew_stops_nothing(redis_url: str) -> None:
         assert [fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)] == [b"still here"]
 
 
-def test_threads_that_log_at_once_lose_nothing(redis_url: str, logger: logging.Logger) -> None:
+def test_concurrent_threads_lose_no_log_lines(redis_url: str, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     threads = [threading.Thread(target=lambda n=n: [logger.info("%d %d", n, i) for i in range(200)]) for n in range(4)]
@@ -152,7 +152,7 @@ def test_threads_that_log_at_once_lose_nothing(redis_url: str, logger: logging.L
     assert len(told) == 800
 
 
-def test_what_a_process_logs_is_shipped_until_it_ends(redis_url: str) -> None:
+def test_process_ships_log_lines_until_it_ends(redis_url: str) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
     before = list(root.handlers)
     root.setLevel(logging.INFO)
@@ -166,18 +166,18 @@ def test_what_a_process_logs_is_shipped_until_it_ends(redis_url: str) -> None:
     assert (fields[b"p"], fields[b"w"], fields[b"m"], fields[b"n"]) == (b"web", b"gateway@test:1:a", b"hello", b"fleet.web")
 
 
-async def test_redis_away_is_said_by_name(own_redis: RedisProcess) -> None:
+async def test_reads_without_redis_raise_redis_unreachable(own_redis: RedisProcess) -> None:
     board = await FleetClient.connect(own_redis.url, load_config(None, ("engine=fake",)))
     own_redis.kill()
-    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.telemetry.jobs(), board.telemetry.series()):
+    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.jobs.list_jobs(), board.telemetry.series()):
         with pytest.raises(RedisUnreachable):
             await call
     with pytest.raises(RedisUnreachable):
-        await anext(board.telemetry.follow())
+        await anext(board.telemetry.follow_events())
     await board.stop()
 
 
-async def test_lines_of_another_version_are_shown_as_far_as_they_go(redis_url: str, board: FleetClient) -> None:
+async def test_log_line_of_another_version_is_shown_in_part(redis_url: str, board: FleetClient) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
     (line,) = (await board.telemetry.logs(LogQuery())).lines

@@ -54,7 +54,7 @@ def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[
     return Driver(config, connect(redis_url), WorkerId("conductor@test")), sorted(spec.id for spec in specs)
 
 
-def test_a_leader_goes_by_what_it_saw_in_this_term(redis_url: str) -> None:
+def test_leader_ignores_observations_of_an_earlier_term(redis_url: str) -> None:
     """One that slept for an hour as a standby knows nothing of who has served since."""
     with redis.Redis.from_url(redis_url) as client:
         driver, live = a_leader_of_many(redis_url, client)
@@ -69,9 +69,7 @@ def test_a_leader_goes_by_what_it_saw_in_this_term(redis_url: str) -> None:
         assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
 
 
-def test_a_new_leader_of_many_requests_keeps_its_lead_while_it_reads_them(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_leader_keeps_its_lease_while_it_reads_many_requests(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
         driver, live = a_leader_of_many(redis_url, client)
         left_s: list[int] = []
@@ -90,7 +88,7 @@ def test_a_new_leader_of_many_requests_keeps_its_lead_while_it_reads_them(
         driver.client.close()
 
 
-def test_a_leader_that_loses_its_lead_while_it_reads_orders_nothing_more(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_loses_its_lease_while_reading_sends_no_commands(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
         driver, live = a_leader_of_many(redis_url, client)
 
@@ -106,15 +104,15 @@ def test_a_leader_that_loses_its_lead_while_it_reads_orders_nothing_more(redis_u
         driver.client.close()
 
 
-async def test_an_answer_that_ends_while_its_gateway_looks_over_what_it_holds_is_not_aborted(redis_url: str) -> None:
+async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             await answer(client, fake_spec(fleet))
             spec = fake_spec(fleet)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
 
             async def ready() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and all(edge.produced for edge in view.edges)
 
             await await_until(ready, "every edge to begin")
@@ -128,14 +126,14 @@ async def test_an_answer_that_ends_while_its_gateway_looks_over_what_it_holds_is
                 return members
 
             client._redis.smembers = held_then_delivered  # pyright: ignore
-            await client._disown_unknown()  # pyright: ignore[reportPrivateUsage]
-            await client._end_strays()  # pyright: ignore[reportPrivateUsage]
-            view = await client.request_view(spec.id)
+            await client.requests._find_strays()  # pyright: ignore[reportPrivateUsage]
+            await client.requests._abort_strays()  # pyright: ignore[reportPrivateUsage]
+            view = await client.telemetry.trace(spec.id)
             assert view is not None
             assert view.state == "running"
 
 
-def test_a_stream_has_moved_when_each_open_edge_brought_a_chunk() -> None:
+def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     spec = fake_spec_of(config)
     unused = cast("redis.asyncio.Redis", None)
@@ -160,9 +158,7 @@ def test_a_stream_has_moved_when_each_open_edge_brought_a_chunk() -> None:
     assert stream.moved()
 
 
-def test_a_leader_asks_once_which_roles_are_deserted_and_keeps_its_lead_over_many_overdue_grants(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leader_reads_role_availability_once_for_many_overdue_grants(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
         driver, _ = a_leader_of_many(redis_url, client)
         for _ in range(2):

@@ -61,7 +61,7 @@ def of_blocks(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> bo
     ],
     ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
 )
-async def test_a_hand_off_that_finds_no_memory_costs_time_only(
+async def test_hand_off_without_memory_recomputes_the_prefix(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, concerns: Callable[..., bool], error: Exception
 ) -> None:
     if name == "lend_pages":  # which is asked for only where a pool is shared
@@ -97,16 +97,14 @@ async def ask_beside_a_mate(url: str, strike: Callable[[RequestId], list[str]]) 
     return failed
 
 
-async def test_a_chunk_that_finds_no_memory_costs_its_request(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, pulled: EdgeName
-) -> None:
+async def test_chunk_without_memory_fails_its_request(redis_url: str, monkeypatch: pytest.MonkeyPatch, pulled: EdgeName) -> None:
     def strike(request: RequestId) -> list[str]:
         return fail_over(monkeypatch, NixlTransfer, "publish", MemoryError(), lambda _transfer, owner, *_: owner == request)
 
     assert isinstance(await ask_beside_a_mate(redis_url, strike), OutOfMemory), pulled
 
 
-async def test_logs_that_find_no_memory_cost_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replayed_logs_without_memory_fail_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def strike(request: RequestId) -> list[str]:
         return fail_over(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
 

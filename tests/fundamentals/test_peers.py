@@ -51,7 +51,7 @@ def join(client: redis.Redis, worker: WorkerId, role: str, fields: dict[str, str
 @pytest.mark.parametrize(
     ("listed", "new"), [(LOCAL_THERE, LOCAL_HERE), (NETWORKED, LOCAL_HERE), (LOCAL_HERE, NETWORKED), (OTHER_USER, LOCAL_HERE)]
 )
-def test_local_only_worker_and_one_of_another_host_are_refused(
+def test_local_only_worker_is_refused_beside_one_of_another_host(
     client: redis.Redis, listed: dict[str, str], new: dict[str, str]
 ) -> None:
     assert join(client, LISTED, "thinker", listed) == "ok"
@@ -66,9 +66,7 @@ def test_local_only_worker_and_one_of_another_host_are_refused(
     ("listed", "new"),
     [(LOCAL_HERE, LOCAL_HERE), (NETWORKED, {**NETWORKED, "host": "here"}), (INLINE, LOCAL_HERE), (LOCAL_HERE, INLINE)],
 )
-def test_workers_that_can_read_each_other_or_need_not_are_accepted(
-    client: redis.Redis, listed: dict[str, str], new: dict[str, str]
-) -> None:
+def test_workers_with_compatible_reach_are_accepted(client: redis.Redis, listed: dict[str, str], new: dict[str, str]) -> None:
     assert join(client, LISTED, "thinker", listed) == "ok"
     assert join(client, NEW, "talker", new) == "ok"
 
@@ -170,7 +168,7 @@ async def test_fleet_with_a_secret_answers_and_shows_it_nowhere(redis_url: str, 
 
 
 @pytest.mark.usefixtures("pulled")
-async def test_request_fails_where_the_only_producer_is_not_who_it_says(redis_url: str, tmp_path: Path) -> None:
+async def test_request_with_an_unauthenticated_producer_fails(redis_url: str, tmp_path: Path) -> None:
     path = secret_file(tmp_path, "s")
     overrides = (f"security.fleet_secret={path}", "transfer.deadline_s=0.05")
     stranger = open_transfer("nixl", STRANGER, MIB, MIB)

@@ -75,7 +75,7 @@ async def ask(client: FleetClient, spec: RequestSpec) -> EdgeArrays | FleetError
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-async def test_a_poisoned_request_fails_alone(redis_url: str, error: Exception, code: str, words: tuple[str, ...]) -> None:
+async def test_poisoned_request_fails_alone(redis_url: str, error: Exception, code: str, words: tuple[str, ...]) -> None:
     with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
         engine = add_fragile(fleet, error)
         async with gateway(fleet) as client:
@@ -95,14 +95,14 @@ async def test_a_poisoned_request_fails_alone(redis_url: str, error: Exception, 
         assert_nothing_left(fleet)
 
 
-async def test_who_took_no_part_is_no_suspect(redis_url: str) -> None:
+async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> None:
     """One that waits for its client keeps its place, and what was computed for it, when others fail beside it."""
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2", without=ROLE) as fleet:
         engine = add_fragile(fleet, RuntimeError("poison"))
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            waits = await client.submit(spec, None)
+            waits = await client.requests.submit(spec, None)
             task = await asyncio.to_thread(lambda: fleet.owner(spec.id, fleet.loops[0].stage).tasks[spec.id])
             await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "it to wait for its client"))
 
@@ -119,7 +119,7 @@ async def test_who_took_no_part_is_no_suspect(redis_url: str) -> None:
             assert_same(heard, expected)
 
 
-def test_what_torch_and_numpy_say_when_memory_is_out_is_told_with_the_way_out() -> None:
+def test_out_of_memory_errors_name_the_remedy() -> None:
     import torch
 
     def message_of(allocate: object) -> str:

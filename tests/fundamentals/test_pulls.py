@@ -6,25 +6,25 @@ from fleet.control.telemetry.workers import transfers_of
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.pulls import KV, PullCounts, PullTally, decode_pulls
 from fleet.core.receipts import Receipts, decode_receipts
-from fleet.core.telemetry import WorkerStory, WorkerTransfer
+from fleet.core.telemetry import WorkerTransfer, WorkerView
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import REPO, await_until
 
 
-async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, pulled: EdgeName) -> None:
+async def test_pulls_are_counted_by_worker_and_in_the_trace(redis_url: str, pulled: EdgeName) -> None:
     with thread_fleet(redis_url, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
 
             async def ended() -> bool:
-                story = await client.telemetry.story(spec.id)
+                story = await client.telemetry.trace(spec.id)
                 return story is not None and story.ended_us > 0
 
             await await_until(ended, "the request to end")
-            story = await client.telemetry.story(spec.id)
+            story = await client.telemetry.trace(spec.id)
     assert story is not None
     remote = fleet.config.graph_declaration().edge(pulled)
     told = next(edge for edge in story.edges if edge.name == remote.name)
@@ -41,10 +41,10 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
 
 
 @pytest.mark.parametrize("config", ["colocated", "thinker_pd", "both_pd"])
-async def test_what_is_made_again_goes_on_where_no_arena_has_room(
+async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
     redis_url: str, pulled: EdgeName, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody dies, and with them all tensors: who makes them again has no room for one, and the answer is the same."""
+    """All workers die, and their tensors with them; the arenas of their successors have no room for a single tensor."""
     graph = GRAPHS[DEFAULT_GRAPH]
     with thread_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -64,20 +64,20 @@ async def test_what_is_made_again_goes_on_where_no_arena_has_room(
             assert_same(await answer_disturbed(client, spec, None, strike), expected)
 
 
-def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
+def test_pull_counts_add_up_and_survive_encoding() -> None:
     one, other = PullTally(), PullTally()
     one.ended("rows", 100, 1_000)
     one.failed("rows")
     other.ended("rows", 50, 9_000)
     other.ended(KV, 7, 100)
     told = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
-    total = {"rows": told[0]["rows"] + told[1]["rows"], KV: told[1][KV]}
+    total = {"rows": told[0]["rows"] + told[1]["rows"], "none": PullCounts(), KV: told[1][KV]}
     end = WorkerTransfer(
         worker=WorkerId("w"), role="lm", backend="nixl", registered_bytes=1, used_bytes=0, slots_used=0, in_flight=2, num_pulls=2,
         num_failed=1,
     )  # fmt: skip
-    there = WorkerStory(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
-    view = transfers_of([there], total, ["rows", "none"], {"rows": 12.34})
+    there = WorkerView(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
+    view = transfers_of([there], total, {"rows": 12.34})
     rows, none, kv = view.edges
     assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == ("rows", 2, 150, 1, 2)
     assert rows.bytes_per_s == 12.3 and 1.0 <= (rows.p50_ms or 0) < 1.2 and 9.0 <= (rows.p95_ms or 0) < 10.2
@@ -86,12 +86,12 @@ def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "no", '{"rows": 3}', "[]"])
-def test_counts_of_another_version_count_as_none(raw: str) -> None:
+def test_pull_counts_of_another_version_are_ignored(raw: str) -> None:
     assert decode_pulls(raw) == {}
     assert decode_receipts(raw.encode()) == ()
 
 
-def test_a_receipt_says_how_chunks_came() -> None:
+def test_receipt_contains_chunk_ages_and_pulls() -> None:
     receipts, edge = Receipts(), EdgeName("rows")
     assert receipts.line(WorkerId("w")) is None
     receipts.arrived(edge, 1_500, 1_000)

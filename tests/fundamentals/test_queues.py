@@ -10,10 +10,10 @@ from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run, text
-from fleet.control.views import RoleView
 from fleet.core.errors import NoWorker
 from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
+from fleet.core.telemetry import RoleView
 
 CONFIG = load_config(None, ("engine=fake", "device=cpu"))
 GRAPH = CONFIG.graph_declaration()
@@ -42,7 +42,7 @@ class Bench:
 
     async def submit(self) -> RequestId:
         spec = RequestSpec(id=new_request_id(), graph=GRAPH.name, prompt_ids=(1,), outputs=tuple(GRAPH.media))
-        await self.gateway.submit(spec, None)
+        await self.gateway.requests.submit(spec, None)
         return spec.id
 
     def grant(self, request: RequestId) -> Epoch:
@@ -57,7 +57,7 @@ class Bench:
         return text(cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply)[0][1][0][0])
 
     async def role(self) -> RoleView:
-        return next(view for view in await self.gateway.roles() if view.role == ROLE)
+        return next(view for view in await self.gateway.telemetry.roles() if view.role == ROLE)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ async def bench(redis_url: str) -> AsyncIterator[Bench]:
     client.close()
 
 
-async def test_a_grant_is_counted_until_it_is_claimed(bench: Bench) -> None:
-    assert [view.role for view in await bench.gateway.roles()] == STAGES
+async def test_grant_is_queued_until_it_is_claimed(bench: Bench) -> None:
+    assert [view.role for view in await bench.gateway.telemetry.roles()] == STAGES
     first, second = await bench.submit(), await bench.submit()
     epoch = bench.grant(first)
     bench.grant(second)
@@ -83,7 +83,7 @@ async def test_a_grant_is_counted_until_it_is_claimed(bench: Bench) -> None:
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
-async def test_the_oldest_one_tells_the_age(bench: Bench) -> None:
+async def test_queue_age_is_that_of_the_oldest_grant(bench: Bench) -> None:
     seconds, _ = bench.client.time()
     for age_s in (90, 30):
         bench.client.xadd(keys.role(ROLE), {"r": "x"}, id=f"{(seconds - age_s) * 1000}-1")
@@ -92,15 +92,15 @@ async def test_the_oldest_one_tells_the_age(bench: Bench) -> None:
     assert (await bench.role()).oldest_s == 0
 
 
-async def test_a_request_that_has_ended_waits_for_nobody(bench: Bench) -> None:
+async def test_ended_request_leaves_the_queue(bench: Bench) -> None:
     request = await bench.submit()
     bench.grant(request)
     assert (await bench.role()).queue_depth == 1
-    await bench.gateway.abort_request(request)
+    await bench.gateway.requests.abort(request)
     assert (await bench.role()).queue_depth == 0
 
 
-async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
+async def test_draining_worker_is_no_capacity(bench: Bench) -> None:
     """It keeps its lease and finishes what it has; a request that would need it is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
@@ -108,10 +108,10 @@ async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
     view = await bench.role()
     assert (view.workers, view.draining, view.capacity) == (0, 1, 0)
     assert bench.ask(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
-    assert await bench.gateway.missing_roles() == [STAGE]
+    assert await bench.gateway.telemetry.missing_roles() == [STAGE]
     with pytest.raises(NoWorker, match=STAGE):
         await bench.submit()
-    assert await bench.gateway.live_count() == 0
+    assert await bench.gateway.telemetry.num_live() == 0
 
     bench.join(ROLE, 2)
     view = await bench.role()
@@ -119,7 +119,7 @@ async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
     await bench.submit()
 
 
-async def test_a_worker_that_was_fenced_cannot_drain(bench: Bench) -> None:
+async def test_fenced_worker_cannot_drain(bench: Bench) -> None:
     worker = bench.workers[STAGE]
     assert bench.ask(scripts.fence_worker("", worker)) == "ok"
     assert bench.ask(scripts.drain(worker)) == "unlisted"

@@ -41,7 +41,7 @@ def replace(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 15])
 @pytest.mark.parametrize("graph", [OMNI, TEXT], ids=lambda graph: graph.name)
-async def test_each_stage_killed_leaves_the_answer_whole(redis_url: str, graph: Graph, at: int) -> None:
+async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, graph: Graph, at: int) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -56,7 +56,7 @@ async def test_each_stage_killed_leaves_the_answer_whole(redis_url: str, graph: 
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
-async def test_every_stage_killed_at_once(redis_url: str) -> None:
+async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -70,7 +70,7 @@ async def test_every_stage_killed_at_once(redis_url: str) -> None:
             assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
 
-async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str) -> None:
+async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
     """It was not dead but slow: all it does from then on is refused, and it drops what it held."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
@@ -87,14 +87,14 @@ async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str
             assert_same(await answer_disturbed(client, spec, None, bury), expected)
 
 
-async def test_a_request_that_kills_its_worker_alone_becomes_a_dead_letter_and_its_mate_does_not(redis_url: str) -> None:
+async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
         (stage,) = (each.name for each in fleet.config.graph_declaration().stages)
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             # Nobody reads either answer at first, so both stand still: no death is excused by progress.
-            poison = await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            mate = await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            poison = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            mate = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for death in range(3):
                 both = {poison.request_id, mate.request_id}
                 together = both if death < 2 else {poison.request_id}
@@ -119,7 +119,7 @@ def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], 
     fleet.kill(dying)
 
 
-async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: str) -> None:
+async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
     """Its workers die one after another before there is anything to do: nobody died over it, and it is answered as ever."""
     with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -129,7 +129,7 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
             await asyncio.to_thread(
                 wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to take nothing"
             )
-            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
                 await asyncio.to_thread(replace, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
@@ -138,13 +138,13 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
             assert_same(await collected(stream, spec), expected)
 
 
-async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str) -> None:
+async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
     """Its producer is gone in mid-answer. Once it runs alone, and has done all there was to do, its death is not its own."""
     paced = f"stages.{SOURCE}.extra={{step_ms: 20}}"
     with thread_fleet(redis_url, paced) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             hearing = asyncio.create_task(collected(stream, spec))
             (into_sink,) = OMNI.edges_to(SINK)
 
@@ -173,26 +173,26 @@ async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str)
             assert_same(await hearing, expected)
 
 
-async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_nothing(redis_url: str) -> None:
+async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as first, gateway(fleet) as second:
             expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            held_by_first = await first.submit(spec, None)
+            held_by_first = await first.requests.submit(spec, None)
             async for chunk in held_by_first:
                 if chunk.index == 3:
                     break
-            taken = await second.resume(spec.id)
+            taken = await second.requests.resume(spec.id)
             assert taken is not None and taken[0] == spec
             await held_by_first.abort("the client left")
             assert_same(await collected(taken[1], spec), expected)
-            again = await first.resume(spec.id)
+            again = await first.requests.resume(spec.id)
             assert again is not None
             assert_same(await collected(again[1], spec), expected)
-            assert await first.resume(RequestId("req-none")) is None
+            assert await first.requests.resume(RequestId("req-none")) is None
 
 
-async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str) -> None:
+async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> None:
     """Its sound goes before its words do."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -200,84 +200,84 @@ async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str)
             expected = await answer(client, spec)
 
             async def has_ended() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and view.state == "finished"
 
             await await_until(has_ended, "the request to be finished")
             left_s = [reader.ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
             assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             assert_same(await collected(taken[1], spec), expected)
             reader.delete(keys.edge(spec.id, EdgeName("audio")))
             with pytest.raises(NotFound, match="kept for a minute"):
-                await client.resume(spec.id)
+                await client.requests.resume(spec.id)
 
 
-async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redis_url: str) -> None:
+async def test_detached_answers_are_resumed_at_another_gateway(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
         async with gateway(fleet) as other:
             expected = await answer(other, fake_spec(fleet, num_tokens=NUM_TOKENS))
             async with gateway(fleet) as leaving:
-                stream = await leaving.submit(spec, None)
+                stream = await leaving.requests.submit(spec, None)
                 await anext(stream)
-                leaving.detach_all()
+                leaving.requests.detach_all()
                 with pytest.raises(GatewayStopping):
                     await collected(stream, spec)
-            taken = await other.resume(spec.id)
+            taken = await other.requests.resume(spec.id)
             assert taken is not None
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redis_url: str) -> None:
+async def test_answer_without_a_client_finishes_and_can_be_resumed(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             async for chunk in stream:
                 if chunk.index == 3:
                     break
             stream.run_on()
 
             async def is_free() -> bool:
-                return await client.live_count() == 0
+                return await client.telemetry.num_live() == 0
 
             await await_until(is_free, "the request's place to be free")
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             stream.run_on()  # found to be without a listener after its client came back
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_come_back(redis_url: str) -> None:
+async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: str) -> None:
     settings = ("web.send_timeout_s=0.1", *in_step(OMNI))
     with thread_fleet(redis_url, *settings) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=10_000)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             await anext(stream)
             stream.run_on()
 
             async def is_free() -> bool:
-                return await client.live_count() == 0
+                return await client.telemetry.num_live() == 0
 
             await await_until(is_free, "the request's place to be free")
             assert reader.hget(keys.request(spec.id), "state") == b"aborted"
 
 
-async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
+async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(redis_url: str) -> None:
     """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
     with thread_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            older = await client.submit(spec, None)
+            older = await client.requests.submit(spec, None)
             async for chunk in older:
                 if chunk.index == 3:
                     break
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             await older.abort("the client left")
             deadlines = [reader.zscore(keys.WORKERS, client.id)]
@@ -290,15 +290,15 @@ async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_i
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -> None:
+async def test_request_that_no_gateway_resumes_is_aborted(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.gateway_timeout_s=0.5", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as watching:
             async with gateway(fleet) as client:
                 spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-                await client.submit(spec, None)
+                await client.requests.submit(spec, None)
 
             async def aborted() -> bool:
-                view = await watching.request_view(spec.id)
+                view = await watching.telemetry.trace(spec.id)
                 return view is not None and view.state == "aborted"
 
             await await_until(aborted, "the request to be abandoned")

@@ -78,7 +78,7 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, E
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
+async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
     server: RedisProcess, tmp_path: Path, owned: list[tuple[RequestId, StageName, Epoch]], seed: int
 ) -> None:
     """In mid-load, anywhere, and anything of the last writes may be lost: no right is ever given twice."""
@@ -90,7 +90,7 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
         await client.start()
         try:
             await ready(client)
-            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
@@ -106,24 +106,24 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
-async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
+async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
     with processes(server.url, config):
         client = await FleetClient.connect(server.url, config)
         await client.start()
         try:
             await ready(client)
-            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             strike = restart(server, tmp_path, 20, cut_bytes)
             assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
             again = fake_spec_of(config, num_tokens=40)
-            assert_same(await collected(await client.submit(again, None), again), expected)
+            assert_same(await collected(await client.requests.submit(again, None), again), expected)
         finally:
             await client.stop()
 
 
-async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
+async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
     """The chunks were kept and their acknowledgements lost: nobody makes those again, and the producer waits for credit."""
     with thread_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
@@ -134,10 +134,12 @@ async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
                     fleet.kill(fleet.owner(spec.id, StageName("thinker")))
 
             async def taken() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
 
-            expected = await collected(await client.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again)
+            expected = await collected(
+                await client.requests.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again
+            )
             got = asyncio.create_task(answer_disturbed(client, spec, None, kill))
             await await_until(taken, "all that was said to be heard")
             with connect(redis_url) as other:
@@ -146,7 +148,7 @@ async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
             assert_same(await got, expected)
 
 
-async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the_next(tmp_path: Path) -> None:
+async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: Path) -> None:
     first, config = RedisProcess(tmp_path), load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI)))
     first.start()
     with processes(first.url, config):
@@ -168,7 +170,7 @@ async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the
                 await answer_disturbed(client, begun, None, empty)
             await ready(client)
             after = fake_spec_of(config, num_tokens=5)
-            assert set(await collected(await client.submit(after, None), after)) == set(after.outputs)
+            assert set(await collected(await client.requests.submit(after, None), after)) == set(after.outputs)
         finally:
             await client.stop()
     first.stop()

@@ -7,8 +7,9 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from fleet.control import client as client_module
+from fleet.control import requests as requests_module
 from fleet.control import scripts
+from fleet.control.client import FleetClient
 from fleet.control.connect import run, run_async
 from fleet.control.stream import ClientStream
 from fleet.core.ids import RequestId
@@ -22,16 +23,16 @@ RENEWS, RENEWS_NEVER = "lease.worker_ttl_s=0.5", "lease.worker_ttl_s=3600"
 Send = Callable[[], Awaitable[object]]
 
 
-async def begin(client: client_module.FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
+async def begin(client: FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
     """Answers that nobody has begun to read: each waits for its credit."""
     held: list[tuple[RequestSpec, ClientStream]] = []
     for _ in range(HELD):
         spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-        held.append((spec, await client.submit(spec, None)))
+        held.append((spec, await client.requests.submit(spec, None)))
     return held
 
 
-def fence(fleet: ThreadFleet, client: client_module.FleetClient) -> None:
+def fence(fleet: ThreadFleet, client: FleetClient) -> None:
     run(fleet.clients[0], scripts.fence_worker("", client.id, died=True))
 
 
@@ -49,7 +50,7 @@ def at_attach_of(request: RequestId, once: Callable[[Send], Awaitable[object]]) 
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before it is done", "before the answer"])
-async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_next_renewal(
+async def test_failed_reattachment_is_repeated_at_the_next_renewal(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
 ) -> None:
     async def break_off(send: Send) -> object:
@@ -61,13 +62,13 @@ async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_nex
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)
-            monkeypatch.setattr(client_module, "run_async", at_attach_of(held[1][0].id, break_off))
+            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, break_off))
             fence(fleet, client)
             for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
                 assert_same(heard, expected)
 
 
-async def test_a_caller_that_gives_up_interrupts_nothing(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
     with thread_fleet(redis_url, RENEWS_NEVER, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
@@ -82,9 +83,9 @@ async def test_a_caller_that_gives_up_interrupts_nothing(redis_url: str, monkeyp
                 await left.wait()
                 return await send()
 
-            monkeypatch.setattr(client_module, "run_async", at_attach_of(held[1][0].id, give_up))
+            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, give_up))
             fence(fleet, client)
-            impatient = asyncio.create_task(client.submit(other, None))
+            impatient = asyncio.create_task(client.requests.submit(other, None))
             with pytest.raises(asyncio.CancelledError):
                 await impatient
             for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):

@@ -18,10 +18,9 @@ from fleet.control.client import FleetClient
 from fleet.control.connect import run, text
 from fleet.control.starting import StartAnnouncement
 from fleet.control.stream import ClientStream
-from fleet.control.views import RoleView
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
-from fleet.core.telemetry import LogQuery
+from fleet.core.telemetry import LogQuery, RoleView
 from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
@@ -46,7 +45,7 @@ def lost_for(fleet: ThreadFleet, role: str, seconds: float) -> None:
 
 
 async def submit(fleet: ThreadFleet, client: FleetClient) -> ClientStream:
-    return await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+    return await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
 
 
 async def num_tokens(stream: ClientStream) -> int:
@@ -56,7 +55,7 @@ async def num_tokens(stream: ClientStream) -> int:
 
 
 async def role_of(client: FleetClient, name: RoleName) -> RoleView:
-    return next(view for view in await client.roles() if view.role == name)
+    return next(view for view in await client.telemetry.roles() if view.role == name)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the
             for seconds in SINCE_DEATH_S:
                 lost_for(fleet, role, seconds)
                 streams.append(await submit(fleet, client))
-            assert await client.missing_roles() == [role], "the fleet is not ready meanwhile"
+            assert await client.telemetry.missing_roles() == [role], "the fleet is not ready meanwhile"
             lost_for(fleet, role, 31.0)
             with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
                 await submit(fleet, client)
@@ -86,7 +85,7 @@ async def test_role_that_never_had_a_worker_is_refused_with_a_time_to_retry(redi
             with pytest.raises(NoWorker, match=r"no worker serves the role talker; .* try again in 5 s") as refused:
                 await submit(fleet, client)
             assert refused.value.retry_after_s == 5
-            assert await client.live_count() == 0
+            assert await client.telemetry.num_live() == 0
 
 
 async def test_time_to_retry_is_what_the_last_start_took_and_at_most_a_minute(redis_url: str) -> None:
@@ -118,7 +117,7 @@ async def test_requests_wait_for_the_first_worker_of_a_role_while_it_loads(redis
             assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
 
 
-async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> None:
+async def test_worker_that_cannot_load_is_not_expected(redis_url: str) -> None:
     with thread_fleet(redis_url, without=TALKER) as fleet:
         async with gateway(fleet) as client:
             with pytest.raises(MemoryError), StartAnnouncement(redis_url, fleet.config.role(TALKER)):
@@ -146,9 +145,7 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
-async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_beyond_the_grace(
-    redis_url: str, *, joins: bool
-) -> None:
+async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
     """The speech that fails beside it shows that the conductor has looked after the grace."""
     with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SOON) as fleet:
         async with gateway(fleet) as client:
@@ -156,12 +153,12 @@ async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_be
             kill(fleet, THINKER)
             lost_for(fleet, THINKER, 60.0)
             written = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
-            waiting = await client.submit(written, None)
+            waiting = await client.requests.submit(written, None)
             spoken = await submit(fleet, client)
             kill(fleet, TALKER)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
                 await num_tokens(spoken)
-            assert await client.live_count() == 1
+            assert await client.telemetry.num_live() == 1
             if joins:
                 fleet.add_worker(THINKER)
                 assert await num_tokens(waiting) == NUM_TOKENS
@@ -171,7 +168,7 @@ async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_be
                     await num_tokens(waiting)
 
 
-async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_what_waits(redis_url: str) -> None:
+async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
@@ -182,7 +179,7 @@ async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_w
             assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
 
 
-async def test_requests_submitted_while_the_only_worker_leaves_by_itself_are_answered_by_the_next(redis_url: str) -> None:
+async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
@@ -192,7 +189,7 @@ async def test_requests_submitted_while_the_only_worker_leaves_by_itself_are_ans
             assert await num_tokens(stream) == NUM_TOKENS
 
 
-async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
+async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
@@ -203,25 +200,23 @@ async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_u
             assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
 
 
-async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_they_are_back(
-    own_redis: RedisProcess, tmp_path: Path
-) -> None:
+async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: RedisProcess, tmp_path: Path) -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     async with gateway_at(own_redis.url, config) as client:
         with pytest.raises(NoWorker, match="thinker, talker, code2wav"):
-            await client.submit(fake_spec_of(config), None)
+            await client.requests.submit(fake_spec_of(config), None)
         own_redis.kill()
         for file in (tmp_path / "redis").rglob("*"):
             if file.is_file():
                 file.unlink()
         own_redis.start()
         await await_until(client.ping, "the gateway to reach Redis again")
-        await client.submit(fake_spec_of(config), None)
-        assert await client.live_count() == 1
+        await client.requests.submit(fake_spec_of(config), None)
+        assert await client.telemetry.num_live() == 1
         assert not (await client.telemetry.logs(LogQuery())).lines, "what was admitted is not logged as refused"
 
 
-async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_will_come(own_redis: RedisProcess) -> None:
+async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProcess) -> None:
     own_redis.stop()
     starts = WorkerStarts(own_redis.url, TALKER)
     starts.begin(0.0)

@@ -15,7 +15,7 @@ TIGHT = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")
 NUM_TOKENS = 60
 
 
-async def test_a_death_that_puts_the_second_request_before_the_first_stops_neither(redis_url: str) -> None:
+async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_url: str) -> None:
     with thread_fleet(redis_url, *TIGHT, "stages.thinker.max_batch=1", "edges.thought.credits=2") as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
@@ -24,7 +24,7 @@ async def test_a_death_that_puts_the_second_request_before_the_first_stops_neith
             first, second = (spec.id for spec in specs)
 
             async def first_speaks_and_second_waits() -> bool:
-                views = [await client.request_view(request) for request in (first, second)]
+                views = [await client.telemetry.trace(request) for request in (first, second)]
                 if None in views:
                     return False
                 edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
@@ -48,7 +48,7 @@ class Reader(FakeEngine):
         return running.request.request_id != self.last and super()._can_step(running)
 
 
-async def test_a_short_prompt_that_overtakes_a_long_one_stops_neither(redis_url: str) -> None:
+async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str) -> None:
     """Credit for its prompt, and not for its answer: it is in the only slot for answers, and its consumer in a queue."""
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
     role = "thinker.prefill"
@@ -64,7 +64,7 @@ async def test_a_short_prompt_that_overtakes_a_long_one_stops_neither(redis_url:
             await asyncio.to_thread(fleet.owner, specs[0].id, StageName("talker"))
 
             async def second_is_being_answered() -> bool:
-                view = await client.request_view(specs[1].id)
+                view = await client.telemetry.trace(specs[1].id)
                 return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
 
             await await_until(second_is_being_answered, "the second to come to the end of its credit")

@@ -22,7 +22,7 @@ from tests.support import stream_entries, wait_until
 HANGS = "where_the_loop_hangs"
 
 
-def test_a_dump_is_asked_for_once_and_whoever_renews_is_told(control: Control) -> None:
+def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
     renew = scripts.renew(WORKER, 60_000_000, {"running": 0})
     assert control.run(renew) == "ok"
     assert [control.run(scripts.order(WORKER, "dump")) for _ in range(2)] == ["ok", "ok"]
@@ -59,7 +59,7 @@ def hanging() -> Iterator[None]:
     thread.join(timeout=10)
 
 
-def test_threads_that_stand_at_one_place_are_told_once() -> None:
+def test_threads_with_equal_stacks_are_logged_once() -> None:
     done, met = threading.Event(), threading.Barrier(9)
 
     def an_idle_one_of_many() -> None:
@@ -78,7 +78,7 @@ def test_threads_that_stand_at_one_place_are_told_once() -> None:
     assert told.rindex("MainThread") > told.rindex(place)
 
 
-def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
+def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
     lease = Lease(client, WORKER, 0.3, dict)
     with shipping(redis_url, Labels("worker", WORKER)):
         lease.start()
@@ -89,7 +89,7 @@ def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url:
     assert not lease.lost.is_set()
 
 
-def test_a_loop_that_stands_still_is_told_of_once(
+def test_hanging_loop_is_logged_once(
     client: redis.Redis, redis_url: str, hanging: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leases, "STUCK_S", 0.2)

@@ -53,19 +53,19 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
     client.close()
 
 
-def test_workers_serve_first_then_stand_by_then_are_more_capacity(client: redis.Redis) -> None:
+def test_workers_fill_replicas_then_standby_then_capacity(client: redis.Redis) -> None:
     role = Role(client, replicas=2, standby=1)
     assert [role.join(name) for name in "abcd"] == ["ok", "ok", "standby", "ok"]
     assert role.join("other", role="another") == "ok", "each role counts for itself"
     assert role.standing_by() == {"c"}
 
 
-def test_without_standby_every_worker_is_capacity(client: redis.Redis) -> None:
+def test_every_worker_is_capacity_without_standby(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=0)
     assert [role.join(name) for name in "ab"] == ["ok", "ok"]
 
 
-def test_of_two_that_stand_by_one_takes_the_place_and_the_next_worker_stands_by_again(client: redis.Redis) -> None:
+def test_one_of_two_standby_workers_is_promoted_and_the_next_stands_by(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.lose("a")
@@ -79,7 +79,7 @@ def test_of_two_that_stand_by_one_takes_the_place_and_the_next_worker_stands_by_
     assert len(role.standing_by()) == 1
 
 
-def test_a_loss_with_nobody_standing_by_is_made_up_for_by_the_next_to_join(client: redis.Redis) -> None:
+def test_loss_without_standby_is_replaced_by_the_next_worker(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=1)
     assert [role.join(name) for name in "ab"] == ["ok", "standby"]
     role.lose("a")
@@ -87,14 +87,14 @@ def test_a_loss_with_nobody_standing_by_is_made_up_for_by_the_next_to_join(clien
     assert [role.join(name) for name in "cd"] == ["ok", "standby"]
 
 
-def test_one_that_stood_by_and_is_lost_is_no_loss(client: redis.Redis) -> None:
+def test_lost_standby_worker_is_no_loss_of_its_role(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.lose("b")
     assert role.standing_by() == {"c"} and role.told("c") == 0
 
 
-def test_one_whose_own_lease_has_lapsed_takes_nobodys_place(client: redis.Redis) -> None:
+def test_standby_worker_with_lapsed_lease_is_not_promoted(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     client.zadd(keys.WORKERS, {"b": 1})
@@ -103,7 +103,7 @@ def test_one_whose_own_lease_has_lapsed_takes_nobodys_place(client: redis.Redis)
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_standby_whose_lease_was_late_takes_the_place_once_it_renews(client: redis.Redis, drained: bool) -> None:
+def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(client: redis.Redis, drained: bool) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.renew("b")
@@ -116,14 +116,14 @@ def test_standby_whose_lease_was_late_takes_the_place_once_it_renews(client: red
     assert role.standing_by() == {"c"} and (role.told("b"), role.told("c")) == (1, 0)
 
 
-def test_the_dead_are_not_counted_before_they_are_fenced(client: redis.Redis) -> None:
+def test_lapsed_worker_is_not_counted_before_it_is_fenced(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=1)
     assert [role.join(name) for name in "ab"] == ["ok", "standby"]
     client.zadd(keys.WORKERS, {"a": 1, "b": 1})
     assert [role.join(name) for name in "cde"] == ["ok", "standby", "ok"]
 
 
-def test_who_leaves_is_replaced_when_it_says_so_and_not_again_at_its_goodbye(client: redis.Redis) -> None:
+def test_leaving_worker_is_replaced_once(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.drain("a")
@@ -133,7 +133,7 @@ def test_who_leaves_is_replaced_when_it_says_so_and_not_again_at_its_goodbye(cli
     assert len(role.standing_by()) == 1
 
 
-async def test_an_answer_goes_on_with_the_one_that_stood_by(redis_url: str) -> None:
+async def test_answer_continues_at_the_promoted_worker(redis_url: str) -> None:
     with thread_fleet(redis_url, "stages.lm.standby=1", *in_step(TEXT)) as fleet:
         (serving,) = fleet.loops
         standby = fleet.add_worker(ROLE)

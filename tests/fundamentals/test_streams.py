@@ -51,7 +51,7 @@ def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: 
     [(5, [2, 4, 8, 16]), (40, [2, 1, 2, 4, 8]), (80, [2, *[1] * 28]), (200, [2, *[1] * 28])],
     ids=["far faster than speech", "twice as fast", "no faster", "slower"],
 )
-def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: int, sizes: list[int]) -> None:
+def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[int]) -> None:
     """The listener plays items of 80 ms from the first chunk on; no chunk is held while the sound runs out."""
     now_ms = 0
     edge = OutboundEdge(
@@ -67,7 +67,7 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
 
 
 @pytest.mark.parametrize(("num_answers", "first"), [(1, 2), (2, 4), (3, 6), (50, 6)])
-def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, first: int) -> None:
+def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int) -> None:
     items = [EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
     edge = OutboundEdge(
         replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, writes_markers=True
@@ -76,7 +76,7 @@ def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, 
     assert sizes[:2] == [first, 4]
 
 
-def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk() -> None:
+def test_recovered_edge_sends_its_first_chunk_early() -> None:
     """What was told is not told again, and the next item goes as soon as it is there: the pause was long enough."""
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
@@ -100,7 +100,7 @@ def on_the_wire(draft: Draft) -> Chunk:
 
 
 @given(POLICIES, st.integers(0, 5), st.integers(0, 40))
-def test_every_item_is_sent_once_in_order_and_no_chunk_straddles(policy: ChunkPolicy, prefill: int, decode: int) -> None:
+def test_items_are_sent_once_in_order_without_straddling_a_walk(policy: ChunkPolicy, prefill: int, decode: int) -> None:
     drafts = chunks_of(policy, prefill, decode)
     sent = [int(i) for draft in drafts for i in draft.arrays.get("ids", ())]
     assert sent == list(range(prefill + decode))
@@ -112,7 +112,7 @@ def test_every_item_is_sent_once_in_order_and_no_chunk_straddles(policy: ChunkPo
 
 
 @given(POLICIES, st.integers(0, 4), st.integers(0, 20), st.booleans(), st.randoms())
-def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(
+def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
     policy: ChunkPolicy, prefill: int, decode: int, producer_drives: bool, rng: random.Random
 ) -> None:
     """Whatever the order of arrival, with repeats, and whoever drives the walk."""
@@ -146,7 +146,7 @@ def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(
             assert walk == expected_walk(int(item), prefill)
 
 
-def test_a_conductor_driven_consumer_waits_for_the_word() -> None:
+def test_conductor_driven_consumer_waits_for_its_walk() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=True)
     for draft in chunks_of(EACH, 1, 1, marks=False):
         edge.put(on_the_wire(draft), {})
@@ -158,7 +158,7 @@ def test_a_conductor_driven_consumer_waits_for_the_word() -> None:
     assert edge.take()[2] == LAST
 
 
-def test_a_final_that_overtakes_data_ends_nothing() -> None:
+def test_final_chunk_before_earlier_chunks_does_not_end_the_edge() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=False)
     first, *_, last = [on_the_wire(draft) for draft in chunks_of(EACH, 1, 2)]
     edge.put(last, {})
@@ -168,7 +168,7 @@ def test_a_final_that_overtakes_data_ends_nothing() -> None:
     assert not edge.ended
 
 
-def test_credit_is_produced_less_consumed() -> None:
+def test_credit_is_the_bound_less_unconsumed_chunks() -> None:
     edge = OutboundEdge(EDGE, EACH, 2, writes_markers=True)
     for position in range(2):
         assert edge.has_credit()
@@ -180,7 +180,7 @@ def test_credit_is_produced_less_consumed() -> None:
     assert edge.has_credit()
 
 
-def test_what_the_log_holds_is_made_again_without_credit() -> None:
+def test_logged_chunks_are_recomputed_without_credit() -> None:
     """Who consumed it may be gone as well, and the next one waits for tensors of chunks that count as taken, or as under way."""
     edge = OutboundEdge(
         replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, writes_markers=True,

@@ -17,7 +17,7 @@ DTYPE_AND_SIZE = "dtype and page_size_tokens for both halves"
 
 
 @pytest.mark.parametrize(("field", "theirs", "ours"), [("dtype", "bfloat16", "float32"), ("page_size_tokens", "32", "16")])
-def test_a_half_that_could_not_read_the_others_pages_does_not_join(redis_url: str, field: str, theirs: str, ours: str) -> None:
+def test_split_worker_with_different_page_layout_does_not_join(redis_url: str, field: str, theirs: str, ours: str) -> None:
     client = connect(redis_url)
     fields: dict[str, str | bytes] = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: theirs}
     run(client, scripts.register(PREFILL, "thinker.prefill", 60_000_000, fields))

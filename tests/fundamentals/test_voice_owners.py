@@ -31,7 +31,7 @@ def resumed(control: Control, session: str, owner: str) -> bool:
 
 
 def keep(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
-    return control.run(scripts.keep_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
+    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
 
 
 def open_of(control: Control, owner: str) -> set[str]:
@@ -45,13 +45,13 @@ def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None
     assert resumed(control, "by-key", API) and resumed(control, "by-secret", SECRET)
 
 
-def test_session_without_an_owner_is_that_of_the_api_key(control: Control) -> None:
+def test_session_without_owner_belongs_to_the_api_key(control: Control) -> None:
     """An older gateway wrote it."""
     control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
     assert not resumed(control, "old", SECRET) and resumed(control, "old", API)
 
 
-def test_secret_has_no_more_sessions_than_its_bound_at_all_gateways_together(control: Control) -> None:
+def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None:
     control.register(OTHER, "")
     assert opened(control, "a", SECRET)
     assert answer(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
@@ -73,7 +73,7 @@ def test_resumed_session_is_not_counted_twice(control: Control) -> None:
     assert opened(control, "b", SECRET, bound=2) and not opened(control, "c", SECRET, bound=2)
 
 
-def test_session_whose_client_is_away_is_replaced_the_longest_absent_first(control: Control) -> None:
+def test_longest_absent_session_is_replaced_first(control: Control) -> None:
     first, second = (answer(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
     assert keep(control, "a", first[0], {"away_us": b"20"}) == keep(control, "b", second[0], {"away_us": b"10"}) == "ok"
     replaced = answer(control, "c", SECRET, new=True, bound=2)
@@ -91,7 +91,7 @@ def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
     assert opened(control, "b", SECRET) and open_of(control, SECRET) == {"b"}
 
 
-def test_session_that_is_not_renewed_is_not_counted(control: Control) -> None:
+def test_unrenewed_session_is_not_counted(control: Control) -> None:
     """Neither its record nor its place in the count outlives its time, whatever became of its gateway."""
     client: redis.Redis = control.client
     assert opened(control, "a", SECRET)

@@ -6,26 +6,26 @@ import pytest
 
 from fleet.control.client import FleetClient
 from fleet.core.errors import Conflict, NotFound
-from fleet.core.telemetry import WorkerStory
+from fleet.core.telemetry import WorkerView
 from tests.harness import answer, collected, fake_spec, gateway, thread_fleet
 from tests.support import await_until
 
 STAGE = "talker"
 
 
-async def seen(client: FleetClient, worker: str) -> WorkerStory:
-    return next(view for view in await client.telemetry.workers() if view.id == worker)
+async def seen(client: FleetClient, worker: str) -> WorkerView:
+    return next(view for view in await client.telemetry.workers(with_gone=True) if view.id == worker)
 
 
-async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis_url: str) -> None:
+async def test_drained_worker_finishes_its_tasks_and_claims_no_others(redis_url: str) -> None:
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             first = next(loop for loop in fleet.loops if loop.stage == STAGE)
             spec = fake_spec(fleet, num_tokens=60)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             begun = await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, first.stage)
-            await client.telemetry.order_worker(first.worker, "drain")
+            await client.operations.order_worker(first.worker, "drain")
             await await_until(lambda: _is(first.availability.draining), "the worker to learn of it")
             view = await seen(client, first.worker)
             assert view.state == "draining" and [task.request for task in view.tasks] == [spec.id]
@@ -34,54 +34,54 @@ async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis
             await answer(client, later)
             await collected(stream, spec)
             assert begun.request == spec.id
-            told = {r: await client.telemetry.story(r) for r in (spec.id, later.id)}
+            told = {r: await client.telemetry.trace(r) for r in (spec.id, later.id)}
             owners = {r: t.owner for r, story in told.items() if story for t in story.tasks if t.stage == STAGE}
             assert owners == {spec.id: first.worker, later.id: other.worker}
-            await client.telemetry.order_worker(first.worker, "resume")
-            await client.telemetry.order_worker(other.worker, "drain")
+            await client.operations.order_worker(first.worker, "resume")
+            await client.operations.order_worker(other.worker, "drain")
             await await_until(lambda: _is(not first.availability.draining and other.availability.draining), "both to learn of it")
             again = fake_spec(fleet, seed=3)
             await answer(client, again)
-            story = await client.telemetry.story(again.id)
+            story = await client.telemetry.trace(again.id)
             assert story is not None and next(t.owner for t in story.tasks if t.stage == STAGE) == first.worker
 
 
-async def test_a_worker_told_to_stop_may_leave_once_it_is_done(redis_url: str) -> None:
+async def test_stopped_worker_leaves_after_its_tasks(redis_url: str) -> None:
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             loop = next(loop for loop in fleet.loops if loop.stage == STAGE)
             spec = fake_spec(fleet, num_tokens=60)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, loop.stage)
-            await client.telemetry.order_worker(loop.worker, "stop")
+            await client.operations.order_worker(loop.worker, "stop")
             await await_until(lambda: _is(loop.availability.leaving), "the worker to learn of it")
             assert not loop.may_leave(), "it has work to do"
             assert (await seen(client, loop.worker)).state == "leaving"
             await collected(stream, spec)
             await await_until(lambda: _is(loop.may_leave()), "it to be done")
             with pytest.raises(Conflict, match="leaving"):
-                await client.telemetry.order_worker(loop.worker, "resume")
+                await client.operations.order_worker(loop.worker, "resume")
 
 
-async def test_orders_to_nobody_say_so(redis_url: str) -> None:
+async def test_orders_to_unknown_workers_are_refused(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             with pytest.raises(NotFound):
-                await client.telemetry.order_worker("talker@nowhere:1:a", "drain")
+                await client.operations.order_worker("talker@nowhere:1:a", "drain")
             with pytest.raises(Conflict, match="gateway"):
-                await client.telemetry.order_worker(client.id, "drain")
+                await client.operations.order_worker(client.id, "drain")
             loop = fleet.loops[0]
             await asyncio.to_thread(fleet.kill, loop)
             with pytest.raises(Conflict, match="gone"):
-                await client.telemetry.order_worker(loop.worker, "stop")
+                await client.operations.order_worker(loop.worker, "stop")
 
 
-async def test_workers_are_listed_by_role_and_gateways_after_them(redis_url: str) -> None:
+async def test_workers_are_listed_by_role_before_gateways(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             await answer(client, fake_spec(fleet))
-            views = await client.telemetry.workers()
+            views = await client.telemetry.workers(with_gone=True)
     roles = [view.role for view in views]
     assert roles == ["code2wav", "talker", "thinker", ""]
     assert all(view.state == "ready" and view.lease_left_s > 0 for view in views)

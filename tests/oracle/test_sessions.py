@@ -96,7 +96,7 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
     spec = replace(spec, id=new_request_id(), session=session)
     rows.clear()
     got = await answer(client, spec, blob)
-    view = await client.request_view(spec.id)
+    view = await client.telemetry.trace(spec.id)
     assert view is not None
     reused = {task.stage: task.cached_rows for task in view.tasks}
     return OracleTurn(got=got, reused=reused, computed=Counter(rows))
@@ -163,7 +163,7 @@ async def second_turn(
 
 
 async def reused_rows(client: FleetClient, spec: RequestSpec, stage: StageName) -> int:
-    view = await client.request_view(spec.id)
+    view = await client.telemetry.trace(spec.id)
     assert view is not None
     return next(task.cached_rows for task in view.tasks if task.stage == stage)
 

@@ -80,7 +80,7 @@ async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Pa
         async with gateway(fleet) as client:
             spec, blob = spec_of(case, frontend)
             await answer(client, spec, blob)
-            view = await client.request_view(spec.id)
+            view = await client.telemetry.trace(spec.id)
     assert view is not None
     hand_offs = {task.stage: task.hand_off for task in view.tasks}
     assert [stage for stage, hand_off in hand_offs.items() if hand_off is not None] == [THINKER]

@@ -171,8 +171,8 @@ def gateway(shared_gateway: Gateway) -> Gateway:
     client.num_asked = 0
     client.submitted.clear()
     client.streams.clear()
-    client.stories.clear()
-    client.tell(FakeTelemetry())
+    client.traces.clear()
+    client.show(FakeTelemetry())
     return shared_gateway
 
 

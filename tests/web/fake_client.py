@@ -1,26 +1,29 @@
-"""A control plane in memory: answers with given text and a sine, fails or stalls where a test says so."""
+"""The control plane in memory, part by part as `FleetClient` has them. Answers are scripted text and a sine."""
 
 import asyncio
+import dataclasses
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
+from fleet.control.logins import LoginStore
+from fleet.control.requests import GatewayRequests
+from fleet.control.stream import ClientStream
+from fleet.control.voice import HeldVoice, VoiceStore
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, GatewayStopping
-from fleet.core.hand_off import HandOff
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.core.request_trace import LIVE_STATES, AudioIn, EdgeTrace, TaskTrace
-from fleet.core.request_trace import RequestTrace as Told
-from fleet.core.telemetry import WorkerStory
+from fleet.core.request_trace import LIVE_STATES, AudioIn, EdgeTrace, RequestTrace, TaskTrace
+from fleet.core.telemetry import WorkerView
 from fleet.graphs import Graph
-from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1920
@@ -28,70 +31,15 @@ TONE_HZ = 440
 TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    id: str
-    role: str
-    host: str = "host"
-    pid: int = 1
-    started_us: int = 1
-    lease_left_s: float = 2.5
-    draining: bool = False
-    standby: bool = False
-    running: int = 0
-    capacity: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    role: str
-    queue_depth: int = 0
-    lag: int = 0
-    oldest_s: float = 0.0
-    draining: int = 0
-    standby: int = 0
-    running: int = 0
-    capacity: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    stage: str
-    state: str
-    owner: str
-    walk: str = "decode"
-    hand_off: HandOff | None = None
-    cached_rows: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class EdgeCount:
-    name: str
-    source: str
-    target: str
-    produced: int = 0
-    consumed: int = 0
-    items: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Story:
-    state: str = "running"
-    error: str = ""
-    created_us: int = 1
-    tasks: tuple[Task, ...] = ()
-    edges: tuple[EdgeCount, ...] = ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """What the next requests do; an answer that is given is told in place of `text`.
+    """Behaviour of the next requests. Their answer is `text`, or the answer that the request prescribes.
 
-    `gap_s` between chunks; at `stall_at` the stream waits for ever (negative: so many before its end); at `fail_at` it fails.
-    `lead_samples` of silence come before the sound.
-    `heard`: what sound says, where that is not `text`. `spared`: rows of each task that an earlier turn had computed.
-    `refusals`: of which submits `refusal` is the answer. `admission`: the refusal before audio is decoded; `places`: how many
-    requests would be admitted.
+    `gap_s` between chunks; at chunk `stall_at` the stream waits for ever (negative: counted from its end); at `fail_at` it fails.
+    `lead_samples` of silence precede the audio.
+    `heard`: the answer to prompts with audio, where that is not `text`. `spared`: cached rows of each task.
+    `refusals`: numbers of the submits that are answered with `refusal`. `admission`: the error of `check_admission`; `places`:
+    its result.
     """
 
     text: str = "Hello there, this is the answer."
@@ -112,84 +60,73 @@ class Script:
     spared: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeHeldVoice:
-    epoch: int
-    fields: Mapping[str, bytes]
-    owner: str = ""
-    age_s: float = 0.0
-    replaced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeFirstOutputs:
-    claimed_us: int | None
-    first_us: Mapping[str, int]
-
-
-class FakeStream:
-    def __init__(self, client: "FakeClient", spec: RequestSpec, chunks: Sequence[Chunk], story: Story) -> None:
-        self._client = client
-        self._chunks = chunks
-        self._story = story
+class FakeStream(ClientStream):
+    def __init__(self, client: "FakeClient", spec: RequestSpec) -> None:
         self.request_id = spec.id
         self.aborted: str | None = None
         self.unheard = False
-        self.ended = False
-        self._parted = asyncio.Event()
+        self.finished = False
+        self._client, self._chunks = client, client.chunks_of(spec)
+        self._answer = self._run()
+        self._detached = asyncio.Event()
 
-    def part(self) -> None:
-        self._parted.set()
+    def detach(self) -> None:
+        self._detached.set()
 
-    def __aiter__(self) -> AsyncIterator[Chunk]:
-        return self._run()
+    async def __anext__(self) -> Chunk:
+        return await anext(self._answer)
 
     async def _run(self) -> AsyncIterator[Chunk]:
         script = self._client.script
         for number, chunk in enumerate(self._chunks):
             if script.stall_at in (number, number - len(self._chunks)):
-                await self._parted.wait()
-            if self._parted.is_set():
+                await self._detached.wait()
+            if self._detached.is_set():
                 raise GatewayStopping("this gateway stops")
             if script.fail_at == number:
-                self._story.state = "failed"
+                self._set(state="failed")
                 raise script.failure or FleetError("it broke")
-            await _pass(script.gap_s)
-            for edge in self._story.edges:
-                if edge.name == chunk.edge or edge.target != "client":
-                    edge.produced = edge.consumed = edge.items = edge.produced + 1
+            await _wait(script.gap_s)
+            trace = self._client.traces[self.request_id]
+            self._set(
+                edges=tuple(_moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge for edge in trace.edges)
+            )
             yield chunk
-        self._story.state = "finished"
-        self._story.tasks = tuple(replace(task, state="finished") for task in self._story.tasks)
-        self.ended = True
+        tasks = self._client.traces[self.request_id].tasks
+        self._set(state="finished", tasks=tuple(replace(task, state="finished") for task in tasks))
+        self.finished = True
 
     async def abort(self, reason: str) -> None:
-        if not self.ended and self.aborted is None:
+        if not self.finished and self.aborted is None:
             self.aborted = reason
-            self._story.state = "aborted"
+            self._set(state="aborted")
 
     def run_on(self) -> None:
-        if not self.ended and self.aborted is None:
-            self.unheard = self.ended = True
-            self._story.state = "finished"
+        if not self.finished and self.aborted is None:
+            self.unheard = self.finished = True
+            self._set(state="finished")
+
+    def _set(self, **fields: object) -> None:
+        traces = self._client.traces
+        traces[self.request_id] = replace(traces[self.request_id], **fields)
 
 
 @dataclass(slots=True)
-class FakeLogins:
-    """Satisfies `web.ports.LoginPort`. A lookup waits for `gate` where there is one; its answer is read before."""
+class FakeLogins(LoginStore):
+    """A lookup waits for `gate` where there is one; its answer is read before."""
 
     ends: dict[str, int] = field(default_factory=dict[str, int])
-    reach: Callable[[], None] = lambda: None
+    check_reachable: Callable[[], None] = lambda: None
     gate: asyncio.Event | None = None
     num_asked: int = 0
     num_renewed: int = 0
 
     async def add(self, name: str, keep_s: int) -> None:
-        self.reach()
+        self.check_reachable()
         self.ends[name] = now_us() + keep_s * 1_000_000
 
     async def ends_us(self, name: str) -> int | None:
-        self.reach()
+        self.check_reachable()
         self.num_asked += 1
         ends_us = self.ends.get(name)
         if self.gate is not None:
@@ -197,122 +134,204 @@ class FakeLogins:
         return ends_us
 
     async def renew(self, name: str, keep_s: int) -> None:
-        self.reach()
+        self.check_reachable()
         self.num_renewed += 1
         if name in self.ends:
             self.ends[name] = now_us() + keep_s * 1_000_000
 
     async def remove(self, name: str) -> None:
-        self.reach()
+        self.check_reachable()
         self.ends.pop(name, None)
+
+
+class FakeRequests(GatewayRequests):
+    def __init__(self, fleet: "FakeClient") -> None:
+        self._fleet = fleet
+
+    async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
+        fleet, script = self._fleet, self._fleet.script
+        while script.submit_gate is not None and not script.submit_gate.is_set():
+            await _wait(0.01)
+        fleet.num_asked += 1
+        if script.refusal is not None and fleet.num_asked - 1 in script.refusals:
+            raise script.refusal
+        return fleet.start(spec, blob)
+
+    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+        self._fleet.check_reachable()
+        self._fleet.num_checked += 1
+        if self._fleet.script.admission is not None:
+            raise self._fleet.script.admission
+        return self._fleet.script.places
+
+    async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
+        """The former stream of the request gets no more."""
+        fleet = self._fleet
+        fleet.check_reachable()
+        held = fleet.streams.get(request)
+        if held is None:
+            return None
+        held.finished = True
+        spec = fleet.spec_of(request)
+        fleet.streams[request] = FakeStream(fleet, spec)
+        return spec, fleet.streams[request]
+
+    def detach_all(self) -> None:
+        for stream in self._fleet.streams.values():
+            stream.detach()
+
+    async def abort(self, request: RequestId) -> bool:
+        stream = self._fleet.streams.get(request)
+        if stream is None or stream.finished or stream.aborted is not None:
+            return False
+        await stream.abort("cancelled through the API")
+        return True
+
+
+class FakeVoice(VoiceStore):
+    def __init__(self, fleet: "FakeClient") -> None:
+        self._fleet = fleet
+
+    async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+        """The bound of a secret's sessions is tested on Redis."""
+        fleet = self._fleet
+        fleet.check_reachable()
+        held = fleet.held.get(session)
+        if (held is not None) == new or (held is not None and fleet.owners.get(session, "") != owner):
+            return None
+        fleet.owners[session] = owner
+        fleet.held[session] = dataclasses.replace(held, epoch=held.epoch + 1) if held else HeldVoice(epoch=1)
+        return fleet.held[session]
+
+    async def save(
+        self, session: str, epoch: int, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+    ) -> bool:
+        fleet = self._fleet
+        fleet.check_reachable()
+        fleet.num_saved += 1
+        held = fleet.held.get(session)
+        if held is None or held.epoch != epoch:
+            return False
+        rest = {name: value for name, value in held.fields.items() if name not in removed}
+        fleet.held[session] = dataclasses.replace(held, fields={**rest, **fields})
+        return True
+
+    async def end(self, session: str, epoch: int | None = None) -> bool:
+        fleet = self._fleet
+        fleet.check_reachable()
+        held = fleet.held.get(session)
+        if held is None or epoch not in (None, held.epoch):
+            return False
+        del fleet.held[session]
+        if epoch is None:
+            fleet.ended.add(session)
+        return True
+
+    async def was_ended(self, session: str, owner: str) -> bool:
+        self._fleet.check_reachable()
+        return session in self._fleet.ended
+
+    async def views(self) -> dict[str, bytes]:
+        self._fleet.check_reachable()
+        return {name: held.fields["view"] for name, held in self._fleet.held.items() if "view" in held.fields}
+
+    async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
+        self._fleet.check_reachable()
+        self._fleet.secrets[name] = value
+
+    async def secret(self, name: str) -> bytes | None:
+        self._fleet.check_reachable()
+        return self._fleet.secrets.get(name)
+
+    async def save_transcript(self, audio_id: str, transcript: str, ttl_s: int) -> None:
+        self._fleet.check_reachable()
+        self._fleet.transcripts[audio_id] = transcript
+
+    async def transcript(self, audio_id: str) -> str | None:
+        self._fleet.check_reachable()
+        return self._fleet.transcripts.get(audio_id)
 
 
 @dataclass(slots=True)
 class FakeClient:
-    """Satisfies `web.ports.FleetPort`."""
+    """`web.ports.FleetPort` in memory."""
 
     graph: Graph
     tokenizer: Tokenizer
     script: Script = field(default_factory=Script)
     submitted: list[tuple[RequestSpec, bytes | None]] = field(default_factory=list[tuple[RequestSpec, bytes | None]])
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
-    stories: dict[str, Story] = field(default_factory=dict[str, Story])
+    traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     transcripts: dict[str, str] = field(default_factory=dict[str, str])
     missing: list[str] = field(default_factory=list[str])
-    waiting: list[Role] = field(default_factory=list[Role])
     telemetry: FakeTelemetry = field(default_factory=FakeTelemetry)
     unreachable: FleetError | None = None
     id: str = "gateway@host:2:b"
-    held: dict[str, FakeHeldVoice] = field(default_factory=dict[str, FakeHeldVoice])
+    held: dict[str, HeldVoice] = field(default_factory=dict[str, HeldVoice])
+    owners: dict[str, str] = field(default_factory=dict[str, str])
     ended: set[str] = field(default_factory=set[str])
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
-    num_kept: int = 0
+    num_saved: int = 0
     """Number of writes of voice sessions."""
     num_checked: int = 0
+    requests: FakeRequests = field(init=False)
+    voice: FakeVoice = field(init=False)
+    operations: FakeOperations = field(init=False)
+    jobs: FakeJobs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.logins.reach = self._reach
-        self.tell(self.telemetry)
+        self.logins.check_reachable = self.check_reachable
+        self.requests, self.voice = FakeRequests(self), FakeVoice(self)
+        self.show(self.telemetry)
 
-    def tell(self, telemetry: FakeTelemetry) -> None:
-        """Have people see this; what it leaves empty is what has happened here."""
-        self.telemetry = telemetry
-        self.telemetry.unreachable_of = lambda: self.unreachable
-        self.telemetry.story_of = self._told
-        self.telemetry.workers_of = self._worker_stories
-        self.telemetry.on_retry = self._send_again
+    def show(self, telemetry: FakeTelemetry) -> None:
+        """Replace the state that console and API show; its empty lists are filled from what happened here."""
+        self.telemetry, self.operations, self.jobs = telemetry, FakeOperations(telemetry), FakeJobs(telemetry)
+        telemetry.check_reachable = self.check_reachable
+        telemetry.trace_of = self.traces.get
+        telemetry.num_running_of = lambda: sum(1 for trace in self.traces.values() if trace.state in LIVE_STATES)
+        telemetry.workers_of = self._workers
+        telemetry.missing_of = lambda: [RoleName(role) for role in self.missing]
+        telemetry.on_retry = self._submit_again
 
-    def _send_again(self, request: RequestId, again: RequestId) -> None:
-        """What of it has a stream here can be resumed."""
-        found = next(((spec, blob) for spec, blob in self.submitted if spec.id == request), None)
-        if found is not None:
-            spec = msgspec.structs.replace(found[0], id=again, retry_of=request)
-            self.submitted.append((spec, found[1]))
-            self.stories[again] = self._story(spec)
-            self.streams[again] = FakeStream(self, spec, self._chunks(spec), self.stories[again])
-
-    def _told(self, request: RequestId) -> Told | None:
-        """What has become of a request that was submitted here."""
-        story = self.stories.get(request)
-        if story is None:
-            return None
-        spec = next(spec for spec, _ in self.submitted if spec.id == request)
-        return Told(
-            id=request, graph=spec.graph, state=story.state, kind=spec.kind, model=spec.model, code="", error=story.error or None,
-            param="", created_us=story.created_us, ended_us=0, now_us=story.created_us, session=spec.session,
-            retry_of=spec.retry_of, body=spec.body, outputs=spec.outputs, params=spec.params, sampling=spec.sampling,
-            prompt_ids=spec.prompt_ids, audio=tuple(AudioIn(duration_s=c.num_samples / c.rate_hz) for c in spec.audio),
-            tasks=tuple(_task_story(task) for task in story.tasks), edges=tuple(_edge_story(edge) for edge in story.edges),
-        )  # fmt: skip
-
-    async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
-        gate = self.script.submit_gate
-        while gate is not None and not gate.is_set():
-            await _pass(0.01)
-        self.num_asked += 1
-        if self.script.refusal is not None and self.num_asked - 1 in self.script.refusals:
-            raise self.script.refusal
+    def start(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
         self.submitted.append((spec, blob))
-        self.stories[spec.id] = self._story(spec)
-        self.streams[spec.id] = FakeStream(self, spec, self._chunks(spec), self.stories[spec.id])
+        self.traces[spec.id] = self._trace(spec)
+        self.streams[spec.id] = FakeStream(self, spec)
         return self.streams[spec.id]
 
-    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
-        self._reach()
-        self.num_checked += 1
-        if self.script.admission is not None:
-            raise self.script.admission
-        return self.script.places
+    def spec_of(self, request: RequestId) -> RequestSpec:
+        return next(spec for spec, _ in self.submitted if spec.id == request)
 
-    async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
-        """Whoever held it gets no more; the answer is told from its first chunk."""
-        self._reach()
-        held = self.streams.get(request)
-        if held is None:
-            return None
-        held.ended = True
-        spec = next(spec for spec, _ in self.submitted if spec.id == request)
-        self.streams[request] = FakeStream(self, spec, self._chunks(spec), self.stories[request])
-        return spec, self.streams[request]
+    def _submit_again(self, request: RequestId, again: RequestId) -> None:
+        """Submit a retried request, if it was submitted here, so that it can be resumed."""
+        found = next(((spec, blob) for spec, blob in self.submitted if spec.id == request), None)
+        if found is not None:
+            self.start(replace(found[0], id=again, retry_of=request), found[1])
 
-    def detach_all(self) -> None:
-        for stream in self.streams.values():
-            stream.part()
-
-    def _story(self, spec: RequestSpec) -> Story:
-        edges = self.graph.edges_for(spec.outputs)
-        return Story(
+    def _trace(self, spec: RequestSpec) -> RequestTrace:
+        return RequestTrace(
+            id=spec.id, graph=spec.graph, state="running", kind=spec.kind, model=spec.model, code="", error=None, param="",
+            created_us=1, ended_us=0, now_us=1, session=spec.session, retry_of=spec.retry_of, body=spec.body,
+            outputs=spec.outputs, params=spec.params, sampling=spec.sampling, prompt_ids=spec.prompt_ids,
+            audio=tuple(AudioIn(duration_s=clip.num_samples / clip.rate_hz) for clip in spec.audio),
             tasks=tuple(
-                Task(stage=s, state="running", owner=f"{s}@host", cached_rows=self.script.spared)
-                for s in self.graph.stages_for(spec.outputs)
+                TaskTrace(
+                    stage=stage, state="running", role=stage, owner=f"{stage}@host", walk="decode", epoch=Epoch(1),
+                    cached_rows=self.script.spared,
+                )
+                for stage in self.graph.stages_for(spec.outputs)
             ),
-            edges=tuple(EdgeCount(name=e.name, source=e.source, target=e.target) for e in edges),
-        )
+            edges=tuple(
+                EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
+                for edge in self.graph.edges_for(spec.outputs)
+            ),
+        )  # fmt: skip
 
-    def _chunks(self, spec: RequestSpec) -> list[Chunk]:
-        """Text and sound take turns, as in life; finals last on each edge."""
+    def chunks_of(self, spec: RequestSpec) -> list[Chunk]:
+        """Chunks of text and audio alternately; the last of each edge is final."""
         text = self._text_chunks(spec) if TEXT in spec.outputs else []
         audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
         mixed: list[Chunk] = []
@@ -342,133 +361,33 @@ class FakeClient:
         chunks = [_chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)]
         return [*chunks, Chunk(request=spec.id, edge=AUDIO, index=len(cuts), epoch=Epoch(1), final=True)]
 
-    async def workers(self) -> list[Worker]:
-        self._reach()
-        gateway = Worker(id="gateway@host:2:b", role="")
-        return [*(self._worker(stage.name) for stage in self.graph.stages if stage.name not in self.missing), gateway]
-
-    def _worker_stories(self) -> list[WorkerStory]:
+    def _workers(self) -> list[WorkerView]:
+        running = sum(1 for trace in self.traces.values() if trace.state == "running")
         present = [stage.name for stage in self.graph.stages if stage.name not in self.missing]
-        views = [*(self._worker(role) for role in present), Worker(id="gateway@host:2:b", role="")]
-        return [
-            WorkerStory(
-                id=WorkerId(view.id), role=view.role, host=view.host, pid=view.pid, state="ready", started_us=view.started_us,
-                lease_left_s=view.lease_left_s, running=view.running, capacity=view.capacity,
-            )
-            for view in views
-        ]  # fmt: skip
-
-    def _worker(self, role: str) -> Worker:
-        running = sum(1 for story in self.stories.values() if story.state == "running")
-        return Worker(id=f"{role}@host:1:a", role=role, running=running)
-
-    async def roles(self) -> list[Role]:
-        self._reach()
-        return self.waiting
-
-    async def missing_roles(self) -> list[str]:
-        self._reach()
-        return self.missing
-
-    async def request_view(self, request: RequestId) -> Story | None:
-        self._reach()
-        return self.stories.get(request)
-
-    async def abort_request(self, request: RequestId) -> bool:
-        stream = self.streams.get(request)
-        if stream is None or stream.ended or stream.aborted is not None:
-            return False
-        await stream.abort("cancelled through the API")
-        return True
-
-    async def first_outputs(self, request: RequestId) -> FakeFirstOutputs:
-        self._reach()
-        return FakeFirstOutputs(claimed_us=None, first_us={})
-
-    async def hold_voice(self, session: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
-        """The bound of a secret's sessions is tested on Redis."""
-        self._reach()
-        held = self.held.get(session)
-        if (held is not None) == new or (held is not None and held.owner != owner):
-            return None
-        self.held[session] = replace(held, epoch=held.epoch + 1) if held else FakeHeldVoice(epoch=1, fields={}, owner=owner)
-        return self.held[session]
-
-    async def keep_voice(
-        self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
-    ) -> bool:
-        self._reach()
-        self.num_kept += 1
-        held = self.held.get(session)
-        if held is None or held.epoch != epoch:
-            return False
-        kept = {name: value for name, value in held.fields.items() if name not in gone}
-        self.held[session] = replace(held, fields={**kept, **fields})
-        return True
-
-    async def end_voice(self, session: str, epoch: int | None = None) -> bool:
-        self._reach()
-        held = self.held.get(session)
-        if held is None or epoch not in (None, held.epoch):
-            return False
-        del self.held[session]
-        if epoch is None:
-            self.ended.add(session)
-        return True
-
-    async def voice_ended(self, session: str, owner: str) -> bool:
-        self._reach()
-        return session in self.ended
-
-    async def voices(self) -> dict[str, bytes]:
-        self._reach()
-        return {name: held.fields["view"] for name, held in self.held.items() if "view" in held.fields}
-
-    async def keep_secret(self, name: str, value: bytes, keep_s: int) -> None:
-        self._reach()
-        self.secrets[name] = value
-
-    async def secret(self, name: str) -> bytes | None:
-        self._reach()
-        return self.secrets.get(name)
+        return [*(worker_view(f"{role}@host:1:a", role, running=running) for role in present), worker_view(self.id, "")]
 
     async def ping(self) -> bool:
         return self.unreachable is None
 
-    async def keep_transcript(self, audio_id: str, transcript: str, keep_s: int) -> None:
-        self._reach()
-        self.transcripts[audio_id] = transcript
-
-    async def transcript(self, audio_id: str) -> str | None:
-        self._reach()
-        return self.transcripts.get(audio_id)
-
-    async def live_count(self) -> int:
-        self._reach()
-        told = [*self.stories.values(), *self.telemetry.rows]
-        return sum(1 for one in told if one.state in LIVE_STATES)
-
-    def _reach(self) -> None:
+    def check_reachable(self) -> None:
         if self.unreachable is not None:
             raise self.unreachable
 
 
-def _task_story(task: Task) -> TaskTrace:
-    return TaskTrace(
-        stage=StageName(task.stage), state=task.state, role=task.stage, owner=task.owner, walk=task.walk, epoch=Epoch(1),
-        cached_rows=task.cached_rows, hand_off=task.hand_off,
+def worker_view(worker: str, role: str, *, state: str = "ready", running: int = 0) -> WorkerView:
+    return WorkerView(
+        id=WorkerId(worker), role=role, host="host", pid=1, state=state, started_us=1, lease_left_s=2.5, running=running,
+        capacity=16,
     )  # fmt: skip
 
 
-def _edge_story(edge: EdgeCount) -> EdgeTrace:
-    return EdgeTrace(
-        name=EdgeName(edge.name), source=StageName(edge.source), target=StageName(edge.target), produced=edge.produced,
-        consumed=edge.consumed, items=edge.items,
-    )  # fmt: skip
+def _moved(edge: EdgeTrace) -> EdgeTrace:
+    """The edge after one more chunk was produced and consumed."""
+    count = edge.produced + 1
+    return replace(edge, produced=count, consumed=count, items=count)
 
 
-async def _pass(seconds: float) -> None:
-    """The pace of a real answer."""
+async def _wait(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     tick = loop.create_future()
     loop.call_later(seconds, lambda: tick.done() or tick.set_result(None))

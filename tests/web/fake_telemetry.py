@@ -1,4 +1,4 @@
-"""A console's read models in memory: empty until a test fills its lists, or takes the busy fleet of `tests/web/plausible.py`."""
+"""The fleet's state in memory, and orders to it: empty until a test fills its lists, or takes those of `plausible.busy`."""
 
 import asyncio
 import time
@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from fleet.control.job_client import JobClient
+from fleet.control.operations import Operations
+from fleet.control.telemetry.board import Telemetry
 from fleet.core.chunk import Chunk
-from fleet.core.errors import BadInput, Conflict, FleetError, NotFound
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, new_request_id
+from fleet.core.errors import BadInput, Conflict, NotFound
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.jobs import read_arguments
 from fleet.core.request_trace import (
     LIVE_STATES,
     STATES,
+    FirstOutputs,
     PlaybackReport,
     RequestFilter,
     RequestPage,
@@ -29,25 +33,27 @@ from fleet.core.telemetry import (
     LogLine,
     LogPage,
     LogQuery,
-    Queue,
+    RoleQueue,
+    RoleView,
     SeriesPoint,
     Transfers,
     WorkerOrder,
-    WorkerStory,
+    WorkerView,
 )
 
 STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "stop": "leaving"}
 
 
 @dataclass(slots=True)
-class FakeTelemetry:
-    """Satisfies `web.ports.TelemetryPort`. What a test changes with `say` wakes whoever follows."""
+class FakeTelemetry(Telemetry):
+    """`say` appends events and wakes the followers."""
 
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
-    stories: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
+    traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     edge_logs: dict[tuple[str, str], list[Chunk]] = field(default_factory=dict[tuple[str, str], list[Chunk]])
-    worker_list: list[WorkerStory] = field(default_factory=list[WorkerStory])
-    queue_list: list[Queue] = field(default_factory=list[Queue])
+    worker_list: list[WorkerView] = field(default_factory=list[WorkerView])
+    queue_list: list[RoleQueue] = field(default_factory=list[RoleQueue])
+    role_list: list[RoleView] = field(default_factory=list[RoleView])
     letters: list[DeadLetterView] = field(default_factory=list[DeadLetterView])
     transfer_view: Transfers = Transfers(edges=(), workers=())
     points: list[SeriesPoint] = field(default_factory=list[SeriesPoint])
@@ -61,9 +67,11 @@ class FakeTelemetry:
     retried: list[str] = field(default_factory=list[str])
     redelivered: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     underruns: int = 0
-    unreachable_of: Callable[[], FleetError | None] = lambda: None
-    workers_of: Callable[[], list[WorkerStory]] = list[WorkerStory]
-    story_of: Callable[[RequestId], RequestTrace | None] = lambda _request: None
+    check_reachable: Callable[[], None] = lambda: None
+    workers_of: Callable[[], list[WorkerView]] = list[WorkerView]
+    missing_of: Callable[[], list[RoleName]] = list[RoleName]
+    num_running_of: Callable[[], int] = lambda: 0
+    trace_of: Callable[[RequestId], RequestTrace | None] = lambda _request: None
     on_retry: Callable[[RequestId, RequestId], None] = lambda _request, _again: None
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -78,8 +86,8 @@ class FakeTelemetry:
         woken, self._woken = self._woken, asyncio.Event()
         woken.set()
 
-    async def requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
-        self._reach()
+    async def list_requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
+        self.check_reachable()
         if wanted.state and wanted.state not in STATES:
             raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
         rows = sorted(self.rows, key=lambda row: row.id, reverse=True)
@@ -88,108 +96,68 @@ class FakeTelemetry:
         shown = found[:limit]
         return RequestPage(rows=tuple(shown), next=shown[-1].id if len(found) > limit else "", counts=counts, now_us=now_us())
 
-    async def story(self, request: RequestId) -> RequestTrace | None:
-        self._reach()
-        return self.stories.get(request) or self.story_of(request)
+    async def trace(self, request: RequestId) -> RequestTrace | None:
+        self.check_reachable()
+        return self.traces.get(request) or self.trace_of(request)
 
-    async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
-        self._reach()
+    async def first_outputs(self, request: RequestId) -> FirstOutputs:
+        self.check_reachable()
+        return FirstOutputs(claimed_us=None, first_us={})
+
+    async def num_live(self) -> int:
+        self.check_reachable()
+        return self.num_running_of() + sum(1 for row in self.rows if row.state in LIVE_STATES)
+
+    async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
+        self.check_reachable()
         return self.edge_logs.get((request, edge), [])
 
-    async def has_log(self, request: RequestId, edge: EdgeName) -> bool:
-        return bool(await self.log_of(request, edge))
+    async def has_edge_log(self, request: RequestId, edge: EdgeName) -> bool:
+        return bool(await self.edge_log(request, edge))
 
-    async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
-        self._reach()
+    async def record_playback(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
+        self.check_reachable()
         self.heard.append((request, played_samples, underruns))
-        if request in self.stories:
+        if request in self.traces:
             heard = PlaybackReport(played_samples=played_samples, underruns=underruns, at_us=now_us())
-            self.stories[request] = msgspec.structs.replace(self.stories[request], heard=heard)
+            self.traces[request] = msgspec.structs.replace(self.traces[request], heard=heard)
 
-    def note_underruns(self, count: int) -> None:
+    def record_underruns(self, count: int) -> None:
         self.underruns += count
 
-    def note_rtf(self, rtf: float) -> None:
+    def record_rtf(self, rtf: float) -> None:
         self.rtfs.append(rtf)
 
-    async def retry(self, request: RequestId) -> RequestId:
-        self._reach()
-        old = await self.story(request)
-        if old is None:
-            raise NotFound(f"no request {request!r}", param="request_id")
-        self.retried.append(request)
-        again = new_request_id()
-        self.on_retry(request, again)
-        mark = TraceEvent(at_us=now_us(), what="submitted")
-        self.stories[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(mark,))
-        self.rows.append(
-            RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)
-        )
-        return again
+    async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
+        self.check_reachable()
+        return [view for view in self.worker_list or self.workers_of() if with_gone or not view.gone]
 
-    async def workers(self) -> Sequence[WorkerStory]:
-        self._reach()
-        return self.worker_list or self.workers_of()
+    async def roles(self) -> list[RoleView]:
+        self.check_reachable()
+        return self.role_list
 
-    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
-        self._reach()
-        place = next((n for n, view in enumerate(self.worker_list) if view.id == worker), None)
-        if place is None:
-            raise NotFound(f"no worker {worker!r}", param="worker_id")
-        view = self.worker_list[place]
-        if view.gone or not view.role:
-            raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
-        if order == "resume" and view.state == "leaving":
-            raise Conflict(f"{worker} is leaving already", param="worker_id")
-        self.orders.append((worker, order))
-        if order == "dump":
-            return
-        state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]
-        self.worker_list[place] = msgspec.structs.replace(view, state=state)
+    async def missing_roles(self) -> list[RoleName]:
+        self.check_reachable()
+        return self.missing_of()
 
-    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
-        self._reach()
-        story = await self.story(request)
-        if story is None:
-            raise NotFound(f"no request {request!r}", param="request_id")
-        task = next((task for task in story.tasks if task.stage == stage and stage != CLIENT), None)
-        if task is None:
-            raise NotFound(f"request {request} has no task of stage {stage!r}", param="stage")
-        if story.ended_us:
-            raise Conflict(f"request {request} has ended", param="request_id")
-        if epoch not in (0, task.epoch):
-            raise Conflict(f"stage {stage} of {request} has been granted again since it was seen", param="epoch")
-        self.redelivered.append((request, stage, epoch))
-
-    async def queues(self) -> Sequence[Queue]:
-        self._reach()
+    async def queues(self) -> list[RoleQueue]:
+        self.check_reachable()
         return self.queue_list
 
-    async def dead_letters(self) -> Sequence[DeadLetterView]:
-        self._reach()
+    async def dead_letters(self) -> list[DeadLetterView]:
+        self.check_reachable()
         return self.letters
 
-    async def retry_dead_letter(self, request: RequestId) -> RequestId:
-        await self.drop_dead_letter(request)
-        self.retried.append(request)
-        return new_request_id()
-
-    async def drop_dead_letter(self, request: RequestId) -> None:
-        self._reach()
-        if not any(letter.id == request for letter in self.letters):
-            raise NotFound(f"no dead letter {request!r}", param="request_id")
-        self.letters = [letter for letter in self.letters if letter.id != request]
-
     async def transfers(self) -> Transfers:
-        self._reach()
+        self.check_reachable()
         return self.transfer_view
 
-    async def series(self) -> Sequence[SeriesPoint]:
-        self._reach()
+    async def series(self) -> list[SeriesPoint]:
+        self.check_reachable()
         return self.points
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
-        self._reach()
+        self.check_reachable()
         if wanted.level and wanted.level not in LEVELS:
             raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
         lines = sorted(self.lines, key=lambda line: line.id, reverse=True)
@@ -205,7 +173,7 @@ class FakeTelemetry:
         known = after or max((line.id for line in self.lines), default="")
         self._loop = asyncio.get_running_loop()
         while True:
-            self._reach()
+            self.check_reachable()
             woken = self._woken
             for line in [line for line in self.lines if line.id > known]:
                 known = line.id
@@ -213,69 +181,130 @@ class FakeTelemetry:
                     yield line
             await woken.wait()
 
-    async def follow(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
+    async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
         known = after or max((entry.id for entry in self.feed), default="")
         self._loop = asyncio.get_running_loop()
         while True:
-            self._reach()
+            self.check_reachable()
             woken = self._woken
             for entry in [entry for entry in self.feed if entry.id > known]:
                 known = entry.id
                 yield entry
             await woken.wait()
 
-    async def jobs(self) -> Sequence[Job]:
-        self._reach()
-        return self.job_list
 
-    async def job(self, job: str) -> Job | None:
-        self._reach()
-        return next((view for view in self.job_list if view.id == job), None)
+@dataclass(slots=True)
+class FakeOperations(Operations):
+    _fleet: FakeTelemetry
 
-    async def submit_job(self, kind: str, arguments: object) -> Job:
-        self._reach()
+    async def retry(self, request: RequestId) -> RequestId:
+        self._fleet.check_reachable()
+        old = await self._fleet.trace(request)
+        if old is None:
+            raise NotFound(f"no request {request!r}", param="request_id")
+        self._fleet.retried.append(request)
+        again = new_request_id()
+        self._fleet.on_retry(request, again)
+        event = TraceEvent(at_us=now_us(), what="submitted")
+        self._fleet.traces[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(event,))
+        self._fleet.rows.append(
+            RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)
+        )
+        return again
+
+    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+        self._fleet.check_reachable()
+        place = next((n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None)
+        if place is None:
+            raise NotFound(f"no worker {worker!r}", param="worker_id")
+        view = self._fleet.worker_list[place]
+        if view.gone or not view.role:
+            raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
+        if order == "resume" and view.state == "leaving":
+            raise Conflict(f"{worker} is leaving already", param="worker_id")
+        self._fleet.orders.append((worker, order))
+        if order == "dump":
+            return
+        state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]
+        self._fleet.worker_list[place] = msgspec.structs.replace(view, state=state)
+
+    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+        self._fleet.check_reachable()
+        trace = await self._fleet.trace(request)
+        if trace is None:
+            raise NotFound(f"no request {request!r}", param="request_id")
+        task = next((task for task in trace.tasks if task.stage == stage and stage != CLIENT), None)
+        if task is None:
+            raise NotFound(f"request {request} has no task of stage {stage!r}", param="stage")
+        if trace.ended_us:
+            raise Conflict(f"request {request} has ended", param="request_id")
+        if epoch not in (0, task.epoch):
+            raise Conflict(f"stage {stage} of {request} has been granted again since it was seen", param="epoch")
+        self._fleet.redelivered.append((request, stage, epoch))
+
+    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+        await self.drop_dead_letter(request)
+        self._fleet.retried.append(request)
+        return new_request_id()
+
+    async def drop_dead_letter(self, request: RequestId) -> None:
+        self._fleet.check_reachable()
+        if not any(letter.id == request for letter in self._fleet.letters):
+            raise NotFound(f"no dead letter {request!r}", param="request_id")
+        self._fleet.letters = [letter for letter in self._fleet.letters if letter.id != request]
+
+
+@dataclass(slots=True)
+class FakeJobs(JobClient):
+    _fleet: FakeTelemetry
+
+    async def list_jobs(self) -> list[Job]:
+        self._fleet.check_reachable()
+        return self._fleet.job_list
+
+    async def find(self, job: str) -> Job | None:
+        self._fleet.check_reachable()
+        return next((view for view in self._fleet.job_list if view.id == job), None)
+
+    async def submit(self, kind: str, arguments: object) -> Job:
+        self._fleet.check_reachable()
         checked = read_arguments(kind, arguments)
-        number = len(self.job_list) + 1
+        number = len(self._fleet.job_list) + 1
         job = Job(id=f"job-{number}", kind=kind, arguments=checked, state="queued", created_us=now_us())
-        self.job_list.insert(0, job)
+        self._fleet.job_list.insert(0, job)
         return job
 
-    async def retry_job(self, job: str) -> Job:
-        view = await self._job(job)
+    async def retry(self, job: str) -> Job:
+        view = await self._find(job)
         if view.state in ("queued", "started"):
             raise Conflict(f"job {job} has not ended", param="job_id")
-        return await self.submit_job(view.kind, view.arguments.given() if view.arguments else {})
+        return await self.submit(view.kind, view.arguments.given() if view.arguments else {})
 
-    async def stop_job(self, job: str) -> None:
-        view = await self._job(job)
+    async def stop(self, job: str) -> None:
+        view = await self._find(job)
         if view.state not in ("queued", "started"):
             raise Conflict(f"job {job} has ended", param="job_id")
         state = "stopped" if view.state == "started" else "canceled"
         ended = msgspec.structs.replace(view, state=state, ended_us=now_us())
-        self.job_list = [ended if other.id == job else other for other in self.job_list]
+        self._fleet.job_list = [ended if other.id == job else other for other in self._fleet.job_list]
 
-    async def delete_job(self, job: str) -> None:
-        view = await self._job(job)
+    async def delete(self, job: str) -> None:
+        view = await self._find(job)
         if view.state == "started":
             raise Conflict(f"job {job} runs; stop it first", param="job_id")
-        self.job_list = [other for other in self.job_list if other.id != job]
+        self._fleet.job_list = [other for other in self._fleet.job_list if other.id != job]
 
-    async def job_file(self, job: str, name: str) -> bytes:
-        view = await self._job(job)
+    async def read_file(self, job: str, name: str) -> bytes:
+        view = await self._find(job)
         if name not in view.files:
             raise NotFound(f"name: no file {name!r}", param="name")
         return b"{}"
 
-    async def _job(self, job: str) -> Job:
-        view = await self.job(job)
+    async def _find(self, job: str) -> Job:
+        view = await self.find(job)
         if view is None:
             raise NotFound(f"no job {job!r}", param="job_id")
         return view
-
-    def _reach(self) -> None:
-        lost = self.unreachable_of()
-        if lost is not None:
-            raise lost
 
 
 def _matches(row: RequestRow, wanted: RequestFilter) -> bool:

@@ -33,12 +33,12 @@ from fleet.core.telemetry import (
     JobProgress,
     LogLine,
     PendingGrant,
-    Queue,
+    RoleQueue,
     SeriesPoint,
     TaskRef,
     Transfers,
-    WorkerStory,
     WorkerTransfer,
+    WorkerView,
 )
 from fleet.graphs import Graph
 from tests.web.fake_telemetry import FakeTelemetry, now_us
@@ -66,7 +66,7 @@ def busy(graph: Graph) -> FakeTelemetry:
     fake.rows = [_row(number, start, stages) for number in range(NUM_REQUESTS)]
     for number in range(NUM_REQUESTS - 10, NUM_REQUESTS):
         told = _story(number, start, graph)
-        fake.stories[told.id] = told
+        fake.traces[told.id] = told
         ids = _chunk(told.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
         made_us = told.edges[0].first_us
         fake.edge_logs[told.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), made_us=made_us)]
@@ -250,12 +250,12 @@ def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KVSpan, ...]:
     )
 
 
-def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) -> list[WorkerStory]:
-    found: list[WorkerStory] = []
+def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) -> list[WorkerView]:
+    found: list[WorkerView] = []
     states = ("ready", "draining", "standby")
     for n, stage in enumerate((*stages, *stages)):
         found.append(
-            WorkerStory(
+            WorkerView(
                 id=worker_id(stage, n),
                 role=stage,
                 host="machine",
@@ -287,7 +287,7 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
                 transfer=_worker_transfer(stage, n),
             )
         )
-    gateway = WorkerStory(
+    gateway = WorkerView(
         id=worker_id("gateway", 20),
         role="",
         host="machine",
@@ -298,7 +298,7 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
         running=5,
         capacity=64,
     )
-    gone = WorkerStory(
+    gone = WorkerView(
         id=worker_id(stages[0], 9),
         role=stages[0],
         host="machine",
@@ -311,13 +311,13 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
     return [*found, gateway, gone]
 
 
-def _queue(number: int, stage: StageName, waiting: RequestId) -> Queue:
+def _queue(number: int, stage: StageName, waiting: RequestId) -> RoleQueue:
     pending = (
         PendingGrant(request=waiting, stage=stage, epoch=Epoch(1), age_s=1.7, alone=False, read=False),
         PendingGrant(request=waiting, stage=stage, epoch=Epoch(2), age_s=0.2, alone=True, read=True),
     )
     busy = number == 0
-    return Queue(
+    return RoleQueue(
         role=RoleName(stage),
         stage=stage,
         queue_depth=2 if busy else 0,

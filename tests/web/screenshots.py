@@ -69,8 +69,8 @@ def draw_readme_pictures(folder: Path) -> None:
     with _browsing(folder) as (browser, loaded), serving(loaded) as gateway:
         fill(gateway)
         telemetry = gateway.client.telemetry
-        trace = next(trace for trace in telemetry.stories.values() if trace.state == "finished" and trace.kind == "voice")
-        telemetry.stories[trace.id] = msgspec.structs.replace(trace, prompt_ids=_encode(gateway, "What is the opposite of hot?"))
+        trace = next(trace for trace in telemetry.traces.values() if trace.state == "finished" and trace.kind == "voice")
+        telemetry.traces[trace.id] = msgspec.structs.replace(trace, prompt_ids=_encode(gateway, "What is the opposite of hot?"))
         (chunk,) = telemetry.edge_logs[trace.id, "text"]
         ids = np.asarray(_encode(gateway, "The opposite of hot is cold."), "<i4")
         tensor = WireTensor(dtype="int32", shape=ids.shape, data=ids.tobytes())
@@ -98,14 +98,14 @@ def _browsing(folder: Path) -> Iterator[tuple[Browser, Loaded]]:
 def _console(camera: Camera, loaded: Loaded) -> None:
     with serving(loaded) as gateway:
         fill(gateway)
-        running = next(trace for trace in gateway.client.telemetry.stories.values() if trace.state == "running")
+        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
         fill_to_limits(gateway)
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-limits", f"/{name}", ("light",))
     with serving(loaded) as gateway:
-        gateway.client.tell(FakeTelemetry())
+        gateway.client.show(FakeTelemetry())
         gateway.client.missing = [gateway.config.graph_declaration().stages[1].name]
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-empty", f"/{name}", ("light",))

@@ -410,7 +410,7 @@ def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
             wait_until(ended, "the whole answer, a little at a time", timeout_s=60)
         assert b"data: [DONE]" in said
         (stream,) = gateway.client.streams.values()
-        assert stream.ended and not stream.unheard
+        assert stream.finished and not stream.unheard
 
 
 def test_websocket_of_unreading_client_is_aborted(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from tests.web.plausible import HOSTILE, busy
 def fleet(gateway: Gateway) -> FakeTelemetry:
     """The gateway's telemetry, with data in every part."""
     told = busy(gateway.client.graph)
-    gateway.client.tell(told)
+    gateway.client.show(told)
     return told
 
 
@@ -91,7 +91,7 @@ def test_dump_order_logs_stack_traces(gateway: Gateway, fleet: FakeTelemetry) ->
 
 
 def test_redeliver_with_other_epoch_is_refused(gateway: Gateway, fleet: FakeTelemetry) -> None:
-    story = next(story for story in fleet.stories.values() if story.state == "running")
+    story = next(story for story in fleet.traces.values() if story.state == "running")
     task = story.tasks[0]
     path = f"/v1/fleet/requests/{story.id}/tasks/{task.stage}/redeliver"
     answer = gateway.http.post(path, params={"epoch": task.epoch})

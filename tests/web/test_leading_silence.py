@@ -80,7 +80,7 @@ def test_request_audio_is_not_trimmed(gateway: Gateway) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     spec = next(spec for spec, _ in gateway.client.submitted if spec.id == request)
-    chunks = gateway.client._chunks(spec)  # pyright: ignore[reportPrivateUsage]
+    chunks = gateway.client.chunks_of(spec)
     gateway.client.telemetry.edge_logs[request, "audio"] = [chunk for chunk in chunks if chunk.edge == "audio"]
     wav = gateway.http.get(f"/v1/fleet/requests/{request}/audio").content
     assert np.frombuffer(wav[44:], "<i2").tobytes() == WHOLE

@@ -48,7 +48,8 @@ async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, 
 
 
 def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Gateway) -> None:
-    gateway.client.tell(busy(gateway.client.graph))
+    gateway.client.show(busy(gateway.client.graph))
+    talker = next(view for view in gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone)
     lines = gateway.http.get("/metrics").text.splitlines()
     for line in (
         'fleet_transfer_pulls_total{edge="thought"} 930.0',
@@ -57,6 +58,6 @@ def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Ga
         'fleet_transfer_seconds_bucket{edge="thought",le="0.001585"} 900.0',
         'fleet_transfer_seconds_bucket{edge="thought",le="+Inf"} 930.0',
         'fleet_transfer_seconds_count{edge="thought"} 930.0',
-        'fleet_num_requests_running{model_name="omni",replica="talker@host:1:a",stage="talker"} 0.0',
+        f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} {float(talker.running)}',
     ):
         assert line in lines, line

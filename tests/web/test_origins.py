@@ -84,7 +84,7 @@ def test_preflight_of_unknown_method_is_refused_in_api_shape(open_to_app: Gatewa
 def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"origin": APP, "sec-fetch-site": "cross-site"}
     bearer = {**page, "authorization": f"Bearer {KEY}"}
-    monkeypatch.setattr(type(locked.client), "missing_roles", lambda _self: 1 / 0)
+    monkeypatch.setattr(type(locked.client.telemetry), "missing_roles", lambda _self: 1 / 0)
     answers = {
         200: locked.http.post(CHAT, json=BODY, headers=bearer),
         400: locked.http.post(CHAT, json={}, headers=bearer),

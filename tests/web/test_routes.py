@@ -12,8 +12,10 @@ from websockets.asyncio.client import connect
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.core.ids import RoleName
+from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
-from tests.web.fake_client import Role, Script
+from tests.web.fake_client import Script
 from web.gateway.sampling import stage_defaults
 
 
@@ -170,7 +172,9 @@ def test_metrics_count_requests_and_audio(gateway: Gateway) -> None:
 
 
 def test_metrics_have_queue_of_each_role(gateway: Gateway) -> None:
-    gateway.client.waiting = [Role(role="thinker", queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1, standby=2)]
+    gateway.client.telemetry.role_list = [
+        RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, capacity=16, draining=1, standby=2)
+    ]
     lines = get(gateway, "/metrics").text.splitlines()
     expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
     for name, value in {**expected, "standby": 2}.items():

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import CLIENT, RequestId, stage_of
+from fleet.core.request_trace import EdgeTrace, RequestTrace
+from fleet.core.telemetry import WorkerView
 from fleet.graphs import Edge, Graph
 from web.gateway.gateway import Gateway
-from web.ports import EdgeView, RequestView, WorkerView
 
 ENDED = frozenset({"finished", "failed", "aborted"})
 
@@ -65,8 +66,8 @@ class PipelineStatus:
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
     """Read the current status; an unreachable Redis becomes its `trouble`."""
     try:
-        workers = [view for view in await gateway.client.workers() if view.lease_left_s > 0]
-        request = await gateway.client.request_view(request_id) if request_id else None
+        workers = [view for view in await gateway.client.telemetry.workers() if view.lease_left_s > 0]
+        request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
         return build_pipeline_status(gateway.graph, [], None, None, trouble=error.message)
     served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
@@ -79,7 +80,7 @@ def build_pipeline_status(
     graph: Graph,
     workers: Sequence[WorkerView],
     request_id: RequestId | None,
-    request: RequestView | None,
+    request: RequestTrace | None,
     *,
     trouble: str,
 ) -> PipelineStatus:
@@ -116,7 +117,7 @@ def _accepts_tasks(view: WorkerView) -> bool:
     return not view.draining and not view.standby
 
 
-def _edge_row(graph: Graph, edge: Edge, view: EdgeView | None) -> EdgeRow:
+def _edge_row(graph: Graph, edge: Edge, view: EdgeTrace | None) -> EdgeRow:
     return EdgeRow(
         name=edge.name,
         target=edge.target,

@@ -51,7 +51,7 @@ class RefreshTimer:
     async def _follow_events(self) -> None:
         while True:
             try:
-                async for entry in self._gateway.client.telemetry.follow(after=self.last_event_id):
+                async for entry in self._gateway.client.telemetry.follow_events(after=self.last_event_id):
                     self.last_event_id = entry.id
                     self._notify_pages()
             except FleetError as error:

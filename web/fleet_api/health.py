@@ -1,5 +1,7 @@
 """GET /health, /ready and /metrics. Knows no stage."""
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +40,7 @@ class HealthRoutes:
     async def ready(self, request: Request) -> Response:
         """Report if requests can be served. Probes need only the status; the missing roles are for clients with the key."""
         try:
-            missing = list(await self._gateway.client.missing_roles())
+            missing = await self._gateway.client.telemetry.missing_roles()
         except FleetError as error:
             return _not_ready(request, [], error)
         if not missing:
@@ -50,10 +52,10 @@ class HealthRoutes:
         """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""
         metrics = self._gateway.metrics
         try:
-            workers = await self._gateway.client.workers()
-            roles = await self._gateway.client.roles()
+            workers = await self._gateway.client.telemetry.workers()
+            roles = await self._gateway.client.telemetry.roles()
             transfers = await self._gateway.client.telemetry.transfers()
-            metrics.live.set(await self._gateway.client.live_count())
+            metrics.live.set(await self._gateway.client.telemetry.num_live())
         except FleetError:
             workers, roles, transfers = [], [], None
         metrics.set_roles(roles)
@@ -62,7 +64,7 @@ class HealthRoutes:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _not_ready(request: Request, missing: list[str], error: FleetError) -> Response:
+def _not_ready(request: Request, missing: Sequence[str], error: FleetError) -> Response:
     if not is_trusted(request.scope):
         missing, error = [], NoWorker("requests cannot be served now; send the API key to read what is missing")
-    return json_response(Readiness(ready=False, missing=missing, error=envelope_of(error).error), 503, {"retry-after": "1"})
+    return json_response(Readiness(ready=False, missing=list(missing), error=envelope_of(error).error), 503, {"retry-after": "1"})

@@ -25,10 +25,10 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
 
 async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDetail:
     """Raises: NotFound, RedisUnreachable."""
-    trace = await gateway.client.telemetry.story(request)
+    trace = await gateway.client.telemetry.trace(request)
     if trace is None:
         raise request_not_found(request)
-    ids = _joined(await gateway.client.telemetry.log_of(request, gateway.edges.text), "ids", "<i4")
+    ids = _joined(await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4")
     audio = next((edge for edge in trace.edges if edge.name == gateway.edges.audio), None)
     fields = {name: getattr(trace, name) for name in RequestTrace.__struct_fields__}
     return RequestDetail(
@@ -43,9 +43,9 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
 async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     """Return the audio produced so far. Raises: NotFound if there is none, or it is no longer stored."""
     edge = gateway.edges.audio
-    samples = _joined(await gateway.client.telemetry.log_of(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
+    samples = _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
     if not len(samples):
-        if await gateway.client.telemetry.story(request) is None:
+        if await gateway.client.telemetry.trace(request) is None:
             raise request_not_found(request)
         raise NotFound(
             f"request {request} has no audio, or it is no longer stored: audio is deleted a minute after the end",
@@ -57,7 +57,7 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
 async def read_logs_without_audio(gateway: Gateway, trace: RequestTrace) -> dict[str, Sequence[Chunk]]:
     """Return the chunks of every edge except audio, which would be large."""
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
-    return {name: await gateway.client.telemetry.log_of(trace.id, name) for name in names}
+    return {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
 
 
 def request_not_found(request: str) -> NotFound:

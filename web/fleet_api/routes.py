@@ -22,10 +22,10 @@ from fleet.core.telemetry import (
     Job,
     LogLine,
     LogQuery,
-    Queue,
+    RoleQueue,
     SeriesPoint,
     WorkerOrder,
-    WorkerStory,
+    WorkerView,
 )
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.request_detail import read_logs_without_audio, read_request_detail, request_not_found, wav_of
@@ -33,7 +33,7 @@ from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
 from web.http.json_response import json_response
-from web.ports import TelemetryPort
+from web.ports import FleetPort
 
 MAX_PAGE, MAX_LINES = 200, 1000
 MAX_JOB_BODY_BYTES = 64 * 1024
@@ -54,14 +54,14 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     """`gone`: workers that ended in the last minutes, the latest first."""
 
     object: str = "list"
-    data: Sequence[WorkerStory]
-    gone: Sequence[WorkerStory]
+    data: Sequence[WorkerView]
+    gone: Sequence[WorkerView]
     missing_roles: Sequence[str]
 
 
 class QueueList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
-    data: Sequence[Queue]
+    data: Sequence[RoleQueue]
 
 
 class DeadLetterList(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,14 +175,14 @@ class FleetApi:
             text=params.get("q", ""),
         )
         limit = int_param(request, "limit", 50, MAX_PAGE, least=1)
-        page = await self._telemetry.requests(filter_, before=params.get("before", ""), limit=limit)
+        page = await self._client.telemetry.list_requests(filter_, before=params.get("before", ""), limit=limit)
         return json_response(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
 
     async def abort(self, request: Request) -> Response:
         """Abort a request; `aborted` is false if it had ended already."""
         request_id = _request_id(request)
-        aborted = await self._gateway.client.abort_request(request_id)
-        if not aborted and await self._gateway.client.request_view(request_id) is None:
+        aborted = await self._client.requests.abort(request_id)
+        if not aborted and await self._gateway.client.telemetry.trace(request_id) is None:
             raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
 
@@ -199,7 +199,7 @@ class FleetApi:
     async def trace(self, request: Request) -> Response:
         """Send the trace in Chrome's format, which Perfetto opens."""
         request_id = _request_id(request)
-        found = await self._gateway.client.telemetry.story(request_id)
+        found = await self._gateway.client.telemetry.trace(request_id)
         if found is None:
             raise request_not_found(request_id)
         trace = chrome_trace_of(found, self._gateway.graph, await read_logs_without_audio(self._gateway, found))
@@ -208,49 +208,52 @@ class FleetApi:
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
-        new_id = await self._telemetry.retry(request_id)
+        new_id = await self._client.operations.retry(request_id)
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
         """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the task has another epoch by now."""
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(int_param(request, "epoch", 0, MAX_EPOCH))
-        await self._telemetry.redeliver(request_id, stage, epoch)
+        await self._client.operations.redeliver(request_id, stage, epoch)
         return json_response(RedeliveryResult(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
-        workers = [msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE) for view in await self._telemetry.workers()]
-        missing = await self._gateway.client.missing_roles()
+        workers = [
+            msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE)
+            for view in await self._client.telemetry.workers(with_gone=True)
+        ]
+        missing = await self._gateway.client.telemetry.missing_roles()
         live, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
         return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
         """`drain`: claim no tasks. `resume`: claim tasks again. `stop`: finish the tasks and exit. `dump`: log stack traces."""
         worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
-        await self._telemetry.order_worker(worker, order)
+        await self._client.operations.order_worker(worker, order)
         return json_response(WorkerOrderResult(id=worker, order=order))
 
     async def queues(self, _request: Request) -> Response:
-        return json_response(QueueList(data=await self._telemetry.queues()))
+        return json_response(QueueList(data=await self._client.telemetry.queues()))
 
     async def dead_letters(self, _request: Request) -> Response:
-        return json_response(DeadLetterList(data=await self._telemetry.dead_letters()))
+        return json_response(DeadLetterList(data=await self._client.telemetry.dead_letters()))
 
     async def retry_dead_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        new_id = await self._telemetry.retry_dead_letter(request_id)
+        new_id = await self._client.operations.retry_dead_letter(request_id)
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def drop_dead_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        await self._telemetry.drop_dead_letter(request_id)
+        await self._client.operations.drop_dead_letter(request_id)
         return json_response(DeletionResult(id=request_id, object="fleet.dead_letter"))
 
     async def transfers(self, _request: Request) -> Response:
-        return json_response(await self._telemetry.transfers())
+        return json_response(await self._client.telemetry.transfers())
 
     async def series(self, _request: Request) -> Response:
-        return json_response(SeriesList(data=await self._telemetry.series()))
+        return json_response(SeriesList(data=await self._client.telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
         """List log lines, newest first; the parameters filter, `q` by a part of the message, `level` by that level and above."""
@@ -263,15 +266,15 @@ class FleetApi:
             process=params.get("process", ""),
         )
         limit = int_param(request, "limit", 200, MAX_LINES, least=1)
-        page = await self._telemetry.logs(query, before=params.get("before", ""), limit=limit)
+        page = await self._client.telemetry.logs(query, before=params.get("before", ""), limit=limit)
         return json_response(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
 
     async def jobs(self, _request: Request) -> Response:
-        return json_response(JobList(data=await self._telemetry.jobs()))
+        return json_response(JobList(data=await self._client.jobs.list_jobs()))
 
     async def job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        job = await self._telemetry.job(job_id)
+        job = await self._client.jobs.find(job_id)
         if job is None:
             raise NotFound(f"no job {quoted(job_id)}; GET /v1/fleet/jobs lists those there are", param="job_id")
         return json_response(job)
@@ -279,33 +282,33 @@ class FleetApi:
     async def job_file(self, request: Request) -> Response:
         """Send a file of the job's report: `report.json` or `report.png`."""
         job_id, name = str(request.path_params["job_id"]), str(request.path_params["name"])
-        content = await self._telemetry.job_file(job_id, name)
+        content = await self._client.jobs.read_file(job_id, name)
         headers = {"content-disposition": f'inline; filename="{name}"', "cache-control": "no-store"}
         return Response(content, media_type=REPORT_FILES[name], headers=headers)
 
     async def submit_job(self, request: Request) -> Response:
         kind, arguments = _job_body(await read_body(request, MAX_JOB_BODY_BYTES))
-        return json_response(await self._telemetry.submit_job(kind, arguments), 201)
+        return json_response(await self._client.jobs.submit(kind, arguments), 201)
 
     async def retry_job(self, request: Request) -> Response:
-        return json_response(await self._telemetry.retry_job(str(request.path_params["job_id"])), 201)
+        return json_response(await self._client.jobs.retry(str(request.path_params["job_id"])), 201)
 
     async def stop_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        await self._telemetry.stop_job(job_id)
-        job = await self._telemetry.job(job_id)
+        await self._client.jobs.stop(job_id)
+        job = await self._client.jobs.find(job_id)
         if job is None:
             raise NotFound(f"job {quoted(job_id)} was deleted meanwhile", param="job_id")
         return json_response(job)
 
     async def delete_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        await self._telemetry.delete_job(job_id)
+        await self._client.jobs.delete(job_id)
         return json_response(DeletionResult(id=job_id, object="fleet.job"))
 
     @property
-    def _telemetry(self) -> TelemetryPort:
-        return self._gateway.client.telemetry
+    def _client(self) -> FleetPort:
+        return self._gateway.client
 
 
 def choice_param(request: Request, name: str, known: Sequence[str]) -> str:

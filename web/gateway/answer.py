@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from fleet.control.client import ClientStream
 from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, FleetError, GatewayStopping
 from fleet.core.ids import EdgeName
@@ -18,7 +19,6 @@ from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from web.gateway.metrics import Metrics, PlaybackContinuity
-from web.ports import ClientStream
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
 log = logging.getLogger("fleet.web")

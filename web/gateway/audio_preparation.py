@@ -34,7 +34,7 @@ class AudioPreparation:
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
-        num_admissible = await self._client.check_admission(chat.id, chat.outputs)
+        num_admissible = await self._client.requests.check_admission(chat.id, chat.outputs)
         if self._num_preparing >= num_admissible:
             raise Overloaded(f"{self._num_preparing} requests with audio are being prepared already; try again shortly")
         self._num_preparing += 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
+from fleet.control.client import ClientStream
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
 from fleet.core.ids import EdgeName, RequestId, StageName
@@ -23,7 +24,7 @@ from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.stored_body import stored_body
-from web.ports import ClientStream, FleetPort
+from web.ports import FleetPort
 from web.schema.chat import (
     AudioUrlPartBody,
     ChatBody,
@@ -97,7 +98,7 @@ class Gateway:
 
     def detach_all(self) -> None:
         """End the remaining answers of this gateway with GatewayStopping; see `FleetPort.detach_all`."""
-        self.client.detach_all()
+        self.client.requests.detach_all()
 
     def close(self) -> None:
         """Stop the decoder processes, after the last request."""
@@ -184,7 +185,7 @@ class Gateway:
 
         Raises: RedisUnreachable.
         """
-        found = await self.client.resume(request_id)
+        found = await self.client.requests.resume(request_id)
         return self._answer(*found) if found is not None else None
 
     def _answer(self, spec: RequestSpec, stream: ClientStream) -> AnswerStream:
@@ -206,7 +207,7 @@ class Gateway:
         if not spec.session:
             return 0
         try:
-            view = await self.client.request_view(spec.id)
+            view = await self.client.telemetry.trace(spec.id)
         except FleetError as error:
             log.warning("request %s: the number of its cached prompt tokens cannot be read: %s", spec.id, error.message)
             return 0
@@ -214,7 +215,7 @@ class Gateway:
         return min(sum(cached), len(spec.prompt_ids))
 
     async def _submit_spec(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        submitting = asyncio.ensure_future(self.client.submit(spec, blob))
+        submitting = asyncio.ensure_future(self.client.requests.submit(spec, blob))
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -233,7 +234,7 @@ class Gateway:
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
         """Store the transcript of a spoken answer; return its expiry in seconds since 1970."""
-        await self.client.keep_transcript(audio_id, transcript, self.config.retention_s)
+        await self.client.voice.save_transcript(audio_id, transcript, self.config.retention_s)
         return int(time.time()) + self.config.retention_s
 
     def check_num_messages(self, num_messages: int) -> None:
@@ -251,7 +252,7 @@ class Gateway:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if message.audio is not None and content is None:
-            content = await self.client.transcript(message.audio.id)
+            content = await self.client.voice.transcript(message.audio.id)
             if content is None:
                 where_audio = f"{where}.audio.id"
                 raise BadInput(

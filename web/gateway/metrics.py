@@ -14,8 +14,8 @@ from prometheus_client.utils import floatToGoString
 
 from fleet.core.hops import BOUNDS_US
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import EdgeTransfer, Transfers
-from web.ports import FleetPort, RoleView, WorkerView
+from fleet.core.telemetry import EdgeTransfer, RoleView, Transfers, WorkerView
+from web.ports import FleetPort
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
 DURATIONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 60.0, 120.0)
@@ -191,7 +191,7 @@ class Metrics:
     def count_underruns(self, count: int) -> None:
         """Count playback underruns that a client reported."""
         self.underruns.inc(count)
-        self._client.telemetry.note_underruns(count)
+        self._client.telemetry.record_underruns(count)
 
     def observe_request_end(self, outcome: str, seconds: float, audio_s: float, *, num_frames: int, continuous: bool) -> None:
         self.requests.labels(outcome=outcome).inc()
@@ -204,7 +204,7 @@ class Metrics:
             self.audio.labels(self._model).observe(audio_s)
             self.frames.labels(self._model).inc(num_frames)
             self.rtf.labels(self._model).observe(seconds / audio_s)
-            self._client.telemetry.note_rtf(seconds / audio_s)
+            self._client.telemetry.record_rtf(seconds / audio_s)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -31,7 +31,7 @@ class PlaybackReports:
         written: tuple[int, int] | None = None
         while (latest := self._latest[request]) != written:
             try:
-                await self._client.telemetry.note_heard(request, played_samples=latest[0], underruns=latest[1])
+                await self._client.telemetry.record_playback(request, played_samples=latest[0], underruns=latest[1])
             except FleetError as error:
                 log.info("request %s: its playback position cannot be written: %s", request, error.message)
             written = latest

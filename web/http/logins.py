@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from secrets import token_urlsafe
 
+from fleet.control.client import LoginStore
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
-from web.ports import LoginPort
 
 KEEP_S = 7 * 24 * 3600
 """An unused login expires after this time."""
@@ -29,7 +29,7 @@ TOKEN_BYTES = 32
 class Logins:
     """Logins under one API key; with None there are none. Raises: RedisUnreachable from every coroutine."""
 
-    def __init__(self, store: LoginPort, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: LoginStore, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._key = api_key.encode() if api_key is not None else None
         self._clock = clock

@@ -107,7 +107,7 @@ class Generation:
                 self.prompt = shorter
 
     async def _retry(self, request_id: RequestId, position: Position) -> None:
-        self.request_id = await self._gateway.client.telemetry.retry(request_id)
+        self.request_id = await self._gateway.client.operations.retry(request_id)
         await self._read(position)
 
     async def _read(self, position: Position) -> None:
@@ -154,7 +154,7 @@ class Generation:
     async def _name_stage(self, error: FleetError) -> None:
         """Prefix the message of a failure with the stage that failed."""
         try:
-            view = await self._gateway.client.request_view(self.request_id)
+            view = await self._gateway.client.telemetry.trace(self.request_id)
         except FleetError:
             return
         failed = next((task.stage for task in view.tasks if task.state == "failed"), None) if view is not None else None

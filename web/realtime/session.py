@@ -260,7 +260,7 @@ class Session:
             self._gateway.metrics.observe_voice_to_voice(voice_to_voice_ms / 1000)
         generation = response.generation
         try:
-            outputs = await self._gateway.client.first_outputs(RequestId(generation.request_id))
+            outputs = await self._gateway.client.telemetry.first_outputs(RequestId(generation.request_id))
         except FleetError as error:
             log.warning("request %s: the timing of its stages could not be read: %s", generation.request_id, error.message)
             return

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.config.schema import LeaseConfig
+from fleet.control.client import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
 from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
-from web.ports import HeldVoice
 from web.realtime.admission import Admission
 from web.realtime.audio import vad
 from web.realtime.clock import Clock, Timer
@@ -155,7 +155,7 @@ class SessionRegistry:
 
         Raises: SecretInUse, RedisUnreachable.
         """
-        holding = asyncio.ensure_future(self._gateway.client.hold_voice(session_id, ttl_s, owner, new=new))
+        holding = asyncio.ensure_future(self._gateway.client.voice.hold(session_id, ttl_s, owner, new=new))
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:
@@ -170,7 +170,7 @@ class SessionRegistry:
 
     async def _mark_away(self, session_id: str, epoch: int) -> None:
         """Allow a client that left while its session was taken over to reconnect, or to open another one."""
-        await self._gateway.client.keep_voice(session_id, epoch, self._ttl_s, {"away_us": str(now_us()).encode()})
+        await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {"away_us": str(now_us()).encode()})
 
     async def _wait_for_admission(
         self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
@@ -201,7 +201,7 @@ class SessionRegistry:
         """Renew the record of a queued client, which counts among the sessions of its secret."""
         while True:
             try:
-                await self._gateway.client.keep_voice(session_id, epoch, self._ttl_s, {})
+                await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {})
             except FleetError as error:
                 log.warning("session %s: its place in the queue could not be renewed: %s", shown_id(session_id), error.message)
             await self._clock.sleep(RENEW_S)
@@ -241,7 +241,7 @@ class SessionRegistry:
             return True
         session_id = entry.session.id
         try:
-            held = await self._gateway.client.keep_voice(session_id, entry.epoch, self._ttl_s, {}, ["away_us"])
+            held = await self._gateway.client.voice.save(session_id, entry.epoch, self._ttl_s, {}, ["away_us"])
         except FleetError as error:
             log.warning("session %s: continued although Redis does not answer: %s", shown_id(session_id), error.message)
             return True
@@ -252,7 +252,7 @@ class SessionRegistry:
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
         held = await self._hold(session_id, self._ttl_s, owner, self._mark_away)
-        if held is None and await self._gateway.client.voice_ended(session_id, owner):
+        if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
             raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
             raise _unknown(session_id)
@@ -330,7 +330,7 @@ class SessionRegistry:
 
     async def _forget(self, session_id: str, epoch: int | None) -> None:
         try:
-            await self._gateway.client.end_voice(session_id, epoch)
+            await self._gateway.client.voice.end(session_id, epoch)
         except FleetError as error:
             log.warning("session %s: its end could not be written: %s", shown_id(session_id), error.message)
 
@@ -383,7 +383,7 @@ class SessionRegistry:
             entry.changed.clear()
             try:
                 if not await self._write(entry):
-                    self._give_up(entry, ended=await self._gateway.client.voice_ended(session.id, entry.owner))
+                    self._give_up(entry, ended=await self._gateway.client.voice.was_ended(session.id, entry.owner))
                     return
             except FleetError as error:
                 entry.snapshot.forget()
@@ -398,7 +398,7 @@ class SessionRegistry:
             removed.append("away_us")
         else:
             fields["away_us"] = str(entry.away_us).encode()
-        return await self._gateway.client.keep_voice(entry.session.id, entry.epoch, self._ttl_s, fields, removed)
+        return await self._gateway.client.voice.save(entry.session.id, entry.epoch, self._ttl_s, fields, removed)
 
     def _give_up(self, entry: SessionEntry, *, ended: bool) -> None:
         """Remove a session that another gateway continues, or, `ended`, that an operator ended together with its requests."""

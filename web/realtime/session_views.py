@@ -46,7 +46,7 @@ async def read_views(gateway: Gateway) -> list[SessionView]:
 
     Raises: RedisUnreachable.
     """
-    views = [decode_view(raw) for raw in (await gateway.client.voices()).values()]
+    views = [decode_view(raw) for raw in (await gateway.client.voice.views()).values()]
     if gateway.config.web.read_only:
         views = [msgspec.structs.replace(view, id=shown_id(view.id)) for view in views]
     return sorted(views, key=lambda view: -view.created_us)

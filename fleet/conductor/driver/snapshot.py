@@ -92,7 +92,7 @@ def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> boo
     One that was put to a worker had a slot there; but one that is to run alone is kept by a worker that takes nothing else until
     it can, and granted again only where another of the role has nothing to do: else one worker after another would be closed.
     """
-    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "to", "alone"]))
+    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "reserved_for", "alone"]))
     role, entry, to, alone = (text(f) for f in found)
     if to:
         return alone != "1" or _someone_idles(client, RoleName(role))

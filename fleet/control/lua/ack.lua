@@ -1,6 +1,6 @@
--- ack: for each, compares the consumer's epoch; writes consumed (it only grows) and gives the producer its credit.
--- With an event given, the consumer has all it will ever get: its task ends (a client's; workers end theirs by append).
--- "closed": the consumer will take no more, so the producer gets credit without end and is never held up by it.
+-- ack: compares the consumer's epoch of each item; writes how much it consumed, which only grows, and gives the producer that credit.
+-- With an event, the consumer has received everything: its task ends (a client's; workers end theirs by append).
+-- "closed": the consumer reads no more, so its producer gets unlimited credit.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
 local out = {}
 for i = 1, #ARGV, 8 do
@@ -19,7 +19,7 @@ for i = 1, #ARGV, 8 do
     end
     if ARGV[i + 6] ~= '' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
-      mark(r, 'delivered', s, epoch, disown(tk, r, s))
+      trace(r, 'delivered', s, epoch, remove_owner(tk, r, s))
       event(ARGV[i + 6])
     end
     out[#out + 1] = 'ok'

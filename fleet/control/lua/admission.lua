@@ -1,5 +1,5 @@
--- admission: answers as submit would for a request that needs `roles`, with how many more would be admitted. Writes nothing but the
--- line of the log about a refusal.
+-- admission: answers as submit would for a request that needs `roles`, with the number of further requests that would be admitted.
+-- Writes nothing but the log line of a refusal.
 -- ARGV: bound, request, gateway, roles, grace us
 local bound, r, gateway, roles, grace_us = unpack(ARGV)
 return admission_refusal(r, gateway, bound, roles, grace_us) or {'ok', tonumber(bound) - call('SCARD', P .. 'live')}

@@ -1,9 +1,9 @@
--- announce_start: a worker of the role is starting: its process announces itself while it loads, its keeper before (then `begins` is
--- given, and `place` the keeper's). Compares, for a keeper, that the `child` has neither announced itself nor joined yet. Writes until
--- when the start counts, in place of `instead_of`: the keeper's announcement that a process continues, or a dead child's. Each start of
--- a keeper's (`number`, which a repeated call has too), and a process's that continues none, is one more try; a try without a worker
--- that joins has failed, unless it was `stopped`. Lapsed starts go. Tries are forgotten while no start is announced: by a new keeper,
--- and after a minute.
+-- announce_start: records that a worker of the role is starting. Its process announces itself while it loads; before that, its keeper
+-- does (`begins` is set, and `place` is the keeper's). For a keeper, compares that `child` has neither announced itself nor joined yet.
+-- Writes until when the start counts, replacing the announcement of `instead_of`: the keeper whose start this process continues, or a
+-- dead child. Each start of a keeper (`number`; a repeated call has the same one), and a process's own start that continues none, is
+-- one more try; a try whose worker does not join has failed, unless it was `stopped`. Lapsed starts are deleted. The count of tries is
+-- reset by a new keeper, and after a minute without an announced start.
 -- ARGV: role, place (host:pid), lease us, instead_of, child, workers that the deployment has of the role ("" unknown), begins: us
 -- until the keeper starts it ("" for a process), number of the keeper's start, stopped ("1": `instead_of` did not fail)
 local role, place, lease, instead_of, child, workers, begins, number, stopped = unpack(ARGV)

@@ -1,12 +1,11 @@
--- append (also final, finish): for each chunk compares epoch, request live, that the task runs, index = last + 1; writes the edge, its
--- location, the task's produced count, the consumer's inbox, an event if one is given, and the task's end if this chunk ends it.
--- A chunk that is said again is no mistake, even that which ended the task.
--- Of each edge it counts bytes, and notes when its first and its last chunk came, for people to read.
+-- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1; writes the edge, the location, the
+-- task's counts, the consumer's inbox, an event if there is one, and the task's end if this chunk ends it ("finish").
+-- A repeated chunk is answered "duplicate", also the one that ended the task.
 -- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
 local function first_of(r, s, epoch, e, consumer, now)
   local tk = task_key(r, s)
   call('HSET', tk, 'first_us:' .. e, now)
-  mark(r, 'output', s, epoch, call('HGET', tk, 'owner'), e)
+  trace(r, 'output', s, epoch, call('HGET', tk, 'owner'), e)
   if consumer == 'client' then count_us('first:' .. e, now - (call('HGET', P .. 'req:' .. r, 'created_us') or now)) end
 end
 local out, now = {}, int(now_us())
@@ -38,9 +37,9 @@ for i = 1, #ARGV, 12 do
   local may_end = t[3] == 'running' or t[3] == 'finished'
   if finish == '1' and may_end and (answer == 'ok' or answer == 'duplicate') then
     call('HSET', tk, 'state', 'finished', 'finished_us', now)
-    local owner = disown(tk, r, s)
+    local owner = remove_owner(tk, r, s)
     if t[3] == 'running' then
-      mark(r, 'finished', s, epoch, owner)
+      trace(r, 'finished', s, epoch, owner)
       count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
     end
     event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))

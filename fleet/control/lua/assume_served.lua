@@ -1,5 +1,5 @@
--- assume_served: Redis restarted at `since` (us) and may have lost who served what: each role counts as served until then. Compares
--- that nothing later is known of it.
+-- assume_served: Redis restarted at `since` (us) and may have lost which roles were served: each role counts as served until then,
+-- unless a later loss is recorded.
 -- ARGV: since us, roles
 for i = 2, #ARGV do
   local lost = tonumber(call('HGET', availability_key(ARGV[i]), 'lost_us') or '0')

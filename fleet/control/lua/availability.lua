@@ -1,4 +1,4 @@
--- availability: reads, of each role, whether it admits new requests and keeps those in flight ("1"), and how many of its workers are
+-- availability: reads, for each role, whether it admits new requests and keeps those in flight ("1"), and how many of its workers are
 -- starting. Writes nothing.
 -- ARGV: grace us, roles
 local out = {}

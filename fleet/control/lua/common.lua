@@ -3,7 +3,7 @@ local P = 'fleet:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD = 20000, 200000, 1000
 local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
-local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
+local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
@@ -22,15 +22,15 @@ local function kv_key(r, s) return P .. 'req:' .. r .. ':kv:' .. s end
 local function tasks_of(w) return P .. 'worker:' .. w .. ':tasks' end
 local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS, '*', 'e', json) end
 local function notice(w, ...)
-  -- A gone worker has no inbox, and gets none: it would be a key that nobody deletes.
+  -- An unlisted worker has no inbox; a new one would be a key without an end.
   call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', 'MAXLEN', '~', MAX_INBOX, '*', ...)
 end
--- A line of the fleet's log, written with the fact itself: once per fact, whichever processes see it.
+-- Log to the fleet's log in the script that writes the fact: once per fact, whichever processes see it.
 local function log_line(level, process, w, s, r, message)
   call('XADD', P .. 'logs', 'MAXLEN', '~', MAX_LOGS, '*', 't', int(now_us()), 'l', level, 'n', 'fleet.control', 'p', process,
     'w', w or '', 's', s or '', 'r', r or '', 'm', message)
 end
--- The tasks that a worker or gateway holds, in words, and the request that all of them are of, if it is one.
+-- Return the tasks that a worker or gateway holds, as text, and their request if all are of the same one.
 local function held_by(w)
   local named, pairs_held, request = {}, call('SMEMBERS', tasks_of(w)), nil
   table.sort(pairs_held)
@@ -43,28 +43,28 @@ local function held_by(w)
   local more = #pairs_held > #named and ' and ' .. #pairs_held - #named .. ' more' or ''
   return table.concat(named, ', ') .. more, request
 end
--- The `process` and `stage` of a log line about a worker of the role; a gateway has none.
+-- Return the labels `process` and `stage` of a log line about a worker of the role; a gateway has none.
 local function labels_of(role)
   if role == '' then return 'web', '' end
   return 'worker', string.match(role, '^[^.]+')
 end
--- A line of the request's story, for people to read; nothing is decided by it. Only for a request that is known.
-local function mark(r, what, s, epoch, w, detail)
-  local key = P .. 'req:' .. r .. ':story'
+-- Append an event to the trace of a known request. No script decides by the trace.
+local function trace(r, what, s, epoch, w, detail)
+  local key = P .. 'req:' .. r .. ':trace'
   local line = int(now_us()) .. '|' .. what .. '|' .. s .. '|' .. (epoch or '') .. '|' .. (w or '') .. '|' .. (detail or '')
-  if call('RPUSH', key, line) > MAX_MARKS then call('LTRIM', key, -MAX_MARKS, -1) end
+  if call('RPUSH', key, line) > MAX_TRACE_EVENTS then call('LTRIM', key, -MAX_TRACE_EVENTS, -1) end
 end
--- One more of something in this step of the fleet's time series.
+-- Add one to a field of the present step of the fleet's time series.
 local function count(field)
   local key = P .. 'series:' .. int(math.floor(now_us() / SERIES_STEP_US))
   if call('HINCRBY', key, field, 1) == 1 then call('EXPIRE', key, SERIES_KEPT_S) end
 end
--- The same for a duration, by the bounds of `fleet.core.hops`.
+-- Count a duration in its bucket, by the bounds of `fleet.core.hops`.
 local function count_us(field, us)
   count(field .. ':' .. int(math.max(0, math.min(100, math.ceil(20 * math.log(math.max(us, 1) / 100) / math.log(10))))))
 end
--- The request's state, in its hash and in the index, which only orders.
-local function restate(r, state)
+-- Set the request's state in its hash and in the index, which only orders.
+local function set_state(r, state)
   local rk = P .. 'req:' .. r
   local was = call('HGET', rk, 'state')
   if was == state then return end
@@ -72,7 +72,7 @@ local function restate(r, state)
   call('HSET', rk, 'state', state)
   call('ZADD', P .. 'index:' .. state, 0, r)
 end
--- What has expired leaves the index, and the oldest of what has ended where it grows beyond its bound.
+-- Remove expired requests from the index, and the oldest ended ones beyond its bound.
 local function prune_index()
   local expires = P .. 'index:expires'
   local due = call('ZRANGEBYSCORE', expires, '-inf', int(now_us()), 'LIMIT', 0, 20)
@@ -81,7 +81,7 @@ local function prune_index()
     for _, of in ipairs({'expires', 'all', 'finished', 'failed', 'aborted'}) do call('ZREM', P .. 'index:' .. of, old) end
   end
 end
--- A worker of the role that stands by takes tasks from now on, if there is one: that whose lease runs longest, so surely alive.
+-- Let a standby worker of the role accept tasks, if there is one: the one with the longest lease is surely alive.
 local function promote(role)
   for _, w in ipairs(call('ZREVRANGEBYSCORE', P .. 'workers', '+inf', int(now_us()))) do
     local of = call('HMGET', P .. 'worker:' .. w, 'role', 'standby')
@@ -93,19 +93,19 @@ local function promote(role)
   end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
--- The parts of an announced start: until when it counts (us), and the number of a keeper's start ("" for a process).
+-- Return until when an announced start counts (us), and the number of a keeper's start ("" for a process).
 local function start_of(value)
   local ends, number = string.match(value, '^(%d+) ?(%d*)$')
   return tonumber(ends), number
 end
--- The start at `place` is announced no more. Where it did not fail, it was no try.
+-- Withdraw the announced start at `place`. A start that did not fail is no try.
 local function withdraw_start(key, place, failed)
   if call('HDEL', key, 'start:' .. place) == 0 then return false end
   if not failed and tonumber(call('HGET', key, 'tries') or '0') > 0 then call('HINCRBY', key, 'tries', -1) end
   return true
 end
--- The latest lease deadline of the `wanted` roles' workers: of any of them, and of those that serve, without an order to drain or stop.
--- The latest first, and only until each role has one that serves: in a fleet at work that is a few workers, however many there are.
+-- Return the latest lease deadline by role: of any worker, and of those that serve, without an order to drain or stop.
+-- Reads the latest leases first, until each wanted role has a serving worker: usually a few, however many workers there are.
 local function lease_deadlines(wanted)
   local any, serving, left, seen = {}, {}, 0, 0
   for _ in pairs(wanted) do left = left + 1 end
@@ -125,8 +125,8 @@ local function lease_deadlines(wanted)
   end
   return any, serving
 end
--- The announced starts and losses of a role, and until when they alone have it admit. Announced starts count no more once too many
--- have failed in a row. What Redis's clock, if it was set back, puts far into the future counts for nothing.
+-- Return the announced starts and losses of a role, and until when they alone let it admit requests. Announced starts are ignored
+-- once too many have failed in a row, and times far in the future are (Redis's clock may have been set back).
 local function announced(role, grace_us, now)
   local of, starting, starting_until = {}, 0, 0
   local fields = call('HGETALL', availability_key(role))
@@ -145,11 +145,11 @@ local function announced(role, grace_us, now)
   of.starting, of.admits_until = starting, math.max((of.lost_us or 0) + grace_us, starting_until)
   return of
 end
--- The one rule of which roles expect a worker; answers for each of `roles`, in their order. New requests are admitted (`admits`) while
--- the role has a worker that serves, had its last one less than `grace_us` ago, or has one starting. A worker that was ordered to
--- drain or stop is none of these; one that leaves by itself is to be started again. Requests in flight are kept (`keeps`) on the same
--- terms; in addition, a worker that was ordered off counts for `grace_us`, too. Also answered: how many are starting, and when to try
--- again (us from now), from how long a start took last.
+-- The one rule by which roles expect a worker, for each of `roles` in order. New requests are admitted (`admits`) while the role has
+-- a worker that serves, had its last one less than `grace_us` ago, or has one starting. A worker that was ordered to drain or stop
+-- does not count; one that leaves by its own decision does, since it is started again. Requests in flight are kept (`keeps`) on the
+-- same terms, and for `grace_us` after a worker was ordered to drain or stop. `starting` counts the starts; `retry_us` is the time
+-- until a retry, estimated from the duration of the last start.
 local function availability(roles, grace_us)
   local now, found, wanted = now_us(), {}, {}
   for i, role in ipairs(roles) do
@@ -171,47 +171,47 @@ local function availability(roles, grace_us)
   end
   return out
 end
--- Why who owned the task at this epoch may not write for it: nil where it runs, for its request is live and its epoch the same.
-local function refused(tk, r, epoch)
+-- Return why the owner of the task at this epoch may not write; nil if the task runs at this epoch and its request is live.
+local function refusal_of(tk, r, epoch)
   local t = call('HMGET', tk, 'epoch', 'state')
   if t[1] ~= epoch then return 'stale' end
   if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
   return t[2] ~= 'running' and 'stale' or nil
 end
-local function leads(value) return call('GET', P .. 'conductor') == value end
-local function raise(tk)
+local function is_leader(value) return call('GET', P .. 'conductor') == value end
+local function raise_epoch(tk)
   local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())
   call('HSET', tk, 'epoch', int(e))
   return int(e)
 end
-local function disown(tk, r, s)
+local function remove_owner(tk, r, s)
   local owner = call('HGET', tk, 'owner')
   if owner and owner ~= '' then call('SREM', tasks_of(owner), r .. '|' .. s) end
   call('HSET', tk, 'owner', '')
   return owner
 end
--- A grant that was not claimed: nobody is to wait for it, be counted as waiting, or keep a slot for it.
+-- Withdraw an unclaimed grant from its stream, or from the worker that reserves a slot for it.
 local function withdraw(tk, r, s)
-  local old = call('HMGET', tk, 'role', 'entry', 'to')
+  local old = call('HMGET', tk, 'role', 'entry', 'reserved_for')
   if old[3] then
     call('SREM', tasks_of(old[3]), r .. '|' .. s)
-    call('HDEL', tk, 'to')
+    call('HDEL', tk, 'reserved_for')
   elseif old[1] and old[2] then
     call('XDEL', P .. 'role:' .. old[1], old[2])
   end
 end
 local function voices_of(owner) return P .. 'voices_of:' .. owner end
--- The voice session lives so long from now. What a client secret opened is listed for that secret too, under the same time: a session
--- that its gateway renews no more is not counted, and the list itself ends with the last of them.
-local function list_voice(session, owner, keep_ms)
-  local ends = int(now_us() + tonumber(keep_ms) * 1000)
-  call('PEXPIRE', P .. 'voice:' .. session, keep_ms)
+-- Renew a voice session's time to live. A client secret's sessions are also listed under that secret with the same time: a session
+-- whose gateway stopped renewing it is not counted, and the list ends with the last of them.
+local function list_voice(session, owner, ttl_ms)
+  local ends = int(now_us() + tonumber(ttl_ms) * 1000)
+  call('PEXPIRE', P .. 'voice:' .. session, ttl_ms)
   call('ZADD', P .. 'voices', ends, session)
   if owner == '' then return end
   local of = voices_of(owner)
   call('ZREMRANGEBYSCORE', of, '-inf', int(now_us()))
   call('ZADD', of, ends, session)
-  if call('PTTL', of) < tonumber(keep_ms) then call('PEXPIRE', of, keep_ms) end
+  if call('PTTL', of) < tonumber(ttl_ms) then call('PEXPIRE', of, ttl_ms) end
 end
 local function forget_voice(session, owner)
   call('DEL', P .. 'voice:' .. session)
@@ -223,61 +223,61 @@ local function split(text)
   for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end
   return out
 end
--- Whether the task's owner may have been at work on it: on the request itself, which is what a task without inputs has, or on a chunk
--- beyond those that it had taken when it last had nothing left to do.
+-- Return true if the task's owner may have been working on it: on a chunk beyond those consumed when it last reported idle, or, for a
+-- task without inputs, on the request itself.
 local function had_work(tk, r)
   local inputs = split(call('HGET', tk, 'inputs'))
   for _, e in ipairs(inputs) do
-    if call('XLEN', edge_key(r, e)) > tonumber(call('HGET', tk, 'rested:' .. e) or '0') then return true end
+    if call('XLEN', edge_key(r, e)) > tonumber(call('HGET', tk, 'idle_consumed:' .. e) or '0') then return true end
   end
   return #inputs == 0
 end
--- A worker died over the task, or (not `died`) left it, or `how` says what: raise its epoch, count the deaths since it last appended
--- (of one that only waited, none), tell the conductor.
-local function lose(tk, r, s, died, how)
-  local over = died and had_work(tk, r)
-  local epoch, made = raise(tk), 0
+-- The task lost its owner, which died or (not `died`) left; `how` replaces that in the trace. Raise the epoch, count the deaths since
+-- the task last appended (none for an idle one), and notify the conductor.
+local function lose_owner(tk, r, s, died, how)
+  local worked = died and had_work(tk, r)
+  local epoch, produced = raise_epoch(tk), 0
   local fields = call('HGETALL', tk)
   for i = 1, #fields, 2 do
-    if string.sub(fields[i], 1, 9) == 'produced:' then made = made + tonumber(fields[i + 1]) end
+    if string.sub(fields[i], 1, 9) == 'produced:' then produced = produced + tonumber(fields[i + 1]) end
   end
-  local before = call('HMGET', tk, 'deaths', 'made_at_death', 'alone')
+  local before = call('HMGET', tk, 'deaths', 'produced_at_death', 'alone')
   local deaths = tonumber(before[1] or '0')
-  if over then
-    deaths = (before[2] == int(made)) and deaths + 1 or 1
-    call('HSET', tk, 'deaths', int(deaths), 'made_at_death', int(made))
+  if worked then
+    deaths = (before[2] == int(produced)) and deaths + 1 or 1
+    call('HSET', tk, 'deaths', int(deaths), 'produced_at_death', int(produced))
   end
-  local alone = over and before[3] == '1'
+  local alone = worked and before[3] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
   local holder = call('HGET', tk, 'holder') or ''
-  if died then call('HSET', tk, 'died_with', holder) end
-  mark(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
+  if died then call('HSET', tk, 'died_worker', holder) end
+  trace(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end
--- The worker takes no more; one that stands by takes its place. What was put to it and is not claimed is lost to it.
-local function quieten(w)
+-- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted again.
+local function stop_granting(w)
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
   call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
   for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
     local r, s = string.match(pair, '^(.-)|(.+)$')
-    if call('HGET', task_key(r, s), 'to') == w then
+    if call('HGET', task_key(r, s), 'reserved_for') == w then
       withdraw(task_key(r, s), r, s)
-      lose(task_key(r, s), r, s, false)
+      lose_owner(task_key(r, s), r, s, false)
     end
   end
   if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
--- Close request r: every right taken, every holder told, every key given its time to live.
+-- Close request r: end every right, notify every holder, give every key its time to live.
 local function close(r, state, code, message, param, retention_s, brief_s)
   local rk = P .. 'req:' .. r
   if call('SREM', P .. 'live', r) == 0 then return 0 end
-  restate(r, state)
+  set_state(r, state)
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
   call('EXPIRE', rk .. ':blob', brief_s)
-  mark(r, 'ended', '', '', '', state .. (message ~= '' and ': ' .. message or ''))
-  call('EXPIRE', rk .. ':story', retention_s)
+  trace(r, 'ended', '', '', '', state .. (message ~= '' and ': ' .. message or ''))
+  call('EXPIRE', rk .. ':trace', retention_s)
   call('ZADD', P .. 'index:expires', int(now_us() + tonumber(retention_s) * 1000000), r)
   prune_index()
   count('ended:' .. state)
@@ -285,8 +285,8 @@ local function close(r, state, code, message, param, retention_s, brief_s)
     local tk = task_key(r, s)
     local was = call('HGET', tk, 'state')
     local holder = call('HGET', tk, 'holder')
-    disown(tk, r, s)
-    raise(tk)
+    remove_owner(tk, r, s)
+    raise_epoch(tk)
     if was == 'granted' then withdraw(tk, r, s) end
     if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
     if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
@@ -301,10 +301,9 @@ local function close(r, state, code, message, param, retention_s, brief_s)
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 1
 end
--- The answer for a request that is not admitted, and nil for one that is: each of `roles` must have or expect a worker, and fewer than
--- `bound` requests be live.
--- A refusal for the queue bound is a line of the log, but not while there was one in the last seconds: a flood of requests must not fill
--- the log. One for its roles is logged by the gateway, which may ask again.
+-- Return the answer for a request that is refused, nil if it is admitted: each of `roles` must have or expect a worker, and fewer
+-- than `bound` requests be live. A refusal for the bound is logged, at most once in some seconds: a flood of requests must not fill
+-- the log. A refusal for a role is logged by the gateway, which may call again.
 local function admission_refusal(r, gateway, bound, roles, grace_us)
   local wanted, missing, retry_us = roles ~= '' and split(roles) or {}, {}, 0
   for i, of in ipairs(availability(wanted, tonumber(grace_us))) do
@@ -316,7 +315,7 @@ local function admission_refusal(r, gateway, bound, roles, grace_us)
   if #missing > 0 then return {'no_worker', int(retry_us), unpack(missing)} end
   local live = call('SCARD', P .. 'live')
   if live < tonumber(bound) then return nil end
-  if call('SET', P .. 'refusing', r, 'NX', 'EX', REFUSING_S) then
+  if call('SET', P .. 'refusal_logged', r, 'NX', 'EX', REFUSING_S) then
     log_line('warning', 'web', gateway, '', r, 'request ' .. r .. ' is refused: ' .. live .. ' requests are live, and ' ..
       'limits.max_requests allows ' .. bound .. '; more such refusals within ' .. REFUSING_S .. ' s are not logged')
   end

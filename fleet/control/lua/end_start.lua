@@ -1,6 +1,6 @@
--- end_start: the start that was announced for `place`, or continued by `child`, is over: its worker has joined after `took` us, or ("")
--- none will come of it. Compares that it was announced. Its try stays counted if it `failed`; one that was stopped was none, and a
--- worker that joined has reset the count.
+-- end_start: ends the start that was announced for `place` or continued by `child`: its worker has joined after `took` us, or ("") none
+-- will. Compares that it was announced. Its try stays counted if it `failed`, and not if it was stopped; a worker that joins resets
+-- the count.
 -- ARGV: role, place, child ("" where none continues it), took us, failed ("1")
 local role, place, child, took, failed = unpack(ARGV)
 local key, known = availability_key(role), false

@@ -3,10 +3,10 @@
 -- ARGV: request, stage, epoch, event, code, message, param
 local r, s, epoch, ev, code, message, param = unpack(ARGV)
 local tk = task_key(r, s)
-local why = refused(tk, r, epoch)
+local why = refusal_of(tk, r, epoch)
 if why then return why end
 call('HSET', tk, 'state', 'failed', 'finished_us', int(now_us()), 'code', code, 'message', message, 'param', param)
 call('HSET', P .. 'req:' .. r, 'failed_stage', s)
-mark(r, 'failed', s, epoch, disown(tk, r, s), code .. ': ' .. message)
+trace(r, 'failed', s, epoch, remove_owner(tk, r, s), code .. ': ' .. message)
 event(ev)
 return 'ok'

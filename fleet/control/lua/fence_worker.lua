@@ -1,8 +1,8 @@
--- fence_worker: compares the leader's term and deadline < TIME (or "left": the worker says goodbye itself, leader "");
--- raises the epoch of each of its tasks, and of those put to it, reports them lost, and forgets the worker; one that stands by takes
--- its place. What it was is kept for some minutes, for people to read, and a line of the log says how it went and what it held.
+-- fence_worker: compares the leader's term and that the lease has lapsed (leader "": the worker leaves, or its keeper saw it die);
+-- raises the epoch of each task that it owns or that is reserved for it, reports them lost, and removes the worker; a standby worker
+-- of its role takes its place. Its hash is retained for some minutes, and a log line says how it ended and what it held.
 -- ARGV: leader, worker, event, died ("1")
-local function bury(w, how, cause)
+local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
   call('RENAME', P .. 'worker:' .. w, gone)
   call('HDEL', gone, 'transfer')
@@ -23,7 +23,7 @@ local function log_end(w, role, how, cause, held, r)
     log_line('warning', process, w, stage, r, who .. ' is lost: its lease lapsed, and no end of its process was seen; it held ' .. held)
   end
 end
--- The end of a process is seen whose worker has been fenced or has left already: one more line, and only one.
+-- Log, once, the end of a process whose worker has been fenced or has left already.
 local function log_late_end(w, cause)
   local gone = P .. 'gone:' .. w
   local is = call('HMGET', gone, 'role', 'how', 'cause')
@@ -35,7 +35,7 @@ local function log_late_end(w, cause)
 end
 local leader, w, ev, died = unpack(ARGV)
 if leader ~= '' then
-  if not leads(leader) then return 'not_leader' end
+  if not is_leader(leader) then return 'not_leader' end
   local deadline = call('ZSCORE', P .. 'workers', w)
   if not deadline or tonumber(deadline) >= now_us() then return 'alive' end
 end
@@ -44,13 +44,13 @@ local held, only_request = held_by(w)
 for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
   local r, s = string.match(pair, '^(.-)|(.+)$')
   local tk = task_key(r, s)
-  local of = call('HMGET', tk, 'owner', 'to')
+  local of = call('HMGET', tk, 'owner', 'reserved_for')
   if of[1] == w then
-    lose(tk, r, s, died == '1')
+    lose_owner(tk, r, s, died == '1')
     call('HSET', tk, 'holder', '')
   elseif of[2] == w then
     withdraw(tk, r, s)
-    lose(tk, r, s, false)
+    lose_owner(tk, r, s, false)
   end
 end
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
@@ -61,16 +61,15 @@ local left = cjson.decode(ev)
 local cause = left.cause or ''
 if not role and died == '1' and leader == '' then log_late_end(w, cause) end
 if role then
-  bury(w, left.how, cause)
+  archive(w, left.how, cause)
   log_end(w, role, left.how, cause, held, only_request)
 end
--- The role's availability: a worker that was ordered to drain or stop was to go, any other is a loss that new requests wait for;
--- failed starts are counted from then on.
+-- New requests wait for the role's next worker unless this one was ordered to drain or stop; failed starts are counted from now on.
 if role and role ~= '' and is[2] ~= '1' then
   call('HSET', availability_key(role), is[4] == '1' and 'left_us' or 'lost_us', int(now_us()))
   call('HDEL', availability_key(role), 'tries')
 end
--- One that was leaving has been replaced when it said so.
+-- A leaving worker was replaced when it began to leave.
 if role and role ~= '' and is[2] ~= '1' and is[3] ~= '1' then promote(role) end
 event(ev)
 return 'ok'

@@ -1,14 +1,14 @@
--- grant: compares the leader's term, the task's expected epoch, that nobody owns it and that the request is live; writes the task,
--- the role stream, an event. A finished task is granted only to make its tensors again ("remake").
--- A task that was never granted before goes into the inbox of the worker that keeps its session's prefix, and has a slot there from
--- then on, if that worker is alive, takes tasks and has a slot free. Unclaimed, it is granted like any other.
+-- grant: compares the leader's term, the task's expected epoch, that it has no owner and that the request is live; writes the task,
+-- the role stream and an event. A finished task is granted only to recompute its tensors ("remake").
+-- A task's first grant goes to the inbox of the worker that caches its session's prefix, and reserves a slot there, if that worker is
+-- alive, accepts tasks and has a free slot. If it stays unclaimed there, the next grant goes to the role stream.
 -- ARGV: leader, request, stage, role, expected epoch, alone ("1"), remake ("1")
 local leader, r, s, role, expected, alone, remake = unpack(ARGV)
-if not leads(leader) then return {'not_leader'} end
+if not is_leader(leader) then return {'not_leader'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
-local function keeper()
+local function caching_worker()
   local session = call('HGET', P .. 'req:' .. r, 'session')
-  local w = session and call('HGET', P .. 'sessions:' .. session, s)
+  local w = session and call('HGET', P .. 'cached_prefix:' .. session, s)
   local deadline = w and call('ZSCORE', P .. 'workers', w)
   if not deadline or tonumber(deadline) < now_us() then return nil end
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'draining', 'standby', 'capacity')
@@ -19,16 +19,16 @@ local tk = task_key(r, s)
 local t = call('HMGET', tk, 'epoch', 'state')
 if (t[1] or '') ~= expected then return {'stale'} end
 if t[2] == 'running' or (t[2] == 'finished' and remake ~= '1') then return {'owned'} end
-local to = t[2] == 'pending' and keeper()
+local to = t[2] == 'pending' and caching_worker()
 withdraw(tk, r, s)
-disown(tk, r, s)
-local epoch = raise(tk)
+remove_owner(tk, r, s)
+local epoch = raise_epoch(tk)
 call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()), 'alone', alone)
-local how = (alone == '1' and ', alone' or '') .. (remake == '1' and ', to make tensors again' or '')
-mark(r, 'granted', s, epoch, to, role .. how)
+local how = (alone == '1' and ', alone' or '') .. (remake == '1' and ', to recompute tensors' or '')
+trace(r, 'granted', s, epoch, to, role .. how)
 count('in:' .. role)
 if to then
-  call('HSET', tk, 'to', to)
+  call('HSET', tk, 'reserved_for', to)
   call('SADD', tasks_of(to), r .. '|' .. s)
   notice(to, 'k', 'g', 'r', r, 's', s, 'e', epoch, 'a', alone)
 else

@@ -1,10 +1,10 @@
--- hold_voice: gives a voice session to a gateway at a higher epoch, so that its former holder can write nothing more. A new session
--- must not exist; any other must, and be of the same owner. A new one of a client secret takes a place among that secret's sessions;
--- where these are at their bound, it replaces those whose client is away or whose gateway is dead, the longest absent first. Sets
--- when the session began; one that has never been written down only waited in line, and begins now.
--- Answers with {} for none of that name and owner, {'full'} beyond the bound, else epoch, age (us), all fields, sessions replaced.
--- ARGV: session, holder, ms it lives, owner ("": the API key), "1" for a new one, most open sessions of a client secret
-local session, holder, keep_ms, owner, new, bound = unpack(ARGV)
+-- hold_voice: gives a voice session to a gateway at a higher epoch, so that its former holder can no longer write. A new session must
+-- not exist; any other must exist and have the same owner. A client secret has a bound of open sessions: beyond it, a new one replaces
+-- those whose client is away or whose gateway is dead, the longest absent first. Sets when the session began; a session without a
+-- saved state has only been queued, and begins now.
+-- Answers {} if there is none of that name and owner, {'full'} beyond the bound, else epoch, age (us), all fields, sessions replaced.
+-- ARGV: session, holder, time to live ms, owner ("": the API key), "1" for a new one, most open sessions of a client secret
+local session, holder, ttl_ms, owner, new, bound = unpack(ARGV)
 local vk = P .. 'voice:' .. session
 local known = call('EXISTS', vk) == 1
 if known == (new == '1') or (known and (call('HGET', vk, 'owner') or '') ~= owner) then return {} end
@@ -26,9 +26,9 @@ if new == '1' and owner ~= '' then
     forget_voice(replaced[i], owner)
   end
 end
-local epoch = raise(vk)
+local epoch = raise_epoch(vk)
 call('HSET', vk, 'holder', holder, 'owner', owner)
 call('HDEL', vk, 'away_us')
 if call('HEXISTS', vk, 'state') == 0 or call('HEXISTS', vk, 'started_us') == 0 then call('HSET', vk, 'started_us', int(now)) end
-list_voice(session, owner, keep_ms)
+list_voice(session, owner, ttl_ms)
 return {epoch, int(now - tonumber(call('HGET', vk, 'started_us'))), call('HGETALL', vk), replaced}

@@ -1,8 +1,8 @@
--- order: an operator's order to a worker: "drain" takes nothing new, "resume" takes tasks again, "stop" leaves once it has done what
--- it has, "dump" logs where each of its threads is. Compares that the incarnation is listed and serves a role, and that it is not
--- leaving already; marks it, and notifies it. One that is ordered to drain or stop is not expected to serve again. An order that is
--- in force already is sent again, and changes nothing. A dump is only marked: the answer to the next renewal of the lease carries
--- it, since the loop that reads the inbox may be what hangs. A line of the log records an order that changes anything.
+-- order: an operator's order to a worker: "drain" accepts no new tasks, "resume" accepts tasks again, "stop" leaves once its tasks
+-- have ended, "dump" logs the stacks of its threads. Compares that the worker is listed, serves a role and is not leaving already;
+-- records the order and notifies the worker. After drain or stop it is not expected to serve again. An order already in force is sent
+-- again and changes nothing. A dump is only recorded: the answer to the next lease renewal carries it, since the loop that reads the
+-- inbox may be what hangs. An order that changes anything is logged.
 -- ARGV: worker, order
 local w, order = unpack(ARGV)
 local wk = P .. 'worker:' .. w
@@ -17,7 +17,7 @@ if order == 'stop' or (order == 'resume') == (is[3] == '1') then
   log_line('info', process, w, stage, r, 'worker ' .. w .. ' is ordered to ' .. order .. '; it holds ' .. held)
   call('HDEL', wk, 'drained')
 end
-if order == 'resume' then call('HSET', wk, 'draining', '') else quieten(w) end
+if order == 'resume' then call('HSET', wk, 'draining', '') else stop_granting(w) end
 call('HSET', wk, 'ordered_off', order == 'resume' and '' or '1')
 if order == 'stop' then call('HSET', wk, 'leaving', '1') end
 notice(w, 'k', 'o', 'o', order)

@@ -1,12 +1,12 @@
--- queues: reads, at one moment of Redis's clock, what waits in the role streams. Writes nothing.
--- Answers per role: entries not claimed, of these not yet delivered to a worker, age of the oldest in us (0 without one).
+-- queues: reads, at one moment of Redis's clock, the role streams. Writes nothing.
+-- Answers per role: unclaimed entries, those of them not yet delivered to a worker, age of the oldest in us (0 without one).
 -- ARGV: roles
 local out, now = {}, now_us()
 for i, role in ipairs(ARGV) do
   local key, depth, lag, age = P .. 'role:' .. role, 0, 0, 0
   depth = call('XLEN', key)
   if depth > 0 then
-    -- XINFO's own `lag` came with Redis 7, and is unknown to it once entries are deleted; ours are deleted when claimed.
+    -- XINFO reports no `lag` before Redis 7, nor once entries are deleted, as claimed ones are.
     local delivered = '-'
     local groups = redis.pcall('XINFO', 'GROUPS', key)
     for _, group in ipairs(groups) do

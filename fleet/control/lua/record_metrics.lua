@@ -1,4 +1,5 @@
--- tally: adds what a gateway counted to this step of the fleet's time series, and sets what it saw: those are the same to all.
+-- record_metrics: adds a gateway's counts to the current step of the fleet's time series, and sets its gauges, which all gateways read
+-- alike.
 -- ARGV: number of counters, then field/value pairs, the counters first
 local key = P .. 'series:' .. int(math.floor(now_us() / SERIES_STEP_US))
 local counters = tonumber(ARGV[1])

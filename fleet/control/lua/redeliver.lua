@@ -1,7 +1,7 @@
--- redeliver: people's right: whoever may call the API. Compares that the request is live, the epoch at which the task was seen, and
--- that it waits for a claim or runs; takes it back at a higher epoch, so that the conductor grants it anew. Nobody is said to have
--- died over it. Who had it is told to let go; what it published stays.
--- ARGV: request, stage, epoch ("0": whatever it is)
+-- redeliver: an operator's order through the API. Compares that the request is live, the epoch at which the task was seen, and that it
+-- is granted or runs; revokes it at a higher epoch, so that the conductor grants it again, without counting a death. Its owner is
+-- notified to release it; what it has appended stays.
+-- ARGV: request, stage, epoch ("0": any)
 local r, s, epoch = unpack(ARGV)
 local tk = task_key(r, s)
 if call('EXISTS', P .. 'req:' .. r) == 0 then return 'unknown' end
@@ -11,8 +11,8 @@ if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 if epoch ~= '0' and t[1] ~= epoch then return 'stale' end
 local owner
 if t[2] == 'granted' then withdraw(tk, r, s)
-elseif t[2] == 'running' then owner = disown(tk, r, s)
+elseif t[2] == 'running' then owner = remove_owner(tk, r, s)
 else return t[2] end
-lose(tk, r, s, false, 'taken back')
+lose_owner(tk, r, s, false, 'revoked')
 if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', call('HGET', tk, 'epoch')) end
 return 'ok'

@@ -5,5 +5,5 @@ local kk = kv_key(r, s)
 local kv = call('HMGET', kk, 'state', 'source')
 if kv[1] ~= 'offered' or kv[2] ~= w then return 'stale' end
 call('HSET', kk, 'state', 'released', 'pages', '', 'loc', '', 'data', '')
-if call('SISMEMBER', P .. 'live', r) == 1 then mark(r, 'released', s, '', w) end
+if call('SISMEMBER', P .. 'live', r) == 1 then trace(r, 'released', s, '', w) end
 return 'ok'

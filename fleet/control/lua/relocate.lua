@@ -1,4 +1,4 @@
--- relocate: compares epoch, request live, and that the chunk is in the log; writes where its tensors are now, the consumer's inbox.
+-- relocate: compares epoch, request live, and that the chunk is in the log; writes where its tensors are now, and the consumer's inbox.
 -- ARGV: request, stage, epoch, edge, consumer stage, index, location
 local r, s, epoch, e, consumer, index, loc = unpack(ARGV)
 local t = call('HMGET', task_key(r, s), 'epoch', 'produced:' .. e)

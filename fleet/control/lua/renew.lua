@@ -1,7 +1,6 @@
--- renew: compares that the incarnation is still listed; writes its deadline and how busy it is. Refused: register anew.
--- A worker that stands by takes tasks from now on where no other of its role does: its lease was late too when the last one was lost.
--- Answers "dump" once where an operator asked for its stacks. The first renewal of a drained worker that holds nothing
--- more is a line of the log.
+-- renew: compares that the worker is listed; writes its deadline and its load. If it is unlisted it must register again.
+-- A standby worker accepts tasks from now on if no other of its role does: its own lease may have been late when the last one was lost.
+-- Answers "dump" once where an operator ordered its stacks. The first renewal of a drained worker that owns no tasks is logged.
 -- ARGV: worker, lease us, then field/value pairs of its hash
 local function has_taker(role)
   for _, other in ipairs(call('ZREVRANGE', P .. 'workers', 0, -1)) do
@@ -22,6 +21,6 @@ end
 if is[1] == '1' and is[2] ~= '1' and not is[3] and call('SCARD', tasks_of(w)) == 0 then
   call('HSET', P .. 'worker:' .. w, 'drained', '1')
   local process, stage = labels_of(is[4])
-  log_line('info', process, w, stage, '', 'worker ' .. w .. ' is drained: it holds nothing and takes nothing new')
+  log_line('info', process, w, stage, '', 'worker ' .. w .. ' is drained: it holds no tasks and accepts none')
 end
 return call('HDEL', P .. 'worker:' .. w, 'dump') == 1 and 'dump' or 'ok'

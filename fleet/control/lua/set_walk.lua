@@ -1,8 +1,8 @@
--- set_walk: compares the leader's term and that the request is live; writes the walk on the task and tells its owner.
--- A walk already set for that index stays: first arrival wins.
+-- set_walk: compares the leader's term and that the request is live; writes the task's walk and notifies its owner.
+-- A walk already set for that index stays: the first one wins.
 -- ARGV: leader, request, stage, edge, from index, walk
 local leader, r, s, e, from, walk = unpack(ARGV)
-if not leads(leader) then return 'not_leader' end
+if not is_leader(leader) then return 'not_leader' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 local tk = task_key(r, s)
 if call('HSETNX', tk, 'walk:' .. e .. ':' .. from, walk) == 0 then return 'duplicate' end

@@ -1,8 +1,7 @@
 -- submit: compares the queue bound, and that each of `roles` has or expects a worker; writes the request, its tasks, the client task
--- attached to its gateway, `live`, an event. Refused for its roles, the answer is "no_worker", when to try again (us), and which.
--- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, what people look for it by: kind, model, brief,
--- roles, grace us
--- `brief`: those of its edges that are kept for less long than the others.
+-- attached to its gateway, `live`, an event. Refused for its roles, it answers "no_worker", the time until a retry (us), and the roles.
+-- `kind` and `model` are shown in the index of requests. `brief`: edges retained for less long than the others.
+-- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, kind, model, brief, roles, grace us
 local bound, r, spec, blob, stages, edges, outputs, gateway = unpack(ARGV)
 local rk = P .. 'req:' .. r
 if call('EXISTS', rk) == 1 then return {'exists'} end
@@ -11,16 +10,16 @@ local refusal = admission_refusal(r, gateway, bound, ARGV[14], ARGV[15])
 if refusal then return refusal end
 call('HSET', rk, 'spec', spec, 'created_us', int(now_us()), 'stages', stages .. ',client', 'edges', edges, 'outputs', outputs,
   'kind', ARGV[11], 'model', ARGV[12], 'brief', ARGV[13])
-restate(r, 'submitted')
+set_state(r, 'submitted')
 call('ZADD', P .. 'index:all', 0, r)
 if ARGV[10] ~= '' then call('HSET', rk, 'session', ARGV[10]) end
 if blob ~= '' then call('SET', rk .. ':blob', blob) end
 for _, s in ipairs(split(stages)) do call('HSET', task_key(r, s), 'state', 'pending', 'epoch', '0') end
-local epoch = raise(task_key(r, 'client'))
+local epoch = raise_epoch(task_key(r, 'client'))
 call('HSET', task_key(r, 'client'), 'state', 'running', 'owner', gateway, 'holder', gateway)
 call('SADD', tasks_of(gateway), r .. '|client')
 call('SADD', P .. 'live', r)
-mark(r, 'submitted', '', '', gateway)
+trace(r, 'submitted', '', '', gateway)
 count('submitted')
 event(ARGV[9])
 return {'ok', epoch}

@@ -3,28 +3,57 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+import msgspec
 import redis.asyncio
 
-from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run_async, text
 from fleet.control.dead_letters import DeadLetter, letter_of, spec_of
-from fleet.control.views import RoleView
+from fleet.control.telemetry.workers import read_workers
 from fleet.core.errors import NotFound, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
-from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
+from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue, RoleView, WorkerView
 
 MAX_PENDING = 100
 Rates = Mapping[str, Mapping[str, float]]
 
 
+async def read_roles(client: redis.asyncio.Redis, names: Sequence[RoleName]) -> list[RoleView]:
+    """The named roles in their order, then any other that has a worker."""
+    workers = [worker for worker in await read_workers(client) if worker.role]
+    roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
+    queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
+    expected = cast("list[tuple[bytes, bytes, int]]", await run_async(client, scripts.availability(0, roles)))
+    return [
+        _role(role, queue, [w for w in workers if w.role == role], starting)
+        for role, queue, (_, _, starting) in zip(roles, queues, expected, strict=True)
+    ]
+
+
+def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starting: int) -> RoleView:
+    depth, lag, oldest_us = (int(text(number)) for number in queue)
+    return RoleView(
+        role=role,
+        queue_depth=depth,
+        lag=lag,
+        oldest_s=round(oldest_us / 1e6, 3),
+        workers=sum(worker.takes_tasks for worker in workers),
+        draining=sum(worker.draining for worker in workers),
+        standby=sum(worker.standby for worker in workers),
+        running=sum(worker.running for worker in workers),
+        capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
+        starting=starting,
+    )
+
+
 async def read_queues(
-    client: redis.asyncio.Redis, roles: Sequence[RoleView], stages: Mapping[str, StageName], rates: Rates
-) -> list[Queue]:
+    client: redis.asyncio.Redis, roles: Sequence[RoleView], stages: Mapping[RoleName, StageName], rates: Rates
+) -> list[RoleQueue]:
     """`stages`: by role. `rates`: tasks a second by role, under `in` and `out`."""
     pipe = client.pipeline(transaction=False)
     for role in roles:
-        pipe.xrange(keys.role(RoleName(role.role)), count=MAX_PENDING)
-        pipe.xinfo_groups(keys.role(RoleName(role.role)))
+        pipe.xrange(keys.role(role.role), count=MAX_PENDING)
+        pipe.xinfo_groups(keys.role(role.role))
     pipe.time()
     answers = tuple(await pipe.execute(raise_on_error=False))
     *replies, (seconds, micros) = cast("tuple[*tuple[object, ...], tuple[int, int]]", answers)
@@ -35,20 +64,12 @@ async def read_queues(
     ]
 
 
-def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float) -> Queue:
+def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float) -> RoleQueue:
     delivered = _delivered(groups)
     found = cast("list[tuple[bytes, object]]", entries) if isinstance(entries, list) else []
-    return Queue(
-        role=RoleName(role.role),
+    return RoleQueue(
+        **msgspec.structs.asdict(role),
         stage=stage,
-        queue_depth=role.queue_depth,
-        lag=role.lag,
-        oldest_s=round(role.oldest_s, 3),
-        workers=role.workers,
-        draining=role.draining,
-        standby=role.standby,
-        running=role.running,
-        capacity=role.capacity,
         in_per_s=round(rates["in"].get(role.role, 0.0), 3),
         out_per_s=round(rates["out"].get(role.role, 0.0), 3),
         pending=tuple(_pending(text(entry), pairs(raw), delivered, now_ms) for entry, raw in found),

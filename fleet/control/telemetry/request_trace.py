@@ -8,23 +8,34 @@ import redis.asyncio
 
 from fleet.control import keys
 from fleet.control.connect import pairs, text
+from fleet.core.chunk import decode_chunk
 from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.core.receipts import decode_receipts
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.request_trace import AudioIn, EdgeTrace, KVSpan, PlaybackReport, Receipt, RequestTrace, TaskTrace, TraceEvent
+from fleet.core.request_trace import (
+    AudioIn,
+    EdgeTrace,
+    FirstOutputs,
+    KVSpan,
+    PlaybackReport,
+    Receipt,
+    RequestTrace,
+    TaskTrace,
+    TraceEvent,
+)
 from fleet.graphs import Graph, get_graph
 
 Fields = Mapping[str, bytes]
 OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
-async def read_story(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
+async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
     """None once its retention is over. Two round trips."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
-    pipe.lrange(keys.story(request), 0, -1)
+    pipe.lrange(keys.trace(request), 0, -1)
     pipe.time()
     raw, lines, (seconds, micros) = cast("tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute()))
     head = pairs(raw)
@@ -37,6 +48,23 @@ async def read_story(client: redis.asyncio.Redis, request: RequestId) -> Request
     hashes = dict(zip(stages, map(pairs, cast("list[object]", await pipe.execute())), strict=True))
     marks = tuple(mark for line in lines if (mark := _mark(text(line))) is not None)
     return _story(spec, head, hashes, marks, seconds * 1_000_000 + micros)
+
+
+async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
+    """Of each stage the first chunk on its edge to the client, or on its first edge where it has none."""
+    main = next(stage.name for stage in graph.stages if stage.main)
+    told = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
+    stages: list[StageName] = [stage for stage, edges in told.items() if edges]
+    pipe = client.pipeline(transaction=False)
+    pipe.hget(keys.task(request, main), "claimed_us")
+    for stage in stages:
+        pipe.xrange(keys.edge(request, told[stage][0].name), count=1)
+    claimed, *firsts = cast("list[object]", await pipe.execute())
+    first_us: dict[str, int] = {}
+    for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
+        if entries:
+            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).made_us
+    return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
 def _story(
@@ -70,7 +98,7 @@ def _story(
         edges=edges,
         marks=tuple(marks),
         kv=tuple(_kv(marks, list(hashes), ended_us)),
-        heard=_heard(text(head.get("heard"))),
+        heard=_heard(text(head.get("playback"))),
     )
 
 
@@ -88,15 +116,15 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
         first_us=min(first, default=0),
         finished_us=_number(fields, "finished_us"),
         deaths=_number(fields, "deaths"),
-        cached_rows=_number(fields, "spared"),
-        hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
+        cached_rows=_number(fields, "cached_rows"),
+        hand_off=decode_hand_off(fields["meta:hand_off"]) if "meta:hand_off" in fields else None,
         receipts=_receipts(fields),
     )
 
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
     """In the order in which their owners had the task."""
-    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"told:{RECEIVED}:"))
+    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:"))
     return tuple(receipt for _, raw in told for receipt in decode_receipts(raw))
 
 

@@ -10,15 +10,15 @@ from fleet.control.connect import pairs, text
 from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.pulls import PullCounts, decode_pulls
-from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerStory, WorkerTransfer
+from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 
 Fields = Mapping[str, bytes]
 MAX_TASKS = 100
 MS = 1000
 
 
-async def read_worker_stories(client: redis.asyncio.Redis) -> list[WorkerStory]:
-    """By role, gateways after workers, those that have gone last, the latest first."""
+async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
+    """Workers by role, then gateways, late ones included; then, `with_gone`, those of the last minutes, the latest first."""
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
     pipe.zrevrange(keys.GONE, 0, -1)
@@ -26,7 +26,8 @@ async def read_worker_stories(client: redis.asyncio.Redis) -> list[WorkerStory]:
     listed, gone, (seconds, micros) = cast(
         "tuple[list[tuple[bytes, float]], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
     )
-    present, departed = [WorkerId(text(name)) for name, _ in listed], [WorkerId(text(name)) for name in gone]
+    present = [WorkerId(text(name)) for name, _ in listed]
+    departed = [WorkerId(text(name)) for name in gone] if with_gone else []
     for worker in present:
         pipe.hgetall(keys.worker(worker))
         pipe.smembers(keys.worker_tasks(worker))
@@ -44,7 +45,7 @@ async def read_worker_stories(client: redis.asyncio.Redis) -> list[WorkerStory]:
     return [*sorted(there, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *left]
 
 
-def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerStory:
+def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerView:
     return _worker(worker, fields, _state(fields, lease_left_s), lease_left_s=round(lease_left_s, 3), held=held)
 
 
@@ -57,16 +58,16 @@ def _state(fields: Fields, lease_left_s: float) -> str:
     return "ready"
 
 
-def _gone(worker: WorkerId, fields: Fields) -> WorkerStory:
+def _gone(worker: WorkerId, fields: Fields) -> WorkerView:
     return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=_number(fields, "ended_us"))
 
 
 def _worker(
     worker: WorkerId, fields: Fields, state: str, *, lease_left_s: float = 0.0, ended_us: int = 0, held: set[bytes] | None = None
-) -> WorkerStory:
+) -> WorkerView:
     hops = decode_hops(text(fields.get("hops")))
     tasks = sorted(text(pair).partition("|") for pair in held or ())[:MAX_TASKS]
-    return WorkerStory(
+    return WorkerView(
         id=worker,
         role=text(fields.get("role")),
         host=text(fields.get("host")),
@@ -120,25 +121,30 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
 
 
 async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
-    """By edge, of the workers that are there."""
-    listed = [WorkerId(text(name)) for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))]
-    pipe = client.pipeline(transaction=False)
-    for worker in listed:
-        pipe.hget(keys.worker(worker), "pulls")
+    """Sum of the pulls by edge over the listed workers."""
     total: dict[str, PullCounts] = {}
-    for raw in cast("list[bytes | None]", await pipe.execute()) if listed else []:
-        for edge, counts in decode_pulls(text(raw)).items():
+    for raw in await _field_of_all(client, "pulls"):
+        for edge, counts in decode_pulls(raw).items():
             total[edge] = total[edge] + counts if edge in total else counts
     return total
 
 
-def transfers_of(
-    workers: Sequence[WorkerStory], total: Mapping[str, PullCounts], edges: Sequence[str], bytes_per_s: Mapping[str, float]
-) -> Transfers:
-    """`edges`: those that carry remote tensors, told even before the first pull. `total`: as `read_pulls` gives."""
-    names = dict.fromkeys([*edges, *sorted(total)])
+async def read_hops(client: redis.asyncio.Redis) -> HopCounts:
+    """Ages of chunks on arrival, counted over the listed workers."""
+    return sum(map(decode_hops, await _field_of_all(client, "hops")), HopCounts())
+
+
+async def _field_of_all(client: redis.asyncio.Redis, field: str) -> list[str]:
+    listed = [WorkerId(text(name)) for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))]
+    pipe = client.pipeline(transaction=False)
+    for worker in listed:
+        pipe.hget(keys.worker(worker), field)
+    return [text(raw) for raw in cast("list[bytes | None]", await pipe.execute())] if listed else []
+
+
+def transfers_of(workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]) -> Transfers:
     return Transfers(
-        edges=tuple(_edge(name, total.get(name, PullCounts()), bytes_per_s.get(name, 0.0)) for name in names),
+        edges=tuple(_edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items()),
         workers=tuple(view.transfer for view in workers if view.transfer is not None and not view.gone),
     )
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import msgspec
 
+from fleet.control.voice import HeldVoice
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
 from tests.web.conftest import Gateway, Loaded
-from tests.web.fake_client import FakeHeldVoice
 from tests.web.plausible import busy
 from web.realtime.session_views import SessionView
 
@@ -20,14 +20,14 @@ NUM_TICKS, NUM_PREFILL = 40, 6
 def fill(gateway: Gateway) -> None:
     """Fill the gateway's fake client with a busy fleet and two voice sessions."""
     telemetry = busy(gateway.config.graph_declaration())
-    for trace in telemetry.stories.values():
+    for trace in telemetry.traces.values():
         for edge in trace.edges:
             if not edge.medium and edge.first_us:
                 telemetry.edge_logs[trace.id, edge.name] = build_chunks(trace, edge, gateway.config.graph_declaration())
-    gateway.client.tell(telemetry)
+    gateway.client.show(telemetry)
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
 
 
 def build_chunks(trace: RequestTrace, edge_trace: EdgeTrace, graph: Graph) -> list[Chunk]:
@@ -78,7 +78,7 @@ def session(number: int, state: str, request: str) -> SessionView:
 def paths(gateway: Gateway) -> dict[str, str]:
     """Return the path of each page by its name."""
     telemetry = gateway.client.telemetry
-    failed = next(trace for trace in telemetry.stories.values() if trace.state == "failed")
+    failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")
     worker = telemetry.worker_list[0]
     return {
         **{name: f"/{name}" for name in LIVE_PAGES},

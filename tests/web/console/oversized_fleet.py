@@ -2,11 +2,11 @@
 
 import msgspec
 
+from fleet.control.voice import HeldVoice
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.core.request_trace import RequestRow
 from tests.web.conftest import Gateway
 from tests.web.console.busy_gateway import fill, session
-from tests.web.fake_client import FakeHeldVoice
 from tests.web.fake_telemetry import now_us
 from tests.web.plausible import request_id
 
@@ -55,7 +55,7 @@ def fill_to_limits(gateway: Gateway, num_requests: int = 10_000) -> None:
     ]
     for number in range(NUM_ROWS):
         view = msgspec.structs.replace(session(number, "listening", ""), voice=LONG[:40], gateway=f"gateway@{HOST}:1:1")
-        gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
     telemetry.lines = [
         msgspec.structs.replace(telemetry.lines[number], message=LONG, worker=str(telemetry.worker_list[number].id))
         for number in range(NUM_ROWS)

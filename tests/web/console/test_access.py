@@ -88,7 +88,7 @@ def reports(browser: Browser, loaded: Loaded) -> Iterator[dict[str, PageReport]]
     """A report of every page, and of a running request, over a busy fleet."""
     with serving(loaded) as gateway:
         fill(gateway)
-        running = next(trace for trace in gateway.client.telemetry.stories.values() if trace.state == "running")
+        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
         page = watched(browser)
         found: dict[str, PageReport] = {}
         for name, path in {**paths(gateway), "running request": f"/requests/{running.id}"}.items():

@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
+from fleet.control.voice import HeldVoice
 from fleet.core.errors import RedisUnreachable
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.console import html_audit
-from tests.web.fake_client import FakeHeldVoice
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
@@ -40,7 +40,7 @@ def test_error_page_of_unreachable_redis_offers_retry(gateway: Gateway) -> None:
 
 
 def test_error_page_of_internal_error_names_the_request(gateway: Gateway) -> None:
-    gateway.client.held["broken"] = FakeHeldVoice(epoch=1, fields={"view": b"no view"})
+    gateway.client.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
     answer = gateway.http.get("/sessions", headers=BROWSER)
     json = gateway.http.get("/sessions").json()
     del gateway.client.held["broken"]

@@ -136,7 +136,7 @@ def read_ids(next_message: Callable[[], StreamMessage], count: int) -> tuple[lis
 
 
 def test_log_stream_sends_each_line_once(gateway: Gateway) -> None:
-    gateway.client.tell(FakeTelemetry(lines=[line(0)]))
+    gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}") as next_message:
         append_lines(gateway, *(line(n) for n in range(1, 4)))
         found, last = read_ids(next_message, 3)
@@ -148,7 +148,7 @@ def test_log_stream_sends_each_line_once(gateway: Gateway) -> None:
 
 
 def test_log_stream_reports_an_outage_and_continues(gateway: Gateway) -> None:
-    gateway.client.tell(FakeTelemetry(lines=[line(0)]))
+    gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}&q=wanted") as next_message:
         next_message()
         gateway.client.unreachable = RedisUnreachable("no Redis answers")

@@ -109,7 +109,7 @@ def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) ->
 
 @cache
 def finished_trace() -> RequestTrace:
-    return next(trace for trace in busy(get_graph("qwen3_omni")).stories.values() if trace.state == "finished")
+    return next(trace for trace in busy(get_graph("qwen3_omni")).traces.values() if trace.state == "finished")
 
 
 def test_waterfall_shows_both_owners_after_a_recovery() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import Job, WorkerStory
+from fleet.core.telemetry import Job, WorkerView
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
@@ -131,7 +131,7 @@ def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
 
 def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
-        gateway.client.tell(FakeTelemetry())
+        gateway.client.show(FakeTelemetry())
         assert 'id="node-lm"' in page_of(gateway, "/overview")
 
 
@@ -161,7 +161,7 @@ def test_curl_command_names_the_origin_of_the_page(gateway: Gateway, headers: di
 
 def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: Gateway) -> None:
     telemetry = busy_gateway.client.telemetry
-    trace = next(trace for trace in telemetry.stories.values() if (trace.id, "audio") in telemetry.edge_logs)
+    trace = next(trace for trace in telemetry.traces.values() if (trace.id, "audio") in telemetry.edge_logs)
     assert "<audio" in page_of(busy_gateway, f"/requests/{trace.id}")
     log = telemetry.edge_logs.pop((trace.id, "audio"))
     page = page_of(busy_gateway, f"/requests/{trace.id}")
@@ -175,7 +175,7 @@ def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: Gateway) -
     only = next(view for view in telemetry.worker_list if view.role == "talker")
     other = msgspec.structs.replace(only, id=WorkerId("other@host:9:z"))
 
-    def confirmed(*workers: WorkerStory) -> list[str]:
+    def confirmed(*workers: WorkerView) -> list[str]:
         telemetry.worker_list = list(workers)
         shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
         question = r'hx-confirm="[^"]+No other worker of \w+ accepts tasks. New requests that need it are refused with 503'

@@ -70,7 +70,7 @@ def test_requests_page_keeps_selection_and_scroll_position_on_update(open_page: 
 
 def test_request_page_keeps_details_focus_and_selection_on_update(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
-    trace = next(trace for trace in telemetry.stories.values() if trace.state == "running")
+    trace = next(trace for trace in telemetry.traces.values() if trace.state == "running")
     page = open_page(f"/requests/{trace.id}")
     page.locator("#history summary").click()
     span = page.locator("#lane-stage-talker .span-output")
@@ -83,7 +83,7 @@ def test_request_page_keeps_details_focus_and_selection_on_update(open_page: Cal
     selected = page.evaluate(SELECT, "e-codes")
     event = TraceEvent(at_us=now_us(), what="finished", stage="talker", detail="a new event")
     ended = now_us()
-    telemetry.stories[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=ended, marks=(*trace.marks, event))
+    telemetry.traces[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=ended, marks=(*trace.marks, event))
     publish_event(telemetry)
     expect(page.locator("#summary .state").first).to_have_text("finished")
     expect(page.locator("#history")).to_contain_text("a new event")
@@ -97,12 +97,12 @@ def test_request_page_keeps_details_focus_and_selection_on_update(open_page: Cal
 
 def test_audio_player_is_removed_only_after_playback(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
-    trace = next(trace for trace in telemetry.stories.values() if trace.state == "running")
+    trace = next(trace for trace in telemetry.traces.values() if trace.state == "running")
     page = open_page(f"/requests/{trace.id}")
     player = page.locator("#player")
     player.evaluate("player => { player.muted = player.loop = true; return player.play() }")
     telemetry.edge_logs = {edge: log for edge, log in telemetry.edge_logs.items() if edge != (trace.id, "audio")}
-    telemetry.stories[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=now_us())
+    telemetry.traces[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=now_us())
     publish_event(telemetry)
     expect(page.locator("#summary .state").first).to_have_text("finished")
     assert player.evaluate("player => !player.paused")

@@ -21,7 +21,7 @@ ALL_WALKS = ["prefill", "last_prefill", "decode"]
 
 
 def finished_trace() -> tuple[RequestTrace, EdgeLogs]:
-    trace = next(trace for trace in busy(GRAPH).stories.values() if trace.state == "finished")
+    trace = next(trace for trace in busy(GRAPH).traces.values() if trace.state == "finished")
     return trace, {edge.name: build_chunks(trace, edge, GRAPH) for edge in trace.edges if not edge.medium}
 
 
@@ -68,9 +68,9 @@ async def test_real_request_has_walk_spans(redis_url: str, source: str) -> None:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            trace = await client.telemetry.story(spec.id)
+            trace = await client.telemetry.trace(spec.id)
             assert trace is not None
-            logs = {str(edge.name): await client.telemetry.log_of(spec.id, edge.name) for edge in trace.edges}
+            logs = {str(edge.name): await client.telemetry.edge_log(spec.id, edge.name) for edge in trace.edges}
     found = {task.stage: [span.walk for span in find_walk_spans(trace, task, GRAPH, logs)] for task in trace.tasks}
     assert found[THINKER] == ["prefill", "decode"] and found[TALKER][-1] == "decode"
     assert found[TALKER] == [walk for walk in ALL_WALKS if walk in found[TALKER]], "in order, each once"

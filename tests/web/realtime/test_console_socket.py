@@ -32,7 +32,7 @@ async def test_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> N
         done = await page.until("response.done")
     response = done["response"]["id"]
     assert bytes(page.audio[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
-    assert request["response_id"] == response and request["request_id"] in gateway.client.stories
+    assert request["response_id"] == response and request["request_id"] in gateway.client.traces
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
     assert states == ["listening", "thinking", "speaking"]
     timing = next(event for event in page.events if event["type"] == "fleet.timing")
@@ -126,7 +126,7 @@ async def test_trimmed_leading_silence_counts_as_played(gateway: Gateway) -> Non
         await page.send("fleet.played", response_id=done["id"], samples=1000)
         reports = gateway.client.telemetry.heard
         wait_until(lambda: reports, "the playback to be recorded")
-        (request,) = gateway.client.stories
+        (request,) = gateway.client.traces
         assert reports[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
         await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
         await page.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
@@ -197,7 +197,7 @@ async def test_text_sent_during_an_absence_arrives_once(gateway: Gateway) -> Non
         response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
         await page.drop()
     wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
-    (story,) = gateway.client.stories.values()
+    (story,) = gateway.client.traces.values()
     text_edge = next(edge for edge in story.edges if edge.name == "text")
     before = text_edge.produced
     wait_until(lambda: text_edge.produced > before + 10, "text without a client")
@@ -289,7 +289,7 @@ async def test_live_sessions_are_listed_and_can_be_ended(gateway: Gateway) -> No
         await page.until("fleet.state", state="speaking")
         wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking", "the session to be listed")
         view = sessions(gateway)[page.session]
-        assert view["turns"] == 1 and view["request_id"] in gateway.client.stories and view["input_rate_hz"] == 24_000
+        assert view["turns"] == 1 and view["request_id"] in gateway.client.traces and view["input_rate_hz"] == 24_000
         answer = gateway.http.delete(f"/v1/fleet/sessions/{page.session}")
         assert answer.json() == {"id": page.session, "object": "fleet.session.ended", "ended": True}
         await page.socket.wait_closed()

@@ -24,7 +24,7 @@ def gateway(showing: Gateway) -> Gateway:
     showing.client.script = Script()
     showing.client.streams.clear()
     showing.client.submitted.clear()
-    showing.client.stories.clear()
+    showing.client.traces.clear()
     return showing
 
 

@@ -177,7 +177,7 @@ async def test_secret_that_cannot_be_looked_up_may_be_tried_again(gateway: Gatew
     async def away(_client: object, _name: str) -> bytes | None:
         raise RedisUnreachable("Redis does not answer")
 
-    monkeypatch.setattr(type(gateway.client), "secret", away)
+    monkeypatch.setattr(type(gateway.client.voice), "secret", away)
     refusal = await refusal_of(gateway, additional_headers=bearer("ek_any"))
     assert refusal.close_code == 1013 and refusal.error["code"] == "redis_unreachable"
 
@@ -190,7 +190,7 @@ async def test_session_that_cannot_be_held_may_be_tried_again(
     async def away(*_args: object, **_fields: object) -> None:
         raise RedisUnreachable("Redis does not answer")
 
-    monkeypatch.setattr(type(gateway.client), "hold_voice", away)
+    monkeypatch.setattr(type(gateway.client.voice), "hold", away)
     with caplog.at_level(logging.WARNING):
         refusal = await refusal_of(gateway)
     assert refusal.close_code == 1013 and refusal.close_reason.startswith("server_error.redis_unreachable: ")

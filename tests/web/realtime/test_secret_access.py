@@ -18,9 +18,9 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from fleet.control import keys
+from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.voice import hold
+from fleet.control.connect import run_async
 from fleet.core.ids import WorkerId
 from tests.support import await_until
 from tests.web.conftest import Loaded
@@ -239,7 +239,7 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(lo
     async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
         secret = await gateway.secret()
         dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
-        await hold(database, loaded.config.voice, "sess_dead", dead, 60, owner, new=True)
+        await run_async(database, scripts.hold_voice("sess_dead", dead, 60_000, owner, new=True, bound=1))
         seconds, micros = await database.time()
         lease_us = int(loaded.config.lease.worker_ttl_s * 1e6)
         await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})

@@ -10,9 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from fleet.config.schema import VoiceConfig
+from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
-from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
+from tests.web.fake_client import FakeClient, FakeVoice, Script
 from tests.web.realtime.manual_clock import ManualClock
 from web.gateway.gateway import Gateway
 from web.realtime import session_registry
@@ -67,13 +68,13 @@ class Talk:
         """Let time pass, and let the gateway check its sessions twice."""
         self.clock.advance(seconds)
         for _ in range(2):
-            num_writes = self.fake.num_kept
+            num_writes = self.fake.num_saved
             for session in self.registry.sessions.values():
                 session.publish()
             await await_until(lambda: self._is_checked(num_writes), "the gateway to check the session")  # noqa: B023
 
     async def _is_checked(self, num_writes: int) -> bool:
-        return self.fake.num_kept > num_writes or not self.registry.sessions
+        return self.fake.num_saved > num_writes or not self.registry.sessions
 
 
 @pytest.fixture
@@ -202,9 +203,9 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     """A late reply of Redis is undone, at the first hold and at the one after the queue."""
-    hold, asked, gate = talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+    hold, asked, gate = talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)
         if new == (num_before == 0):
             asked.set()
@@ -212,7 +213,7 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
         return held
 
     others = [await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)]
-    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
     entering = asyncio.create_task(talk.begin())
     if others:
         await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
@@ -229,15 +230,15 @@ async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypa
     """It may reconnect, or a client secret may open another session instead."""
     session = await talk.begin()
     await talk.passes(0)
-    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)
         asked.set()
         await gate.wait()
         return held
 
-    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
     resuming = asyncio.create_task(other.resume(session.id, Client(), NOTHING, API_KEY))
     await asked.wait()
     resuming.cancel()

@@ -82,7 +82,7 @@ async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> 
         await page.ask("hello")
         await page.until("response.output_audio_transcript.delta")
         await page.drop()
-    (fake,) = [stream for stream in small.client.streams.values() if not stream.ended]
+    (fake,) = [stream for stream in small.client.streams.values() if not stream.finished]
     wait_until(lambda: fake.aborted, "the request to be aborted")
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 

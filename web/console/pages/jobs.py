@@ -32,7 +32,7 @@ class JobsPage(LivePage):
         return JobsContext(title="Jobs", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> JobsContext:
-        jobs = await self._gateway.client.telemetry.jobs()
+        jobs = await self._gateway.client.jobs.list_jobs()
         shown = tuple(jobs[:MAX_ROWS])
         return replace(
             self.empty(query),

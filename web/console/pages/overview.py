@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fleet.core.ids import StageName, stage_of
 from fleet.core.request_trace import RequestFilter, RequestRow
-from fleet.core.telemetry import SERIES_STEP_S, Queue, SeriesPoint, WorkerStory
+from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
 from web.console.page_context import LivePage, PageContext, Query, assign_colours, stream_path
@@ -65,19 +65,19 @@ class OverviewPage(LivePage):
 
     async def read(self, query: Query) -> OverviewContext:
         telemetry = self._gateway.client.telemetry
-        failed = await telemetry.requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
+        failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
         return self._build(
             await telemetry.workers(),
             await telemetry.queues(),
             await telemetry.series(),
-            await self._gateway.client.live_count(),
+            await self._gateway.client.telemetry.num_live(),
             failed.rows,
         )
 
     def _build(
         self,
-        workers: Sequence[WorkerStory],
-        queues: Sequence[Queue],
+        workers: Sequence[WorkerView],
+        queues: Sequence[RoleQueue],
         series: Sequence[SeriesPoint],
         live: int,
         failures: Sequence[RequestRow],
@@ -100,7 +100,7 @@ class OverviewPage(LivePage):
         )
 
     def _stages(
-        self, workers: Sequence[WorkerStory], queues: Sequence[Queue], series: Sequence[SeriesPoint]
+        self, workers: Sequence[WorkerView], queues: Sequence[RoleQueue], series: Sequence[SeriesPoint]
     ) -> tuple[StageSummary, ...]:
         boxes: list[StageSummary] = []
         for name, colour in assign_colours(self._gateway.graph).items():
@@ -131,7 +131,7 @@ class OverviewPage(LivePage):
         return tuple(boxes)
 
 
-def format_resources(workers: Sequence[WorkerStory]) -> str:
+def format_resources(workers: Sequence[WorkerView]) -> str:
     """Describe memory and load of a stage's workers together; "" before their first report."""
     on_gpu = [view for view in workers if view.gpu]
     if on_gpu:

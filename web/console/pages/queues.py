@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
+from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
 from web.console.page_context import LivePage, PageContext, Query, stream_path
 
 MAX_ROWS = 100
@@ -10,7 +10,7 @@ MAX_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    view: Queue
+    view: RoleQueue
     colour: int
 
 

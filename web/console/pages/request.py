@@ -107,7 +107,7 @@ class OneRequestPage(LivePage):
             total_s=detail.audio_samples / detail.audio_rate_hz,
             played_s=report.played_samples / detail.audio_rate_hz if report is not None else None,
             underruns=report.underruns if report is not None else 0,
-            stored=await self._gateway.client.telemetry.has_log(detail.id, edge),
+            stored=await self._gateway.client.telemetry.has_edge_log(detail.id, edge),
         )
 
 

@@ -71,7 +71,7 @@ class RequestsPage(LivePage):
 
     async def read(self, query: Query) -> RequestsContext:
         """Raises: BadInput if a filter is invalid."""
-        found = await self._gateway.client.telemetry.requests(
+        found = await self._gateway.client.telemetry.list_requests(
             parse_filter(query), before=query.get("before", ""), limit=PAGE_SIZE
         )
         return self._build(query, found)
@@ -103,12 +103,12 @@ class RequestsPage(LivePage):
     async def redirect_to_older(self, request: Request) -> Response:
         """Redirect to the request before this one, or to the list."""
         here = str(request.path_params["id"])
-        found = await self._gateway.client.telemetry.requests(RequestFilter(), before=here, limit=1)
+        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), before=here, limit=1)
         return _redirect(found.rows[0].id if found.rows else "")
 
     async def redirect_to_newer(self, request: Request) -> Response:
         here = str(request.path_params["id"])
-        found = await self._gateway.client.telemetry.requests(RequestFilter(), limit=MAX_SEARCHED)
+        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), limit=MAX_SEARCHED)
         ids = [str(row.id) for row in found.rows]
         return _redirect(ids[ids.index(here) - 1] if here in ids[1:] else "")
 

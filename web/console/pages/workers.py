@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
-from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
+from fleet.core.telemetry import LogLine, LogQuery, WorkerView
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
 from web.console.pages.requests import RequestTableRow, build_row
 from web.gateway.metrics import GATEWAY_ROLE
@@ -21,7 +21,7 @@ MAX_ROWS, MAX_GONE = 100, 20
 class WorkerRow:
     """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or stands by."""
 
-    view: WorkerStory
+    view: WorkerView
     colour: int
     commands: tuple[str, ...]
     last: bool
@@ -55,7 +55,7 @@ class OneWorkerContext(PageContext):
 
 
 class _WorkerPage(LivePage):
-    def _row(self, view: WorkerStory, workers: Sequence[WorkerStory]) -> WorkerRow:
+    def _row(self, view: WorkerView, workers: Sequence[WorkerView]) -> WorkerRow:
         others = [other for other in workers if other.role == view.role and other.id != view.id]
         last = not any(other.state in ("ready", "standby") for other in others)
         return WorkerRow(
@@ -63,7 +63,7 @@ class _WorkerPage(LivePage):
         )
 
 
-def find_available_commands(view: WorkerStory) -> tuple[str, ...]:
+def find_available_commands(view: WorkerView) -> tuple[str, ...]:
     """Return the commands that the worker accepts; none for a gateway or a worker that has left or is leaving."""
     if view.gone or not view.role or view.state in ("leaving", "late"):
         return ()
@@ -80,9 +80,9 @@ class WorkersPage(_WorkerPage):
 
     async def read(self, query: Query) -> WorkersContext:
         client = self._gateway.client
-        return self._build(query, await client.telemetry.workers(), await client.missing_roles())
+        return self._build(query, await client.telemetry.workers(), await client.telemetry.missing_roles())
 
-    def _build(self, query: Query, workers: Sequence[WorkerStory], missing: Sequence[str]) -> WorkersContext:
+    def _build(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> WorkersContext:
         role, after = query.get("role", ""), query.get("after", "")
         here = [view for view in workers if not view.gone]
         matching = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
@@ -102,7 +102,7 @@ class WorkersPage(_WorkerPage):
             missing=tuple(missing),
         )
 
-    def _chips(self, here: Sequence[WorkerStory], chosen: str) -> tuple[FilterLink, ...]:
+    def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
         counts = {"": len(here), **Counter(view.role or GATEWAY_ROLE for view in here)}
         return tuple(
             FilterLink(
@@ -128,11 +128,11 @@ class OneWorkerPage(_WorkerPage):
     async def read(self, query: Query) -> OneWorkerContext:
         """Raises: NotFound, RedisUnreachable."""
         telemetry, worker = self._gateway.client.telemetry, query["id"]
-        workers = await telemetry.workers()
+        workers = await telemetry.workers(with_gone=True)
         view = next((view for view in workers if view.id == worker), None)
         if view is None:
             raise NotFound(f"no worker {quoted(worker)}; workers that left are removed after some minutes", param="id")
-        held = await telemetry.requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
+        held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         return OneWorkerContext(
             title=worker,

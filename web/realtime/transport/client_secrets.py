@@ -77,7 +77,7 @@ class Secrets:
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(value=CLIENT_SECRET_PREFIX + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
-        await self._gateway.client.keep_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
+        await self._gateway.client.voice.save_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
@@ -90,7 +90,7 @@ class Secrets:
 
     async def credential(self, key: str) -> Credential:
         """Look up a client secret. Raises: RedisUnreachable."""
-        raw = await self._gateway.client.secret(_name(key))
+        raw = await self._gateway.client.voice.secret(_name(key))
         return Credential(owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None)
 
 

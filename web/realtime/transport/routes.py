@@ -129,9 +129,9 @@ class VoiceRoutes:
     async def _end_elsewhere(self, session_id: str) -> None:
         """End the record of another gateway's session; that gateway closes the session with its next write."""
         client = self._gateway.client
-        raw = (await client.voices()).get(session_id)
-        if not await client.end_voice(session_id):
+        raw = (await client.voice.views()).get(session_id)
+        if not await client.voice.end(session_id):
             raise NotFound(f"no session {quoted(session_id)}; it never existed, or is over", param="session_id")
         request_id = decode_view(raw).request_id if raw is not None else None
         if request_id is not None:
-            await client.abort_request(RequestId(request_id))
+            await client.requests.abort(RequestId(request_id))

@@ -1,4 +1,4 @@
-"""An answer may be given with the request, in whole or in part: it goes the way of any other, and is not drawn."""
+"""A request may prescribe its answer, in whole or in part; the prescribed tokens are not sampled."""
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ TEXT = EdgeName("text")
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
-async def test_what_is_given_comes_first_and_what_follows_is_drawn(redis_url: str, graph: Graph) -> None:
+async def test_prescribed_answer_precedes_sampled_tokens(redis_url: str, graph: Graph) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
             drawn = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -23,10 +23,10 @@ async def test_what_is_given_comes_first_and_what_follows_is_drawn(redis_url: st
                 got = await answer(client, msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=given))
                 np.testing.assert_array_equal(got[TEXT], [*given, *drawn[TEXT][len(given) :]])
                 sounds = [edge for edge in got if edge != TEXT]
-                assert all(not np.array_equal(got[edge], drawn[edge]) for edge in sounds), "another text sounds otherwise"
+                assert all(not np.array_equal(got[edge], drawn[edge]) for edge in sounds), "another text has other audio"
 
 
-async def test_it_outlives_who_says_it(redis_url: str) -> None:
+async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str) -> None:
     graph = GRAPHS[0]
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:

@@ -1,4 +1,4 @@
-"""A line to Redis that breaks amid one request's work is no failure of the request: the worker joins anew, and it goes on."""
+"""A connection to Redis that breaks during a task fails no request: the worker rejoins, and the task is granted again."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nix
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
-    """The first look of all at where a peer's memory lies finds the connection broken; whose memory it was."""
+    """Break the connection at the first read of a peer's metadata; lists that peer."""
     struck, look = list[WorkerId](), RedisLink.read_peer_metadata
 
     def breaks(self: RedisLink, worker: WorkerId) -> bytes | None:
@@ -32,7 +32,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
     return struck
 
 
-async def goes_on_in_another_incarnation(url: str, file: Path | None, role: str, broken: list[WorkerId]) -> None:
+async def check_worker_rejoins(url: str, file: Path | None, role: str, broken: list[WorkerId]) -> None:
     config = load_config(file, NIXL)
     with processes(url, config) as workers, connect(url) as client:
         async with gateway_at(url, config) as asking:
@@ -41,18 +41,24 @@ async def goes_on_in_another_incarnation(url: str, file: Path | None, role: str,
             spec = fake_spec_of(config)
             heard = await answer(asking, spec)
             joined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
-            assert broken and joined == [role], "it joined anew, and nobody else"
+            assert broken and joined == [role], "only the worker with the broken connection rejoined"
             stages = config.graph_declaration().stages
-            assert not any(client.hget(keys.task(spec.id, stage.name), "deaths") for stage in stages), "nobody died over it"
+            assert not any(client.hget(keys.task(spec.id, stage.name), "deaths") for stage in stages), (
+                "no death is counted for the task"
+            )
             assert_same(await answer(asking, fake_spec_of(config)), heard)
 
 
-async def test_while_its_input_is_read(redis_url: str, pulled: EdgeName, broken: list[WorkerId]) -> None:
-    await goes_on_in_another_incarnation(redis_url, None, GRAPHS[DEFAULT_GRAPH].edge(pulled).target, broken)
+async def test_worker_rejoins_after_its_connection_broke_while_reading_input(
+    redis_url: str, pulled: EdgeName, broken: list[WorkerId]
+) -> None:
+    await check_worker_rejoins(redis_url, None, GRAPHS[DEFAULT_GRAPH].edge(pulled).target, broken)
 
 
-async def test_while_it_is_taken_over(redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: list[WorkerId]) -> None:
+async def test_worker_rejoins_after_its_connection_broke_while_importing_a_hand_off(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: list[WorkerId]
+) -> None:
     monkeypatch.setattr(
         "fleet.worker.hand_off_coordinator.HandOffCoordinator.connect_to_sources", lambda *_: None
-    )  # it would be the first to look
-    await goes_on_in_another_incarnation(redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken)
+    )  # it would read the metadata first
+    await check_worker_rejoins(redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken)

@@ -28,7 +28,7 @@ async def ended(client: FleetClient, request: RequestId) -> RequestTrace:
     """Its story once it has one to the end."""
 
     async def told() -> RequestTrace | None:
-        story = await client.telemetry.story(request)
+        story = await client.telemetry.trace(request)
         return story if story is not None and story.ended_us else None
 
     story = await await_until(told, f"{request} to end")
@@ -40,7 +40,7 @@ def order_of(story: RequestTrace, stage: str) -> list[str]:
     return [mark.what for mark in story.marks if mark.stage == stage]
 
 
-async def test_a_story_tells_every_step_and_its_times_are_in_order(redis_url: str) -> None:
+async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -66,7 +66,7 @@ async def test_a_story_tells_every_step_and_its_times_are_in_order(redis_url: st
     assert all(span.from_us <= span.to_us for span in story.kv)
 
 
-async def test_consumers_tell_how_chunks_came_to_them(redis_url: str) -> None:
+async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -80,19 +80,19 @@ async def test_consumers_tell_how_chunks_came_to_them(redis_url: str) -> None:
         assert receipt.first_us <= receipt.last_us
 
 
-async def test_a_lost_worker_is_in_the_story_and_its_keys_and_values_change_hands(redis_url: str) -> None:
+async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> None:
     with thread_fleet(redis_url, IN_STEP) as fleet:
         fleet.add_worker("talker")
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=60)
-            stream, lost = await client.submit(spec, None), ""
+            stream, lost = await client.requests.submit(spec, None), ""
             async for chunk in stream:
                 if chunk.edge == "audio" and chunk.index == 1 and not lost:
                     owner = await asyncio.to_thread(fleet.owner, spec.id, fleet.config.graph_declaration().stages[1].name)
                     lost = owner.worker
                     await asyncio.to_thread(fleet.kill, owner)
             story = await ended(client, spec.id)
-            gone = [view for view in await client.telemetry.workers() if view.gone]
+            gone = [view for view in await client.telemetry.workers(with_gone=True) if view.gone]
     did = order_of(story, "talker")
     assert did.count("claimed") == 2 and did.index("lost") > did.index("claimed")
     (mark,) = [mark for mark in story.marks if mark.what == "lost"]
@@ -102,19 +102,19 @@ async def test_a_lost_worker_is_in_the_story_and_its_keys_and_values_change_hand
     assert [(view.id, view.state) for view in gone] == [(lost, "died")] and gone[0].role == "talker"
 
 
-def test_what_fails_says_where_and_why(control: Control) -> None:
+def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
 
     epoch = control.own()
     control.run(scripts.fail(TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good")))
     control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP))
-    lines = [text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1)]
+    lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == ["failed", STAGE, str(epoch), "lm@test:1:a", "engine_error: no | good"]
-    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.story(REQUEST)) <= KEEP.request_s
+    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP.request_s
     assert control.client.zrange(keys.index("failed"), 0, -1) == [REQUEST.encode()]
     assert not control.client.exists(keys.index("running"), keys.index("submitted"))
 
 
-async def test_the_index_pages_filters_and_counts(redis_url: str) -> None:
+async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, num_tokens=4, seed=seed) for seed in range(7)]
@@ -122,28 +122,28 @@ async def test_the_index_pages_filters_and_counts(redis_url: str) -> None:
                 await answer(client, spec)
                 await ended(client, spec.id)
             stuck = fake_spec(fleet, num_tokens=4)
-            await (await client.submit(stuck, None)).abort("no more")
+            await (await client.requests.submit(stuck, None)).abort("no more")
             board, newest_first = client.telemetry, sorted([*(s.id for s in specs), stuck.id], reverse=True)
             seen: list[str] = []
             before = ""
             while True:
-                page = await board.requests(RequestFilter(), before=before, limit=3)
+                page = await board.list_requests(RequestFilter(), before=before, limit=3)
                 seen += [row.id for row in page.rows]
                 if not (before := page.next):
                     break
             assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
-            whole = await board.requests(RequestFilter(state="finished"), limit=7)
+            whole = await board.list_requests(RequestFilter(state="finished"), limit=7)
             assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
             owner = whole.rows[0].tasks[0].worker
-            assert len((await board.requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
-            assert not (await board.requests(RequestFilter(kind="text"))).rows
-            assert not (await board.requests(RequestFilter(min_ms=3_600_000))).rows
-            assert [r.id for r in (await board.requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
+            assert len((await board.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
+            assert not (await board.list_requests(RequestFilter(kind="text"))).rows
+            assert not (await board.list_requests(RequestFilter(min_ms=3_600_000))).rows
+            assert [r.id for r in (await board.list_requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
             with pytest.raises(BadInput, match="no state 'asleep'"):
-                await board.requests(RequestFilter(state="asleep"))
+                await board.list_requests(RequestFilter(state="asleep"))
 
 
-def test_the_index_forgets_what_has_expired(control: Control) -> None:
+def test_request_index_removes_expired_requests(control: Control) -> None:
     def submit(name: str) -> None:
         spec = RequestSpec(id=RequestId(name), graph="text", prompt_ids=(1,), outputs=(TEXT,))
         control.run(scripts.submit(spec, None, bound=99, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
@@ -158,24 +158,24 @@ def test_the_index_forgets_what_has_expired(control: Control) -> None:
         assert control.client.zrange(keys.index(state), 0, -1) == ([b"req-2"] if state == "aborted" else [])
 
 
-async def test_a_request_is_sent_again_and_its_sound_is_kept(redis_url: str) -> None:
+async def test_retried_request_retains_its_audio(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             told = await answer(client, spec)
-            again = await client.telemetry.retry(spec.id)
+            again = await client.operations.retry(spec.id)
             story = await ended(client, again)
             assert story.state == "finished" and story.retry_of == spec.id != again
-            sound = await client.telemetry.log_of(again, next(e.name for e in story.edges if e.medium == "audio"))
+            sound = await client.telemetry.edge_log(again, next(e.name for e in story.edges if e.medium == "audio"))
             data = b"".join(t.data or b"" for chunk in sound for t in chunk.tensors.values())
             assert len(data) == told[sound[0].edge].nbytes
-            found = await client.resume(again)
+            found = await client.requests.resume(again)
             assert found is not None and len([chunk async for chunk in found[1]]) >= len(sound)
             with pytest.raises(NotFound):
-                await client.telemetry.retry(RequestId("req-none"))
+                await client.operations.retry(RequestId("req-none"))
 
 
-async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) -> None:
+async def test_spoken_prompt_can_be_retried_for_a_minute(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as raw:
         async with gateway(fleet) as client:
             clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
@@ -183,35 +183,35 @@ async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) ->
             await answer(client, spec, b"\0" * 16)
             await ended(client, spec.id)
             assert 0 < raw.ttl(keys.blob(spec.id)) <= 60
-            again = await client.telemetry.retry(spec.id)
+            again = await client.operations.retry(spec.id)
             assert (await ended(client, again)).state == "finished"
             raw.delete(keys.blob(spec.id))
-            with pytest.raises(Conflict, match="gone"):
-                await client.telemetry.retry(spec.id)
+            with pytest.raises(Conflict, match="deleted"):
+                await client.operations.retry(spec.id)
 
 
-async def test_the_listeners_word_is_in_the_story(redis_url: str) -> None:
+async def test_trace_contains_the_playback_report(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            await client.telemetry.note_heard(spec.id, played_samples=123, underruns=2)
-            await client.telemetry.note_heard(RequestId("req-none"), played_samples=1, underruns=0)
-            story = await client.telemetry.story(spec.id)
+            await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
+            await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
+            story = await client.telemetry.trace(spec.id)
             assert story is not None and story.heard is not None
             assert (story.heard.played_samples, story.heard.underruns) == (123, 2)
 
 
-async def test_the_series_counts_what_happened_for_all_gateways(redis_url: str) -> None:
+async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as one, gateway(fleet) as other:
             for client in (one, other):
                 spec = fake_spec(fleet)
                 await answer(client, spec)
                 await ended(client, spec.id)
-                client.telemetry.note_underruns(3)
-                client.telemetry.note_rtf(0.5)
-                await client.telemetry.tell()
+                client.telemetry.record_underruns(3)
+                client.telemetry.record_rtf(0.5)
+                await client.telemetry.write_series()
             points = await one.telemetry.series()
         async with gateway(fleet) as third:
             assert sum(point.underruns for point in await third.telemetry.series()) == 6, "a new gateway knows it all"
@@ -223,7 +223,7 @@ async def test_the_series_counts_what_happened_for_all_gateways(redis_url: str) 
     assert any("thinker" in point.running and point.task_p50_ms.get("thinker", 0) > 0 for point in points)
 
 
-def test_rates_are_those_of_the_last_minute() -> None:
+def test_rates_cover_the_last_minute() -> None:
     steps = [(n, {"in:lm": 6, "out:lm": 3, "pulled:rows": 1_000 * n}) for n in range(20)]
     assert rates_of(steps, "in") == {"lm": 6 / SERIES_STEP_S} and rates_of(steps, "out") == {"lm": 3 / SERIES_STEP_S}
     assert growth_of(steps, "pulled") == {"rows": 1_000 / SERIES_STEP_S}
@@ -231,14 +231,14 @@ def test_rates_are_those_of_the_last_minute() -> None:
     assert rates_of([], "in") == {} and growth_of(steps[:1], "pulled") == {"rows": 0.0}
 
 
-async def test_grants_that_wait_are_listed_with_their_age(redis_url: str) -> None:
+async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
     with thread_fleet(redis_url, without="talker") as fleet:
         client = redis.Redis.from_url(redis_url)
         async with gateway(fleet) as port:
             fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
             run(client, scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
             spec = fake_spec(fleet)
-            stream = await port.submit(spec, None)
+            stream = await port.requests.submit(spec, None)
 
             async def waits() -> bool:
                 return any(queue.pending for queue in await port.telemetry.queues() if queue.role == "talker")
@@ -251,22 +251,22 @@ async def test_grants_that_wait_are_listed_with_their_age(redis_url: str) -> Non
         client.close()
 
 
-def test_a_story_is_bounded(control: Control) -> None:
+def test_trace_is_bounded(control: Control) -> None:
 
     for _ in range(150):
         control.own()
         control.kill()
         control.register(WORKER)
-    assert control.client.llen(keys.story(REQUEST)) == 400
+    assert control.client.llen(keys.trace(REQUEST)) == 400
 
 
-async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -> None:
+async def test_request_id_with_a_colon_is_not_found(redis_url: str) -> None:
     """Ids come from addresses: with a colon, one would be the key of a task or of an edge's log."""
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            reads = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
+            reads = (client.telemetry.trace, client.operations.retry, client.requests.resume)
             others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "story")]
             for read, other in product(reads, others):
                 with pytest.raises(NotFound):

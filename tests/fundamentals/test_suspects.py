@@ -48,7 +48,7 @@ class Busy:
 async def begun(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tuple[RequestSpec, ClientStream]:
     """An answer under way at that worker, which waits for its listener."""
     spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-    stream = await client.submit(spec, None)
+    stream = await client.requests.submit(spec, None)
     await asyncio.to_thread(wait_until, lambda: spec.id in at.tasks, "it to run there")
     return spec, stream
 
@@ -78,7 +78,7 @@ def drain(loop: WorkerLoop) -> None:
     wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "it to take nothing")
 
 
-async def test_a_suspect_closes_one_worker_and_runs_once_that_has_nothing_else(redis_url: str) -> None:
+async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: str) -> None:
     async with busy(redis_url) as fleet:
         (keeper,) = fleet.keepers()
         await asyncio.to_thread(fleet.wait_overdue)
@@ -92,7 +92,7 @@ async def test_a_suspect_closes_one_worker_and_runs_once_that_has_nothing_else(r
         assert_same(await collected(stream, spec), expected)
 
 
-async def test_a_suspect_goes_to_a_worker_that_has_nothing_to_do(redis_url: str) -> None:
+async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
     """Whoever kept it has work still, and takes new tasks again."""
     async with busy(redis_url) as fleet:
         (keeper,) = fleet.keepers()
@@ -105,7 +105,7 @@ async def test_a_suspect_goes_to_a_worker_that_has_nothing_to_do(redis_url: str)
         assert_same(await collected(heard, bystander), await collected(stream, spec))
 
 
-async def test_a_suspect_that_is_gone_closes_nobody(redis_url: str) -> None:
+async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
     async with busy(redis_url) as fleet:
         await fleet.suspect[1].abort("enough")
         await asyncio.to_thread(wait_until, lambda: not fleet.keepers(), "its worker to know")

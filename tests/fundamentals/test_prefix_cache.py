@@ -87,7 +87,7 @@ def bench(redis_url: str) -> Iterator[Bench]:
         yield bench
 
 
-def test_the_next_turn_is_put_to_the_keeper_and_claimed_by_no_other(bench: Bench) -> None:
+def test_next_turn_is_reserved_for_the_caching_worker(bench: Bench) -> None:
     second = bench.submit("second")
     assert bench.grant(second) == KEEPER
     assert bench.claim(second, OTHER) == "stale"
@@ -129,20 +129,22 @@ def be_offered_one(bench: Bench) -> None:
 
 
 def forget(bench: Bench) -> None:
-    bench.client.delete(keys.session(TALK))
+    bench.client.delete(keys.cached_prefix(TALK))
 
 
 @pytest.mark.parametrize(
     "change", [lapse, fence, drain, stand_by, serve_another_role, run_a_task, be_offered_one, forget], ids=lambda f: f.__name__
 )
-def test_it_goes_to_the_role_where_the_keeper_cannot_take_it(bench: Bench, change: Callable[[Bench], None]) -> None:
+def test_next_turn_is_granted_to_the_role_without_an_available_caching_worker(
+    bench: Bench, change: Callable[[Bench], None]
+) -> None:
     change(bench)
     second = bench.submit("second")
     assert bench.grant(second) == ROLE
     assert bench.claim(second, OTHER) == "ok"
 
 
-def test_what_is_overdue_goes_to_the_role_and_the_keeper_comes_too_late(bench: Bench) -> None:
+def test_overdue_turn_is_granted_to_the_role(bench: Bench) -> None:
     second = bench.submit("second")
     assert bench.grant(second) == KEEPER
     late = scripts.claim(KEEPER, ROLE, "", second, STAGE, bench.epoch(second))
@@ -155,21 +157,21 @@ def test_what_is_overdue_goes_to_the_role_and_the_keeper_comes_too_late(bench: B
 
 
 @pytest.mark.parametrize("goes", [fence, drain], ids=lambda f: f.__name__)
-def test_a_keeper_that_goes_before_it_claims_loses_what_was_put_to_it(bench: Bench, goes: Callable[[Bench], None]) -> None:
+def test_turn_reserved_for_a_leaving_worker_is_granted_again(bench: Bench, goes: Callable[[Bench], None]) -> None:
     """At once, and without a death being counted: it never held the task."""
     second = bench.submit("second")
     bench.grant(second)
     before = bench.epoch(second)
     goes(bench)
     fields = cast("dict[bytes, bytes]", bench.client.hgetall(keys.task(second, STAGE)))
-    assert (fields[b"state"], b"to" in fields, fields.get(b"deaths")) == (b"lost", False, None)
+    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (b"lost", False, None)
     assert bench.epoch(second) > before
     assert bench.client.scard(keys.worker_tasks(KEEPER)) == 0
     bench.grant(second)
     assert bench.claim(second, OTHER) == "ok"
 
 
-def test_a_request_that_ends_before_its_claim_frees_the_slot(bench: Bench) -> None:
+def test_request_ended_before_its_claim_frees_the_slot(bench: Bench) -> None:
     second = bench.submit("second")
     bench.grant(second)
     bench.ask(scripts.abort(second, scripts.API_RIGHT, "stop", scripts.Retention()))
@@ -191,7 +193,7 @@ def two_workers(url: str, *overrides: str) -> Iterator[ThreadFleet]:
 async def served(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
     """Ask; who answered, and how many rows were spared."""
     await answer(client, spec)
-    view = await client.request_view(spec.id)
+    view = await client.telemetry.trace(spec.id)
     assert view is not None
     return WorkerId(view.tasks[0].owner), view.tasks[0].cached_rows
 
@@ -211,7 +213,7 @@ def fleet(request: pytest.FixtureRequest, redis_url: str) -> Iterator[ThreadFlee
     yield from two_workers(redis_url, *NEVER_OVERDUE, *overrides)
 
 
-async def test_every_turn_is_served_where_the_last_one_was_and_computes_only_what_is_new(fleet: ThreadFleet) -> None:
+async def test_turn_is_served_by_the_caching_worker_and_computes_only_new_rows(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         first, spared = await served(client, turn(fleet, 0))
         assert spared == 0
@@ -227,7 +229,7 @@ def anew(spec: RequestSpec, *, session: str = TALK) -> RequestSpec:
     return replace(spec, id=new_request_id(), session=session)
 
 
-async def test_a_prompt_that_turns_elsewhere_shares_only_its_beginning(fleet: ThreadFleet) -> None:
+async def test_diverging_prompt_reuses_only_the_common_prefix(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         await answer(client, turn(fleet, 2))
         spec = turn(fleet, 2)
@@ -238,22 +240,22 @@ async def test_a_prompt_that_turns_elsewhere_shares_only_its_beginning(fleet: Th
         assert_same(await answer(client, anew(other)), await answer(client, anew(other, session="")))
 
 
-async def test_without_a_session_nothing_is_kept(fleet: ThreadFleet) -> None:
+async def test_request_without_session_caches_nothing(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         assert (await served(client, turn(fleet, 1, session="")))[1] == 0
         assert (await served(client, turn(fleet, 2, session="")))[1] == 0
     assert not keepers(fleet) and not keepers(fleet, "")
-    assert not fleet.clients[0].exists(keys.session(""))
+    assert not fleet.clients[0].exists(keys.cached_prefix(""))
 
 
 FULL = ("stages.lm.max_batch=1", *in_step(GRAPH))
 
 
 @pytest.mark.parametrize("fleet", [FULL], indirect=True)
-async def test_a_full_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
+async def test_full_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
-        blocks = await client.submit(turn(fleet, 1), None)
+        blocks = await client.requests.submit(turn(fleet, 1), None)
         wait_until(lambda: blocks.request_id in loop_of(fleet, keeper).tasks, "the keeper to be busy with the second turn")
         other, spared = await served(client, turn(fleet, 2))
         assert (other != keeper, spared) == (True, 0)
@@ -263,12 +265,12 @@ async def test_a_full_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
         assert await served(client, turn(fleet, 3)) == (other, 20)
 
 
-async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: ThreadFleet) -> None:
+async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
     """A user who goes on speaking after a pause aborts a turn each time."""
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         for _ in range(3):
-            aborted = await client.submit(turn(fleet, 1), None)
+            aborted = await client.requests.submit(turn(fleet, 1), None)
             wait_until(lambda: aborted.request_id in loop_of(fleet, keeper).tasks, "the turn to be taken")  # noqa: B023
             await aborted.abort("the user goes on")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
@@ -277,17 +279,17 @@ async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: Thr
 
 
 @pytest.mark.parametrize("fleet", [in_step(GRAPH)], indirect=True)
-async def test_an_aborted_first_turn_leaves_nothing(fleet: ThreadFleet) -> None:
+async def test_aborted_first_turn_caches_nothing(fleet: ThreadFleet) -> None:
     """Nobody listens, so it is at work until it is aborted."""
     async with gateway(fleet) as client:
-        first = await client.submit(turn(fleet, 0, num_tokens=2000), None)
+        first = await client.requests.submit(turn(fleet, 0, num_tokens=2000), None)
         wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be taken")
         await first.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
     assert not keepers(fleet)
 
 
-async def test_a_dead_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
+async def test_dead_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         stop(fleet, keeper)
@@ -296,7 +298,7 @@ async def test_a_dead_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
     assert (other != keeper, spared) == (True, 0)
 
 
-async def test_a_keeper_that_drains_is_passed_over_at_once(fleet: ThreadFleet) -> None:
+async def test_draining_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         assert text(run(fleet.clients[0], scripts.drain(keeper))) == "ok"
@@ -306,20 +308,22 @@ async def test_a_keeper_that_drains_is_passed_over_at_once(fleet: ThreadFleet) -
         assert (await served(client, turn(fleet, 1)))[0] != keeper
 
 
-async def test_a_keeper_that_is_lost_with_a_turn_put_to_it_delays_it_no_longer(fleet: ThreadFleet) -> None:
+async def test_turn_reserved_for_a_lost_worker_is_granted_again(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         stop(fleet, keeper)
         spec = turn(fleet, 1)
         asked = asyncio.create_task(served(client, spec))
         key = keys.task(spec.id, STAGE)
-        await await_until(lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "to"), "the turn to be put to the keeper")
+        await await_until(
+            lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "reserved_for"), "the turn to be put to the keeper"
+        )
         await asyncio.to_thread(fleet.fence, loop_of(fleet, keeper))
         assert (await asked)[0] != keeper
 
 
 @pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3",)], indirect=True)
-async def test_a_keeper_that_only_stands_still_loses_the_turn_when_it_is_overdue(fleet: ThreadFleet) -> None:
+async def test_frozen_caching_worker_loses_an_overdue_turn(fleet: ThreadFleet) -> None:
     """Its lease still runs, so nobody knows better."""
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
@@ -328,10 +332,10 @@ async def test_a_keeper_that_only_stands_still_loses_the_turn_when_it_is_overdue
 
 
 @pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3", *in_step(GRAPH))], indirect=True)
-async def test_a_keeper_that_runs_a_suspect_alone_takes_nothing_beside_it(fleet: ThreadFleet) -> None:
+async def test_caching_worker_running_a_suspect_claims_no_turn(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
-        suspect = await client.submit(turn(fleet, 1), None)
+        suspect = await client.requests.submit(turn(fleet, 1), None)
         loop = loop_of(fleet, keeper)
         wait_until(lambda: suspect.request_id in loop.tasks, "the keeper to be busy with the second turn")
         loop.tasks[suspect.request_id].alone = True
@@ -349,17 +353,17 @@ def stop(fleet: ThreadFleet, worker: WorkerId) -> None:
 
 
 @pytest.mark.parametrize("fleet", [("lease.prefix_cache_s=0.5",)], indirect=True)
-async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -> None:
+async def test_cached_prefix_expires(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         await answer(client, turn(fleet, 0))
         assert keepers(fleet)
         wait_until(lambda: not keepers(fleet), "the prefix to be given up")
-        wait_until(lambda: not fleet.clients[0].exists(keys.session(TALK)), "its key to expire")
+        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(TALK)), "its key to expire")
         assert (await served(client, turn(fleet, 1)))[1] == 0
 
 
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
-async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
+async def test_number_of_cached_conversations_is_bounded(fleet: ThreadFleet) -> None:
     stop(fleet, fleet.loops[1].worker)
     fleet.fence(fleet.loops[1])
     async with gateway(fleet) as client:
@@ -369,14 +373,14 @@ async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
 
 
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=0",), ("lease.prefix_cache_s=0",)], indirect=True)
-async def test_it_can_be_switched_off(fleet: ThreadFleet) -> None:
+async def test_prefix_cache_can_be_disabled(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         for number in range(3):
             assert (await served(client, turn(fleet, number)))[1] == 0
     assert not keepers(fleet)
 
 
-async def test_a_split_stage_keeps_nothing(redis_url: str) -> None:
+async def test_split_stage_caches_nothing(redis_url: str) -> None:
     """Whoever ends a task there is not who begins the next one."""
     halves = ("stages.lm.split.prefill.replicas=1", "stages.lm.split.decode.replicas=1")
     with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *halves) as fleet:
@@ -387,13 +391,13 @@ async def test_a_split_stage_keeps_nothing(redis_url: str) -> None:
         assert not keepers(fleet)
 
 
-async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
+async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
     """It was fenced after its engine had done with the task, and before it could say so."""
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         loop = loop_of(fleet, keeper)
         stop(fleet, keeper)
-        asked = await client.submit(spec := turn(fleet, 1), None)
+        asked = await client.requests.submit(spec := turn(fleet, 1), None)
         call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
         assert loop.engine.num_cached_rows(TALK)
         loop.cached_sessions._settle(TALK, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]

@@ -113,7 +113,7 @@ async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, C
     """The answer; once so many chunks of its sound were heard as the log then had, and one more, that strike is dealt."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        async for chunk in await client.submit(spec, None):
+        async for chunk in await client.requests.submit(spec, None):
             parts[chunk.edge] += [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
             if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in strikes:
                 await asyncio.to_thread(strikes[chunk.index])
@@ -122,7 +122,7 @@ async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, C
 
 @pytest.mark.parametrize("again", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
 @pytest.mark.parametrize(("kept", "heard"), [(2, 4), (0, 3), (1, 4)])
-async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_no_repeat(
+async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat(
     own_redis: RedisProcess, tmp_path: Path, again: Sequence[int], kept: int, heard: int
 ) -> None:
     """The client has heard chunks up to `heard`, and Redis comes back with those up to `kept`, and at most one more."""
@@ -133,7 +133,7 @@ async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.submit(whole, None), whole)
+            expected = await collected(await client.requests.submit(whole, None), whole)
             before = sizes_of(own_redis.url, whole.id)
 
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
@@ -160,8 +160,8 @@ class Held(FakeEngine):
         return outputs
 
 
-async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew(own_redis: RedisProcess, tmp_path: Path) -> None:
-    """It reads and writes nothing meanwhile, and has taken chunks that the log has no more: they come again, cut otherwise."""
+async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_redis: RedisProcess, tmp_path: Path) -> None:
+    """It has consumed chunks that the log lost; they are produced again with other bounds."""
     settings = (
         "engine=fake",
         "device=cpu",
@@ -186,7 +186,7 @@ async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.submit(whole, None), whole)
+            expected = await collected(await client.requests.submit(whole, None), whole)
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
             held.num_frames = 50
             striking = asyncio.create_task(asyncio.to_thread(strike))

@@ -1,0 +1,74 @@
+"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that jobs left."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import redis
+
+from fleet.control.connect import SOCKET_TIMEOUT_S, answer_of, connect_for_a_call
+from fleet.control.job_files import read_file, remove_folder
+from fleet.core.errors import NotFound
+from fleet.core.telemetry import Job
+
+T = TypeVar("T")
+
+
+class JobClient:
+    """rq is imported by the first call: serving needs none. Raises, from any method: RedisUnreachable."""
+
+    def __init__(self, url: str, data_dir: Path) -> None:
+        self._url, self._data_dir = url, data_dir
+
+    async def list_jobs(self) -> Sequence[Job]:
+        """The newest first."""
+        from fleet.control import jobs
+
+        return await self._run(jobs.jobs)
+
+    async def find(self, job: str) -> Job | None:
+        from fleet.control import jobs
+
+        return await self._run(lambda connection: jobs.job(connection, job))
+
+    async def submit(self, kind: str, arguments: object) -> Job:
+        """Raises: BadInput naming the argument, the cause and the remedy; see `fleet.core.jobs.read_arguments`."""
+        from fleet.control import jobs
+
+        return await self._run(lambda connection: jobs.submit(connection, kind, arguments))
+
+    async def retry(self, job: str) -> Job:
+        """Submit an ended job again under a new id. Raises: NotFound, Conflict."""
+        from fleet.control import jobs
+
+        return await self._run(lambda connection: jobs.retry(connection, job))
+
+    async def stop(self, job: str) -> None:
+        """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict."""
+        from fleet.control import jobs
+
+        await self._run(lambda connection: jobs.stop(connection, job))
+
+    async def delete(self, job: str) -> None:
+        """Delete a job that does not run, with its files. Raises: NotFound, Conflict."""
+        from fleet.control import jobs
+
+        await self._run(lambda connection: jobs.delete(connection, job))
+        # A folder on another machine is removed by the worker there.
+        await asyncio.to_thread(remove_folder, self._data_dir, job)
+
+    async def read_file(self, job: str, name: str) -> bytes:
+        """One of `fleet.core.jobs.REPORT_FILES` that a job left. Raises: NotFound, Conflict for one that is too large."""
+        if await self.find(job) is None:
+            raise NotFound(f"job_id: no job {job[:80]!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
+        return await asyncio.to_thread(read_file, self._data_dir, job, name)
+
+    async def _run(self, work: Callable[[redis.Redis], T]) -> T:
+        """Run blocking calls of rq in a thread, over a connection of their own."""
+
+        def call() -> T:
+            with connect_for_a_call(self._url, SOCKET_TIMEOUT_S) as connection:
+                return work(connection)
+
+        return await answer_of(asyncio.to_thread(call))

@@ -1,0 +1,98 @@
+"""Operators' orders: retry a request, drain or stop a worker, redeliver a task, handle dead letters. Knows no HTTP."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
+import redis.asyncio
+
+from fleet.config import FleetConfig
+from fleet.control import keys, scripts
+from fleet.control.connect import answer_of, run_async, text
+from fleet.control.dead_letters import spec_of
+from fleet.control.telemetry.queues import find_letter
+from fleet.core.clock import now_us
+from fleet.core.errors import Conflict, NotFound
+from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id
+from fleet.core.request import RequestSpec, decode_request
+from fleet.core.telemetry import WorkerOrder
+
+log = logging.getLogger(__name__)
+Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
+"""Submits a request that has no client; its answer is read to its end, so that its log is whole."""
+
+
+class Operations:
+    """Raises, from any method: RedisUnreachable; NotFound or Conflict naming the cause."""
+
+    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, submit: Submit) -> None:
+        self._redis, self._submit = client, submit
+        self._graph = config.graph_declaration()
+
+    async def retry(self, request: RequestId) -> RequestId:
+        """Send the same request again and return its new id. Its answer goes to the log; `resume` takes it over."""
+        raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
+        if raw is None:
+            raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+        spec = decode_request(raw)
+        blob = cast("bytes | None", await answer_of(self._redis.get(keys.blob(request)))) if spec.audio else None
+        if spec.audio and blob is None:
+            raise Conflict(
+                f"request {request} cannot be sent again: the audio of its prompt is deleted a minute after its end",
+                param="request_id",
+            )
+        return await self._submit_again(spec, blob)
+
+    async def _submit_again(self, spec: RequestSpec, blob: bytes | None) -> RequestId:
+        if spec.graph != self._graph.name:
+            raise Conflict(
+                f"request {spec.id} is of graph {spec.graph}, and this deployment serves {self._graph.name}", param="request_id"
+            )
+        again = msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id)
+        await self._submit(again, blob)
+        return again.id
+
+    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+        """Order a worker to drain, resume, stop or dump its threads. An order already in force is no conflict."""
+        answer = text(await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order))))
+        match answer:
+            case "ok":
+                return
+            case "gateway":
+                raise Conflict(f"{worker} is a gateway: it takes no tasks, and no orders", param="worker_id")
+            case "leaving":
+                raise Conflict(f"{worker} is leaving already; start another with `fleet worker`", param="worker_id")
+            case "gone":
+                raise Conflict(f"{worker} is gone; start another with `fleet worker`", param="worker_id")
+            case _:
+                raise NotFound(f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are", param="worker_id")
+
+    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+        """Revoke a task from its owner, to be granted again. `epoch`: at which it was seen; 0: any."""
+        known = stage != CLIENT
+        answer = text(await answer_of(run_async(self._redis, scripts.redeliver(request, stage, epoch)))) if known else "no_task"
+        match answer:
+            case "ok":
+                log.info("request %s, stage %s is revoked from its owner, to be granted again", request, stage)
+            case "unknown":
+                raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+            case "no_task":
+                raise NotFound(f"request {request} has no task of stage {stage[:80]!r} with a worker", param="stage")
+            case "ended":
+                raise Conflict(f"request {request} has ended; send it again with POST .../retry", param="request_id")
+            case "stale":
+                raise Conflict(f"stage {stage} of {request} has been granted again since it was seen; look again", param="epoch")
+            case state:
+                raise Conflict(f"stage {stage} of {request} is {state}: no worker has it to be taken from", param="stage")
+
+    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+        """As `retry`. The letter is dropped then: a request that kills its workers again is listed under its new id."""
+        letter = await answer_of(find_letter(self._redis, request))
+        again = await self._submit_again(spec_of(letter), letter.blob)
+        await answer_of(self._redis.xdel(keys.DEAD, letter.entry))
+        return again
+
+    async def drop_dead_letter(self, request: RequestId) -> None:
+        letter = await answer_of(find_letter(self._redis, request))
+        await answer_of(self._redis.xdel(keys.DEAD, letter.entry))
