@@ -94,7 +94,7 @@ def test_router_errors_have_openai_shape(gateway: Gateway, method: str, path: st
 
 
 def test_unexpected_error_is_answered_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(gateway.client), "missing_roles", lambda _self: 1 / 0)
+    monkeypatch.setattr(type(gateway.client.telemetry), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
     assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")
