@@ -1,11 +1,11 @@
-"""What must hold of every reachable conductor state; checked after every test and, cheaply, after every batch of events."""
+"""Invariants of every reachable conductor state; checked by the tests and, since it is cheap, at every tick of the driver."""
 
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.graphs import get_graph
 
 
 def violations(state: ConductorState) -> list[str]:
-    """One sentence per broken invariant; empty when all hold."""
+    """Return one sentence per broken invariant; empty if all hold."""
     found: list[str] = []
     for record in state.requests.values():
         expected = set(get_graph(record.graph).stages_for(record.outputs))
@@ -19,5 +19,5 @@ def violations(state: ConductorState) -> list[str]:
             if task.state is not TaskState.PENDING and task.epoch <= 0:
                 found.append(f"{record.id}: {task.stage} is {task.state} without an epoch")
         if record.complete and not record.ending:
-            found.append(f"{record.id}: every task has finished, the answer was delivered, and its end was not ordered")
+            found.append(f"{record.id}: every task has finished and the answer was delivered, but no EndRequest was issued")
     return found

@@ -1,4 +1,4 @@
-"""What the conductor knows: one record per live request, one per task. A copy of the hashes, never written back as such."""
+"""State of the conductor: one record per live request, one per task. A copy of the hashes in Redis, never written back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 class TaskRecord:
     """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0. `alone`: nothing runs beside it.
 
-    `role` is the one it was granted to last; None until then.
+    `role` is the one that it was last granted to; None before.
     """
 
     stage: StageName
@@ -37,7 +37,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One live request. `delivered`: the client has taken all. `ending`: its end was ordered, and must not be again."""
+    """One live request. `delivered`: its answer was read to the end. `ending`: EndRequest was issued; it must not be repeated."""
 
     id: RequestId
     graph: str
@@ -60,7 +60,7 @@ class ConductorState:
     conductor_driven: frozenset[StageName] = frozenset()
     """Stages whose walk transitions the conductor drives, by configuration."""
     first_roles: Mapping[StageName, RoleName] = field(default_factory=dict[StageName, RoleName])
-    """The role a task begins in, where it is not the whole stage."""
+    """The first role of each stage's tasks."""
 
     def with_request(self, record: RequestRecord) -> "ConductorState":
         return replace(self, requests={**self.requests, record.id: record})

@@ -1,6 +1,6 @@
 """`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or sleep; idempotent.
 
-Facts about a task that bear an older epoch than its record are late and change nothing.
+Events of a task with an older epoch than its record's are late and change nothing.
 """
 
 from dataclasses import replace
@@ -14,17 +14,17 @@ from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
-"""Workers that may die over a task without progress before it runs alone: the cause may have been a batch mate."""
+"""Workers that may die over a task without progress before it runs alone: another task of the batch may be the cause."""
 Decision = tuple[ConductorState, tuple[Command, ...]]
 
 
 def step(state: ConductorState, event: ev.Event) -> Decision:
-    """Raises: TransitionError for a fact no row of the table allows."""
+    """Apply one event. Raises: TransitionError if the table has no row for it."""
     return _decide(event, state)
 
 
 def resume(state: ConductorState, record: RequestRecord) -> Decision:
-    """Take over a live request as its hashes tell it: grant what nobody was offered, end what has ended."""
+    """Take over a live request, as read from its hashes: grant its pending tasks, and end it if it is complete."""
     state = state.with_request(record)
     pending = tuple(_grant(state, record, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
     state, ends = _settle(state, record)
@@ -33,7 +33,7 @@ def resume(state: ConductorState, record: RequestRecord) -> Decision:
 
 @singledispatch
 def _decide(event: ev.Event, state: ConductorState) -> Decision:
-    """A fact that asks for no decision."""
+    """Ignore an event that requires no decision."""
     return state, ()
 
 
@@ -51,13 +51,13 @@ def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
 def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
     record = state.requests.get(event.request)
     task = record.tasks.get(event.stage) if record else None
-    again = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
-    return _move(state, event.request, event.stage, event.epoch, Happened.REMADE if again else Happened.GRANTED)
+    remade = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
+    return _move(state, event.request, event.stage, event.epoch, Happened.REMADE if remade else Happened.GRANTED)
 
 
 @_decide.register
 def _(event: ev.TaskHandedOff, state: ConductorState) -> Decision:
-    """The script has put it on the next role's stream already."""
+    """Record the new role; the script has already added the grant to that role's stream."""
     state, commands = _move(state, event.request, event.stage, event.epoch, Happened.GRANTED)
     record = state.requests.get(event.request)
     task = record.tasks.get(event.stage) if record else None
@@ -90,7 +90,7 @@ def _(event: ev.TaskLost, state: ConductorState) -> Decision:
         return state, ()
     state, _ = _move(state, event.request, event.stage, event.epoch, Happened.LOST)
     if event.alone and event.deaths > MAX_DEATHS:
-        message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with nothing else to do"
+        message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with no other task"
         return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
     lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
     record = state.requests[event.request].with_task(lost)
@@ -106,7 +106,7 @@ def _(event: ev.ClientGone, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
-    """A task that still runs makes them again by itself; one that has finished is granted anew."""
+    """Grant a finished task again, to recompute the tensors; a running one recomputes them without an order."""
     record = state.requests.get(event.request)
     task = record.tasks.get(event.stage) if record else None
     if record is None or task is None or record.ending or task.state is not TaskState.FINISHED or task.epoch != event.epoch:
@@ -172,7 +172,7 @@ def _grant(state: ConductorState, record: RequestRecord, task: TaskRecord, *, re
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
-    """The role it was in, else the stage's first one: every worker of a stage can go on with any of its tasks."""
+    """Return the role that the task was last granted to, else the first one of its stage."""
     return task.role or state.first_roles.get(task.stage, RoleName(task.stage))
 
 
@@ -196,7 +196,7 @@ def _move(
 
 
 def _settle(state: ConductorState, record: RequestRecord) -> Decision:
-    """End the request once every task has finished and the client has taken the answer."""
+    """End the request if every task has finished and the answer was delivered."""
     return _end(state, record.id, "finished") if record.complete else (state, ())
 
 

@@ -13,7 +13,7 @@ class Happened(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     REMADE = "remade"
-    """Granted anew after its end, to make its tensors again."""
+    """Granted again after its end, to recompute its tensors."""
 
 
 H = Happened
@@ -38,7 +38,7 @@ TABLE: dict[tuple[S, Happened], S] = {
     (S.RUNNING, H.LOST): S.LOST,
     (S.LOST, H.LOST): S.LOST,
     (S.FINISHED, H.REMADE): S.GRANTED,
-    # A fact that was overtaken by the task's end, told again after a change of leader, changes nothing.
+    # An event from before the task's end, replayed after a change of leader, changes nothing.
     (S.FINISHED, H.GRANTED): S.FINISHED,
     (S.FINISHED, H.CLAIMED): S.FINISHED,
     (S.FAILED, H.GRANTED): S.FAILED,
@@ -48,7 +48,7 @@ TABLE: dict[tuple[S, Happened], S] = {
 
 
 def next_state(state: S, happened: Happened) -> S:
-    """Raises: TransitionError where the table has no row."""
+    """Return the state that follows. Raises: TransitionError if the table has no row."""
     try:
         return TABLE[state, happened]
     except KeyError as error:

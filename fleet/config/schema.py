@@ -23,7 +23,7 @@ Origin = Annotated[str, BeforeValidator(values.origin)]
 Port = Annotated[int, BeforeValidator(values.port)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
 Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
-"""Counts of tokens, frames or chunks; a count above a million is taken for a mistake."""
+"""Counts of tokens, frames or chunks; a count above a million is treated as a mistake."""
 
 MODEL_ALIASES = (
     "tts-1", "tts-1-hd", "gpt-4o-mini-tts",

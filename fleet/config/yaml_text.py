@@ -1,4 +1,4 @@
-"""YAML text to plain values; refuses what YAML allows and nobody means: keys given twice, endless aliases. Knows no field."""
+"""Parser of YAML text to plain values; refuses mistakes that YAML permits: duplicate keys, recursive aliases. Knows no field."""
 
 import yaml
 from yaml.reader import ReaderError
@@ -12,7 +12,7 @@ _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class Malformed(Exception):
-    """The text is no deployment. `field` is the dotted key at fault, empty where the text could not be read at all."""
+    """The text is no deployment. `field` is the dotted key at fault, empty if the text is not valid YAML."""
 
     def __init__(self, problem: str, *, field: str = "", line: int | None = None) -> None:
         super().__init__(problem)
@@ -25,14 +25,14 @@ class Malformed(Exception):
 
 
 def parse_yaml(text: str) -> object:
-    """The one document in `text`; None where there is none.
+    """Parse the one document in `text`; None without one.
 
     Raises: Malformed, in one line.
     """
     try:
         loader = _Loader(text)
     except ReaderError as error:
-        raise Malformed(f"the character {chr(error.character)!r} is not allowed; take it out") from error
+        raise Malformed(f"the character {chr(error.character)!r} is not allowed; remove it") from error
     try:
         node = loader.get_single_node()
         if node is None:
@@ -55,14 +55,14 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Stops where nesting begins to cost, and names the line of a value that has the form of a date or a number and is none."""
+    """Loader that limits nesting, and names the line of an invalid date or number."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise Malformed(f"more than {MAX_DEPTH} sections in each other; a deployment has four", line=self.line + 1)
+            raise Malformed(f"sections are nested more than {MAX_DEPTH} deep; a deployment has four levels", line=self.line + 1)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Audit:
-    """Walks the nodes before anything is made of them, each once, however often aliases name it."""
+    """Check of the nodes before values are constructed; each is visited once, regardless of the number of its aliases."""
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
@@ -83,15 +83,15 @@ class _Audit:
 
     def check(self, root: yaml.Node) -> None:
         if self._size(root, ()) > MAX_VALUES:
-            raise Malformed(f"its aliases stand for more than {MAX_VALUES} values; write out what is meant")
+            raise Malformed(f"its aliases expand to more than {MAX_VALUES} values; write the values out")
 
     def _size(self, node: yaml.Node, path: tuple[str, ...]) -> int:
-        """How many values the node stands for with every alias written out."""
+        """Return the number of values of the node with every alias expanded."""
         known = self._sizes.get(id(node))
         if known is not None:
             return known
         if id(node) in self._open:
-            raise Malformed("an alias inside what it names; write out what is meant", line=_line(node))
+            raise Malformed("an alias refers to a section that contains it; write the values out", line=_line(node))
         self._open.add(id(node))
         size = 1 + sum(self._size(child, place) for child, place in _children(node, path))
         self._open.discard(id(node))

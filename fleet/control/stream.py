@@ -19,8 +19,7 @@ from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
-from fleet.core.receipts import TOLD as RECEIVED
-from fleet.core.receipts import Receipts
+from fleet.core.receipts import RECEIVED, Receipts
 from fleet.core.request import RequestSpec
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""The nouns: ids, chunks, requests, events, errors, clocks. Standard library and msgspec only."""
+"""Shared data types: ids, chunks, requests, events, errors, clocks. Standard library and msgspec only."""

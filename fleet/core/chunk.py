@@ -1,6 +1,6 @@
-"""The chunk: the unit on an edge, named (request, edge, index). Knows no transport: tensors are inline bytes or refs to pull.
+"""The chunk: unit of an edge, identified by (request, edge, index). Knows no transport: tensors are inline bytes or refs to pull.
 
-Headers never change once appended; where a tensor lies may, so a moved tensor is named in `loc`, not here.
+A header never changes once appended. The location of a tensor may, so locations are stored in `loc`, not here.
 """
 
 import math
@@ -15,7 +15,7 @@ DTYPE_BYTES = {"int32": 4, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where the bytes of a tensor lie in its producer's arena. `generation` and `checksum` are verified before use."""
+    """Location of a tensor's bytes in its producer's arena. `generation` and `checksum` are verified before use."""
 
     agent: WorkerId
     address: int
@@ -29,7 +29,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
 class WireTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor on an edge: C-contiguous little-endian bytes inline, or a ref to pull them by.
 
-    Invariants: length = product(shape) x itemsize; in a header at rest `ref` is unset, and no `data` means "see `loc`".
+    Invariants: length = product(shape) x itemsize; in a stored header `ref` is unset, and no `data` means "see `loc`".
     """
 
     dtype: str
@@ -46,12 +46,12 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One immutable chunk header.
 
     `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no change).
-    `producer_walk` is the walk the producer was in when it made the chunk.
-    `boundary`: a transition begins at this chunk; `walk` says which, or, where the conductor drives, its notice does.
+    `producer_walk` is the walk of the producer when it produced the chunk.
+    `boundary`: a transition begins at this chunk; `walk` names it, or the conductor's notice if the conductor drives walks.
     `ordinal` counts the producer's items in `producer_walk` before this chunk.
-    `final`: no chunk follows; the end is "produced = index + 1, and consumed reaches it". A final chunk may be empty.
-    `made_us`: wall clock of the producer when the chunk was made, for the request's story only.
-    `first_row` counts the rows of the edge before this chunk: where its rows belong, however those before them were cut.
+    `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be empty.
+    `made_us`: wall clock of the producer when it produced the chunk, for the trace only.
+    `first_row`: position of its first row in the edge; it does not depend on how earlier rows were divided into chunks.
     """
 
     request: RequestId
@@ -70,11 +70,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def num_rows(self) -> int:
-        """Rows of its first tensor, by which an edge is counted."""
+        """Rows of its first tensor; the rows of an edge are counted by these."""
         return next((tensor.shape[0] for tensor in self.tensors.values() if tensor.shape), 0)
 
     def without(self, num_rows: int) -> "Chunk":
-        """All but its first rows. Raises: ChunkOrderError where tensors do not share rows, or are not inline."""
+        """Return the chunk without its first rows. Raises: ChunkOrderError unless it has exactly one tensor, inline."""
         if num_rows >= self.num_rows:
             return msgspec.structs.replace(self, tensors={}, first_row=self.first_row + self.num_rows)
         (name, tensor), *others = self.tensors.items()
@@ -89,7 +89,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 Location = dict[str, TensorRef | bytes]
-"""Where each remote tensor of one chunk lies now, by tensor name; its bytes themselves, if it found no room when made again."""
+"""Location of each remote tensor of a chunk, by tensor name; its bytes if it was recomputed and the arena had no room for it."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Chunk)

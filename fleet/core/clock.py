@@ -1,4 +1,4 @@
-"""Wall-clock time in the one unit that crosses processes. Leases use Redis's clock, never this one."""
+"""Wall-clock time in microseconds, the unit used between processes. Leases use Redis's clock, never this one."""
 
 import time
 

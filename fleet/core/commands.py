@@ -1,4 +1,4 @@
-"""Orders: what the conductor decided. The driver turns each into one fenced script."""
+"""Commands: decisions of the conductor. The driver turns each into one call of a fenced script."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class GrantTask(Command, frozen=True, kw_only=True):
     """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`.
 
-    `alone`: to a worker that runs nothing beside it. `remake`: it has finished, and is to make its tensors again.
+    `alone`: to a worker that runs nothing beside it. `remake`: the task has finished, and must recompute its tensors.
     """
 
     request: RequestId
@@ -34,9 +34,9 @@ class SetWalk(Command, frozen=True, kw_only=True):
 
 
 class EndRequest(Command, frozen=True, kw_only=True):
-    """Close the request: `state` is finished, failed or aborted; every task's epoch is raised.
+    """End the request: `state` is finished, failed or aborted; every task's epoch is raised.
 
-    `dead_stage`: the stage whose workers it killed; the request becomes a dead letter.
+    `dead_stage`: the stage whose workers died over it; the request becomes a dead letter.
     """
 
     request: RequestId
@@ -48,13 +48,13 @@ class EndRequest(Command, frozen=True, kw_only=True):
 
 
 class AbandonRequest(Command, frozen=True, kw_only=True):
-    """Abort a request nobody listens to, unless a gateway has attached since `client_epoch`."""
+    """Abort a request that no gateway reads, unless one has attached since `client_epoch`."""
 
     request: RequestId
     client_epoch: Epoch
 
 
 class FenceWorker(Command, frozen=True, kw_only=True):
-    """Take the right of a worker whose lease has passed: raise the epoch of each of its tasks."""
+    """Revoke the rights of a worker whose lease has lapsed: raise the epoch of each of its tasks."""
 
     worker: WorkerId

@@ -1,4 +1,4 @@
-"""One tree of errors. Each carries what drives its handling; none knows how it is shown."""
+"""One tree of errors. Each carries the fields that drive its handling; none knows how it is shown."""
 
 from typing import ClassVar
 
@@ -11,10 +11,10 @@ def quoted(name: str) -> str:
 
 
 class FleetError(Exception):
-    """Base of all errors of ours.
+    """Base of all errors of Fleet.
 
-    `code` is stable and machine-readable, `retryable` whether the same call may succeed later and `retry_after_s` how long to
-    wait until then, `param` the field of the user's input that is at fault, if any.
+    `code` is stable and machine-readable. `retryable`: the same call may succeed after `retry_after_s`. `param` is the field of
+    the user's input that is at fault, if any.
     """
 
     code: ClassVar[str] = "server_error"
@@ -40,13 +40,13 @@ class InputTooLarge(BadInput):
 
 
 class ContextLengthExceeded(InputTooLarge):
-    """A prompt has more tokens than the model, or this deployment, takes. Code and wording are those that clients look for."""
+    """A prompt has more tokens than the model or this deployment accepts. Clients match this code and this wording."""
 
     code = "context_length_exceeded"
 
     @staticmethod
     def of(where: str, limit: int, however: str) -> "ContextLengthExceeded":
-        """`where` names the field; `however` says what it holds instead of `limit` tokens."""
+        """Build the error; `where` names the field, and `however` is the clause about its actual length."""
         return ContextLengthExceeded(
             f"{where}: This model's maximum context length is {limit} tokens. However, {however}. "
             f"Please reduce the length of the {where}.", param=where,
@@ -54,7 +54,7 @@ class ContextLengthExceeded(InputTooLarge):
 
 
 class UnsupportedValue(BadInput):
-    """Something that OpenAI's API, or a relative of it, knows and this server does not serve."""
+    """A value of OpenAI's API, or of a compatible one, that this server does not support."""
 
     code = "unsupported_value"
 
@@ -64,19 +64,19 @@ class ModelNotFound(BadInput):
 
 
 class NotFound(BadInput):
-    """Nothing of that name is known, or not any more."""
+    """No object has that name, or it is no longer retained."""
 
     code = "not_found"
 
 
 class Conflict(BadInput):
-    """It is there, and in a state in which this cannot be done to it."""
+    """The object exists, and its state does not permit the operation."""
 
     code = "conflict"
 
 
 class SecretInUse(BadInput):
-    """A short-lived client secret has as many voice sessions open as it may."""
+    """A short-lived client secret has its maximum number of voice sessions open."""
 
     code = "secret_in_use"
 
@@ -88,7 +88,7 @@ class ConfigError(FleetError):
 
 
 class NoSafeWeights(ConfigError):
-    """A checkpoint has no weights as safetensors. Those of other files are pickles, and reading a pickle can run code."""
+    """A checkpoint has no weights as safetensors. Other weight files are pickles, and reading a pickle can run code."""
 
     @staticmethod
     def of(folder: object, wanted: str) -> "NoSafeWeights":
@@ -120,20 +120,20 @@ class NoWorker(FleetError):
 
 
 class WorkerLost(FleetError):
-    """Worker after worker died over the request, the last one with nothing else to do; it is among the dead letters."""
+    """Several workers died over the request, the last one with no other task; the request is a dead letter."""
 
     code = "worker_lost"
     retryable = True
 
 
 class Aborted(FleetError):
-    """The request was ended on purpose, by the API or because its client's gateway is gone."""
+    """The request was aborted, by the API or because its client's gateway is gone."""
 
     code = "aborted"
 
 
 class GatewayStopping(FleetError):
-    """The gateway leaves before the answer ends; any other goes on with it from the last event id."""
+    """The gateway stops before the answer ends; any other gateway continues it from the last event id."""
 
     code = "gateway_stopping"
     retryable = True
@@ -145,44 +145,44 @@ class RedisUnreachable(FleetError):
 
 
 class StaleEpoch(FleetError):
-    """A write bore an epoch older than the task's; the writer has lost its right and must drop the task."""
+    """A write had an epoch older than the task's: the writer no longer owns the task and must drop it."""
 
     code = "stale_epoch"
 
 
 class ChunkOrderError(FleetError):
-    """A chunk was appended or released out of order; a bug of ours."""
+    """A chunk was appended or released out of order; a bug in Fleet."""
 
     code = "chunk_order"
 
 
 class TransitionError(FleetError):
-    """The state machine has no row for (state, event); a bug of ours."""
+    """The state machine has no row for (state, event); a bug in Fleet."""
 
     code = "bad_transition"
 
 
 class TransferError(FleetError):
-    """Tensors could not be pulled (deadline, checksum, generation); they are made again."""
+    """Tensors could not be pulled (deadline, checksum, generation); they are recomputed."""
 
     code = "transfer_failed"
     retryable = True
 
 
 class EngineError(FleetError):
-    """The engine failed one request; the batch goes on."""
+    """The engine failed one request; the rest of its batch continues."""
 
     code = "engine_error"
 
 
 class OutOfPages(EngineError):
-    """The KV pool cannot ever hold the request."""
+    """The request needs more pages than the whole KV pool has."""
 
     code = "context_length_exceeded"
 
 
 class OutOfMemory(EngineError):
-    """Work for one request found no memory; it may find some when less runs at once."""
+    """Work for one request ran out of memory; a retry may succeed when fewer requests are running."""
 
     code = "out_of_memory"
     retryable = True
@@ -207,22 +207,22 @@ _index(FleetError)
 
 
 NO_MEMORY = ("out of memory", "allocate memory")
-"""What torch says in a plain RuntimeError: of a device the first, of the CPU the second."""
+"""Phrases of torch's RuntimeError: the first for a GPU, the second for a CPU."""
 
 
 def failure_of(doing: str, error: Exception) -> FleetError:
-    """What a request is told when work for it alone raised `error`; `doing` says which work failed."""
+    """Return the error for a request when work for it alone raised `error`; `doing` names that work."""
     if isinstance(error, FleetError):
         return error
-    said = str(error) or type(error).__name__
-    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+    reason = str(error) or type(error).__name__
+    if isinstance(error, MemoryError) or any(phrase in reason for phrase in NO_MEMORY):
         return OutOfMemory(
-            f"{doing}: out of memory ({said}); shorten the prompt or lower max_tokens, or let the stage do less at once "
-            "(stages.NAME.prefill_chunk_tokens, stages.NAME.max_batch)"
+            f"{doing}: out of memory ({reason}); shorten the prompt or lower max_tokens, or lower the stage's "
+            "stages.NAME.prefill_chunk_tokens or stages.NAME.max_batch"
         )
-    return EngineError(f"{doing}: {said}")
+    return EngineError(f"{doing}: {reason}")
 
 
 def from_code(code: str, message: str, param: str | None = None) -> FleetError:
-    """Rebuild an error that crossed a wire; an unknown code becomes a plain FleetError."""
+    """Rebuild an error received from another process; an unknown code becomes a plain FleetError."""
     return BY_CODE.get(code, FleetError)(message, param=param)

@@ -1,4 +1,4 @@
-"""Facts, in the past tense. They wake the conductor and feed the console; the hashes in Redis, not these, are the truth."""
+"""Events, in the past tense. They wake the conductor and feed the console; the hashes in Redis are authoritative, not these."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class RequestSubmitted(Event, frozen=True, kw_only=True):
-    """`outputs` are the client edges wanted; the stages follow from the graph."""
+    """`outputs` are the requested client edges; they and the graph determine the stages."""
 
     request: RequestId
     graph: str
@@ -31,7 +31,7 @@ class TaskClaimed(Event, frozen=True, kw_only=True):
 
 
 class ChunkAppended(Event, frozen=True, kw_only=True):
-    """Sent for the first chunk, each boundary and the last; never once per chunk, for that would wake everybody each step."""
+    """Sent for the first chunk, each boundary and the last only: an event for every chunk would wake all readers at each step."""
 
     request: RequestId
     edge: EdgeName
@@ -60,7 +60,7 @@ class TaskFailed(Event, frozen=True, kw_only=True):
 class TaskLost(Event, frozen=True, kw_only=True):
     """The task's owner was fenced; its epoch has been raised.
 
-    `deaths`: how many workers have died over it since it last appended anything. `alone`: this one ran nothing else.
+    `deaths`: number of workers that died over it since its last append. `alone`: this one ran nothing else.
     """
 
     request: RequestId
@@ -71,7 +71,7 @@ class TaskLost(Event, frozen=True, kw_only=True):
 
 
 class TaskHandedOff(Event, frozen=True, kw_only=True):
-    """Its owner gave it up at `epoch`, for a worker of `role` to go on with."""
+    """Its owner handed it off at `epoch`, for a worker of `role` to continue."""
 
     request: RequestId
     stage: StageName
@@ -80,7 +80,7 @@ class TaskHandedOff(Event, frozen=True, kw_only=True):
 
 
 class TensorsLost(Event, frozen=True, kw_only=True):
-    """What the task at this epoch had published is gone with its worker, and its consumer waits for it."""
+    """The tensors that the task published at this epoch were lost with its worker, and its consumer waits for them."""
 
     request: RequestId
     stage: StageName
@@ -88,13 +88,13 @@ class TensorsLost(Event, frozen=True, kw_only=True):
 
 
 class AnswerDelivered(Event, frozen=True, kw_only=True):
-    """The client has taken the last chunk of its last edge."""
+    """The gateway has read the last chunk of the last client edge."""
 
     request: RequestId
 
 
 class ClientGone(Event, frozen=True, kw_only=True):
-    """Made by the driver's clock, never stored: nobody has taken up the client edges since their gateway was lost."""
+    """Produced by the driver's clock, never stored: no gateway has attached to the client edges since theirs was lost."""
 
     request: RequestId
     epoch: Epoch
@@ -114,9 +114,9 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
-    """`how`: `left` (it said goodbye), `died` (a supervisor saw its process end), `lapsed` (its lease ran out).
+    """`how`: `left` (it deregistered), `died` (a supervisor saw its process end), `lapsed` (its lease ran out).
 
-    `cause`: the signal or exit status of one that died, where it is known.
+    `cause`: the signal or exit status of one that died, if known.
     """
 
     worker: WorkerId
@@ -125,7 +125,7 @@ class WorkerLeft(Event, frozen=True, kw_only=True):
 
 
 class GrantOverdue(Event, frozen=True, kw_only=True):
-    """Made by the driver's clock, never stored: nobody claimed this grant in time."""
+    """Produced by the driver's clock, never stored: no worker claimed this grant in time."""
 
     request: RequestId
     stage: StageName
@@ -133,7 +133,7 @@ class GrantOverdue(Event, frozen=True, kw_only=True):
 
 
 class RoleDeserted(Event, frozen=True, kw_only=True):
-    """Made by the driver's clock, never stored: this grant waits for a role that nobody has served for long."""
+    """Produced by the driver's clock, never stored: this grant's role has had no worker for `lease.no_worker_timeout_s`."""
 
     request: RequestId
     stage: StageName
@@ -141,7 +141,7 @@ class RoleDeserted(Event, frozen=True, kw_only=True):
 
 
 class WorkerExpired(Event, frozen=True, kw_only=True):
-    """Made by the driver's clock, never stored: the lease deadline has passed."""
+    """Produced by the driver's clock, never stored: the lease deadline has passed."""
 
     worker: WorkerId
 

@@ -1,7 +1,7 @@
-"""The secret that the workers of a fleet share, and the MAC made with it of what a worker registers. It is never sent or logged.
+"""The secret shared by the workers of a fleet, and the MAC over a worker's record that it keys. It is never sent or logged.
 
-Redis is no proof of who wrote a record: without a MAC, a process that can write to Redis can have workers read the memory of
-another one than their peer's.
+Redis does not authenticate the writer of a record: without a MAC, a process that can write to Redis can make workers read
+memory of a process that is not their peer.
 """
 
 import hashlib
@@ -61,20 +61,20 @@ def read_fleet_secret(path: Path) -> FleetSecret:
     try:
         # Not blocking: a pipe of that name would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            is_of = os.fstat(file.fileno())
-            if not stat.S_ISREG(is_of.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{SETTING}: {path} is not a file; name one that holds the secret", param=SETTING)
-            # A secret that Kubernetes or an administrator gives is root's, and its group may read it.
-            closed = stat.S_IRWXO | (stat.S_IRWXG if is_of.st_uid else stat.S_IWGRP | stat.S_IXGRP)
-            if is_of.st_mode & closed:
+            # A secret mounted by Kubernetes or an administrator belongs to root, and its group may read it.
+            closed = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid else stat.S_IWGRP | stat.S_IXGRP)
+            if status.st_mode & closed:
                 raise ConfigError(
-                    f"{SETTING}: {path} is open to other users (mode {stat.S_IMODE(is_of.st_mode):04o}); run: chmod 600 {path}",
+                    f"{SETTING}: {path} is open to other users (mode {stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}",
                     param=SETTING,
                 )
             secret = file.read(MAX_SECRET_BYTES)
     except OSError as error:
         raise ConfigError(f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING) from error
-    # Editors end a file with a line end, and random bytes may do so too: those count, but nothing else that is blank.
+    # Surrounding blanks are no part of the secret: editors add a line end. Random bytes may end in blanks too, hence the half.
     stripped = secret.strip()
     if len(secret) < MIN_SECRET_BYTES or len(stripped) < MIN_SECRET_BYTES // 2:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""How old chunks are when they reach their consumer, counted in fixed bounds: cheap to count, and counts of many workers add up.
+"""Histogram of the ages of chunks when they reach their consumer. Its buckets are fixed, so histograms of many workers add up.
 
-Pure. Knows no clock: on one machine ages are exact; between machines they hold the difference of their clocks as well.
+Pure. Knows no clock: on one machine ages are exact; between machines they include the difference of the clocks.
 """
 
 from bisect import bisect_left
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 PER_DECADE = 20
 BOUNDS_US = tuple(round(100 * 10 ** (step / PER_DECADE)) for step in range(5 * PER_DECADE + 1))
-"""Upper bounds, from 0.1 ms to 10 s, each 12 % above the last; what is older counts as 10 s."""
+"""Upper bounds, from 0.1 ms to 10 s, each 12 % above the last; older chunks count as 10 s."""
 SEPARATOR = ","
 
 
 @dataclass(slots=True)
 class HopCounts:
-    """Ages of chunks, from the producer's stamp to the consumer's hands, one count for each bound. Units: microseconds."""
+    """Ages of chunks, from the producer's time stamp to arrival at the consumer, one count per bound. Units: microseconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_US))
 
@@ -26,14 +26,14 @@ class HopCounts:
         return sum(self.counts)
 
     def __add__(self, other: "HopCounts") -> "HopCounts":
-        return HopCounts([mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)])
+        return HopCounts([left + right for left, right in zip(self.counts, other.counts, strict=True)])
 
     def __sub__(self, earlier: "HopCounts") -> "HopCounts":
-        """What was counted since."""
-        return HopCounts([now - then for now, then in zip(self.counts, earlier.counts, strict=True)])
+        """Return the counts added since `earlier`."""
+        return HopCounts([new - old for new, old in zip(self.counts, earlier.counts, strict=True)])
 
     def percentile_us(self, percent: float) -> int | None:
-        """An age that so many are at or below: a bound, so up to 12 % too much. None without any."""
+        """Return the bound that `percent` of the ages do not exceed: up to 12 % too large. None without any ages."""
         wanted, seen = self.total * percent / 100, 0
         if not self.total:
             return None
@@ -48,6 +48,6 @@ class HopCounts:
 
 
 def decode_hops(text: str) -> HopCounts:
-    """Empty where nothing was written yet, or by a version with other bounds."""
+    """Decode counts; empty if none were written yet, or another version with other bounds wrote them."""
     parts = text.split(SEPARATOR)
     return HopCounts([int(part) for part in parts]) if len(parts) == len(BOUNDS_US) else HopCounts()

@@ -1,4 +1,4 @@
-"""Typed names of things; two kinds of id never share a type. Knows nothing of where they are stored."""
+"""Typed ids; two kinds of id never share a type. Knows no storage."""
 
 import secrets
 import time
@@ -6,7 +6,7 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
-"""One worker incarnation (or gateway); never reused. The NIXL agent bears the same name."""
+"""One worker incarnation (or gateway); never reused. It also names the NIXL agent."""
 StageName = NewType("StageName", str)
 EdgeName = NewType("EdgeName", str)
 RoleName = NewType("RoleName", str)
@@ -22,27 +22,27 @@ CLIENT = StageName("client")
 
 
 def new_request_id() -> RequestId:
-    """Mint the one id a request has for life; sorts by creation time."""
+    """Return a new request id; ids sort by creation time."""
     return RequestId(f"req-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
 
 
 def stage_of(role: str) -> StageName:
-    """The stage of a role, which may be narrowed to a walk (`stage.walk`) or a layer span (`stage[0:19]`)."""
+    """Return the stage of a role; a role may be limited to a walk (`stage.walk`) or a layer span (`stage[0:19]`)."""
     return StageName(role.partition(".")[0].partition("[")[0])
 
 
 def role_of(worker: WorkerId) -> str:
-    """What it serves, as its id says; "gateway" for a gateway."""
+    """Return the role in a worker's id; "gateway" for a gateway."""
     return worker.partition("@")[0]
 
 
 def place_of(worker: WorkerId) -> tuple[str, int]:
-    """(host, pid), as its id says; ("", 0) for one without."""
+    """Return (host, pid) of a worker's id; ("", 0) for one without."""
     host, _, rest = worker.partition("@")[2].partition(":")
     pid = rest.partition(":")[0]
     return (host, int(pid)) if pid.isdecimal() else ("", 0)
 
 
 def new_worker_id(role: str, host: str, pid: int) -> WorkerId:
-    """Mint the id of one incarnation of a worker or gateway."""
+    """Return a new id for one incarnation of a worker or gateway."""
     return WorkerId(f"{role}@{host}:{pid}:{secrets.token_hex(3)}")

@@ -31,7 +31,7 @@ LISTS = ("streams",)
 
 
 def _serving() -> Measure:
-    """A function, and no plain default: `omit_defaults` leaves out plain defaults, and the measure is always shown."""
+    """Return the default measure. A factory, because `omit_defaults` omits plain defaults, and the measure is always shown."""
     return "serving"
 
 
@@ -90,9 +90,9 @@ def read_arguments(kind: str, given: object) -> BenchArguments:
         raise _refusal(kind, str(error)) from error
 
 
-def _refusal(kind: str, said: str) -> BadInput:
-    """The refusal of what msgspec found: its cause is `CAUSE - at `$.NAME``, without a path for the object itself."""
-    cause, _, path = said.partition(" - at ")
+def _refusal(kind: str, message: str) -> BadInput:
+    """Return the error for a message of msgspec: `CAUSE - at `$.NAME``, without a path for the object itself."""
+    cause, _, path = message.partition(" - at ")
     unknown = re.search(r"unknown field `(.*)`", cause, re.DOTALL)
     if unknown:
         names = ", ".join(KINDS[kind].__struct_fields__)

@@ -1,4 +1,4 @@
-"""Who a process is in its log lines. A worker's id changes when it joins anew, so the one who joins writes it here."""
+"""Labels of a process's log lines. A worker's id changes when it rejoins; the code that registers it updates the label."""
 
 from dataclasses import dataclass
 

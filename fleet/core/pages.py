@@ -1,4 +1,4 @@
-"""Where pages of a KV pool lie in a process's memory, so that another process can read them. Knows no transport and no pool."""
+"""Locations of KV pool pages in a process's memory, for other processes to read. Knows no transport and no pool."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Memory(NamedTuple):
-    """A region of host memory that neither moves nor goes away while its process lives."""
+    """A region of host memory that is neither moved nor freed while its process lives."""
 
     address: int
     length_bytes: int
 
 
 class Span(NamedTuple):
-    """A piece of another process's memory, and where it is to go in ours."""
+    """A piece of another process's memory, and its destination in this process."""
 
     remote_address: int
     local_address: int
@@ -21,8 +21,8 @@ class Span(NamedTuple):
 
 
 class PagesRef(msgspec.Struct, frozen=True, array_like=True):
-    """Pages of a pool that lies in memory layer by layer: in each of `num_layers` layers, which follow each other every
-    `layer_bytes` from `address` on, page n is the nth block of `block_bytes`. `layout`: how a block is to be read.
+    """Pages of a pool that is stored layer by layer: `num_layers` layers, `layer_bytes` apart from `address` on, in each of which
+    page n is the nth block of `block_bytes`. `layout` names the format of a block.
     """
 
     address: int
@@ -38,9 +38,9 @@ class PagesRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
-    """What is to be read so that the local pages hold what the remote ones do; neighbours on both sides are one span.
+    """Return the reads that copy the remote pages to the local ones; pages adjacent on both sides are one span.
 
-    Empty if a block of one has no place in the other: the pools are not alike.
+    Empty if the pools differ in shape or layout.
     """
     shapes = {(ref.num_layers, ref.block_bytes, ref.layout, len(ref.pages)) for ref in (remote, local)}
     if len(shapes) > 1:
@@ -58,7 +58,7 @@ def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
 
 
 def _common_runs(remote: PagesRef, local: PagesRef) -> list[tuple[int, int]]:
-    """(first position, length) of pages whose numbers follow each other on both sides."""
+    """Return (first position, length) of each run of pages with consecutive numbers on both sides."""
     runs: list[tuple[int, int]] = []
     for position in range(len(remote.pages)):
         follows = position > 0 and all(ref.pages[position] == ref.pages[position - 1] + 1 for ref in (remote, local))

@@ -1,4 +1,4 @@
-"""Children that end with their parent, however it ends. A request to Linux; elsewhere a killed parent leaves its children."""
+"""Child processes that end with their parent, even if it is killed. Linux only; elsewhere children of a killed parent remain."""
 
 import ctypes
 import os
@@ -10,18 +10,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def signalled_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """For `subprocess`'s `preexec_fn`: the child is sent `signum` when this process dies. Called by the parent.
+    """Return a `preexec_fn` for `subprocess`: the child receives `signum` when this process dies. Called by the parent.
 
-    Where the parent is gone before the child could ask, the child never becomes its command.
+    If the parent has died before the child's request, the child exits without running its command.
     """
     if sys.platform != "linux":
         return None
-    # Loaded before the fork: the child may hold a lock that nobody will release.
+    # Loaded before the fork: in the child, a lock of the loader could be held by a thread that no longer exists.
     libc, parent = ctypes.CDLL(None), os.getpid()
 
-    def ask() -> None:
+    def request_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signum)
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask
+    return request_signal

@@ -9,15 +9,15 @@ OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make the folder if it is missing, for this user alone; missing parents are made as usual. Raises: OSError."""
+    """Create the folder if it is missing, for this user alone; missing parents have default permissions. Raises: OSError."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def others_may_replace(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Return True if another user can write into the folder, or owns it, once `close_to_others` was called.
+    """Return True if another user owns the folder, or could write into it after a call of `close_to_others`.
 
-    A sticky bit leaves each file to its owner. Root may use the folder of any user, as in containers.
+    With a sticky bit, only its owner can replace a file. Root may use the folder of any user, as in containers.
     """
     found = folder.stat()
     if os.geteuid() not in (0, found.st_uid):
@@ -30,7 +30,7 @@ def _others_write(mode: int) -> bool:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Replace the file by one that only this user can read; no reader sees half of it. Raises: OSError."""
+    """Replace the file atomically by one that only this user can read. Raises: OSError."""
     spare = path.with_name(f"{path.name}.{os.getpid()}")
     spare.unlink(missing_ok=True)
     with open(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -39,10 +39,10 @@ def write_private(path: Path, content: str) -> None:
 
 
 def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Take the permissions of other users from a folder. Returns True if they have none now.
+    """Remove the permissions of other users from a folder. Return True if they have none now.
 
-    A folder with anything whose name is not `is_own`, or with a sticky bit, is left as it is: it is a home or project folder, or
-    /tmp, which others may need; and so is one of another user.
+    A folder of another user is not changed, nor one with a sticky bit or with a file whose name is not `is_own`: that is a home
+    or project folder, or /tmp, which others may need.
     """
     mode = folder.stat().st_mode
     if not mode & OTHERS:

@@ -1,4 +1,4 @@
-"""How many reads of another worker's memory there were over each edge, how large, how long: counts that add up over workers.
+"""Counts of the pulls (reads of another worker's memory) of each edge: number, bytes, durations. They add up over workers.
 
 Pure. Knows no transport.
 """
@@ -8,11 +8,11 @@ import msgspec
 from fleet.core.hops import HopCounts, decode_hops
 
 KV = "kv"
-"""The name under which pages of a split stage are counted, which travel on no edge."""
+"""Name under which pages of a split stage are counted; they belong to no edge."""
 
 
 class PullCounts(msgspec.Struct, kw_only=True):
-    """Of one edge, since the worker joined. `durations`: `HopCounts`, encoded; "" before the first."""
+    """Pulls of one edge since the worker joined. `durations`: encoded `HopCounts`; "" before the first."""
 
     num_pulls: int = 0
     num_bytes: int = 0
@@ -38,7 +38,7 @@ def encode_pulls(counts: dict[str, PullCounts]) -> str:
 
 
 def decode_pulls(text: str) -> dict[str, PullCounts]:
-    """Empty where nothing was written yet, or by a version that counts otherwise."""
+    """Decode counts; empty if none were written yet, or another version wrote them in another form."""
     try:
         return _decoder.decode(text) if text else {}
     except msgspec.DecodeError:
@@ -46,7 +46,7 @@ def decode_pulls(text: str) -> dict[str, PullCounts]:
 
 
 class PullTally:
-    """One worker's counts, by edge."""
+    """Counts of one worker, by edge."""
 
     def __init__(self) -> None:
         self._durations: dict[str, HopCounts] = {}

@@ -1,4 +1,4 @@
-"""What one owner of a task knows of how its inputs came: told once, when it gives the task up. Pure; knows no Redis."""
+"""Counts of the chunks that one owner of a task received, reported once, when its ownership ends. Pure; knows no Redis."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from fleet.core.request_trace import Receipt
 
 
 @dataclass(slots=True)
-class _Came:
+class _Arrivals:
     """See `fleet.core.request_trace.Receipt`."""
 
     num_chunks: int = 0
@@ -26,50 +26,50 @@ class _Came:
 
 @dataclass(slots=True)
 class Receipts:
-    """Of one task, by input edge. What was in the log when the task was opened was not on its way, and is not counted."""
+    """Arrivals at one task, by input edge. Chunks read from the log when the task was opened have no arrival and do not count."""
 
-    _came: dict[EdgeName, _Came] = field(default_factory=dict[EdgeName, _Came])
+    _arrivals: dict[EdgeName, _Arrivals] = field(default_factory=dict[EdgeName, _Arrivals])
 
     def arrived(self, edge: EdgeName, at_us: int, made_us: int) -> None:
-        came, age_us = self._came.setdefault(edge, _Came()), max(0, at_us - made_us)
-        came.num_chunks += 1
-        came.first_us = came.first_us or at_us
-        came.last_us = at_us
-        came.hop_us += age_us
-        came.hop_max_us = max(came.hop_max_us, age_us)
+        arrivals, age_us = self._arrivals.setdefault(edge, _Arrivals()), max(0, at_us - made_us)
+        arrivals.num_chunks += 1
+        arrivals.first_us = arrivals.first_us or at_us
+        arrivals.last_us = at_us
+        arrivals.hop_us += age_us
+        arrivals.hop_max_us = max(arrivals.hop_max_us, age_us)
 
     def pulled(self, edge: EdgeName, num_bytes: int, took_us: int) -> None:
-        came = self._came.setdefault(edge, _Came())
-        came.num_pulls += 1
-        came.pull_bytes += num_bytes
-        came.pull_us += took_us
-        came.pull_max_us = max(came.pull_max_us, took_us)
+        arrivals = self._arrivals.setdefault(edge, _Arrivals())
+        arrivals.num_pulls += 1
+        arrivals.pull_bytes += num_bytes
+        arrivals.pull_us += took_us
+        arrivals.pull_max_us = max(arrivals.pull_max_us, took_us)
 
     def failed(self, edge: EdgeName) -> None:
-        self._came.setdefault(edge, _Came()).num_failed_pulls += 1
+        self._arrivals.setdefault(edge, _Arrivals()).num_failed_pulls += 1
 
     def line(self, worker: WorkerId) -> bytes | None:
-        """As the story keeps it; None where nothing came."""
-        told = tuple(self._receipt(edge, came, worker) for edge, came in self._came.items())
-        return _encoder.encode(told) if told else None
+        """Encode the receipts for the trace; None if there are none."""
+        receipts = tuple(self._receipt(edge, arrivals, worker) for edge, arrivals in self._arrivals.items())
+        return _encoder.encode(receipts) if receipts else None
 
-    def _receipt(self, edge: EdgeName, came: _Came, worker: WorkerId) -> Receipt:
+    def _receipt(self, edge: EdgeName, arrivals: _Arrivals, worker: WorkerId) -> Receipt:
         return Receipt(
-            edge=edge, worker=worker, num_chunks=came.num_chunks, first_us=came.first_us, last_us=came.last_us,
-            hop_mean_us=came.hop_us // max(1, came.num_chunks), hop_max_us=came.hop_max_us, num_pulls=came.num_pulls,
-            pull_bytes=came.pull_bytes, pull_us=came.pull_us, pull_max_us=came.pull_max_us,
-            num_failed_pulls=came.num_failed_pulls,
+            edge=edge, worker=worker, num_chunks=arrivals.num_chunks, first_us=arrivals.first_us, last_us=arrivals.last_us,
+            hop_mean_us=arrivals.hop_us // max(1, arrivals.num_chunks), hop_max_us=arrivals.hop_max_us,
+            num_pulls=arrivals.num_pulls, pull_bytes=arrivals.pull_bytes, pull_us=arrivals.pull_us,
+            pull_max_us=arrivals.pull_max_us, num_failed_pulls=arrivals.num_failed_pulls,
         )  # fmt: skip
 
 
-TOLD = "received"
-"""The name under which a task's story keeps it; its epoch follows, since several owners may tell."""
+RECEIVED = "received"
+"""Metadata name of receipts in a task's hash; the epoch is appended, since a task may have several owners."""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(tuple[Receipt, ...])
 
 
 def decode_receipts(raw: bytes) -> tuple[Receipt, ...]:
-    """Empty where another version wrote it otherwise."""
+    """Decode receipts; empty if another version wrote them in another form."""
     try:
         return _decoder.decode(raw)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What a client asked for, as every process reads it. Knows no HTTP and no model: stage settings are keyed by stage name."""
+"""A client's request, as every process reads it. Knows no HTTP and no model: stage settings are keyed by stage name."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How one stage samples, and its bound.
+    """Sampling parameters of one stage, and the limit of its output.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as `max_new_tokens` of
     `transformers` does, the end token included. `seed` keys the counter-based noise (seed, stage, codebook, index).
-    Before `min_tokens` no end token is drawn and no stop string looked for; with `ignore_eos` no end token is drawn at all.
+    Before `min_tokens` no end token is sampled and stop strings do not count; with `ignore_eos` no end token is ever sampled.
     """
 
     temperature: float = 0.0
@@ -26,12 +26,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def may_end(self, num_drawn: int) -> bool:
-        """Return True if the next token, after `num_drawn` ones, may be an end token."""
+        """Return True if the token after `num_drawn` sampled ones may be an end token."""
         return not self.ignore_eos and num_drawn >= self.min_tokens
 
 
 class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
-    """An audio prompt: its samples lie in the request's blob, float32 mono at `rate_hz`."""
+    """An audio prompt: its samples are in the request's blob, float32 mono at `rate_hz`."""
 
     offset_samples: int
     num_samples: int
@@ -39,14 +39,14 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `prompt_ids` already holds one placeholder id per audio position. `outputs` are client edges wanted.
+    """One request. `prompt_ids` already has one placeholder id per audio position. `outputs` are the requested client edges.
 
-    `reply` is what a gateway must know to go on with the answer of another; no worker reads it.
-    `session` names the conversation whose earlier turns this prompt begins with; "" where there is none.
-    `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (what the client sent, without its sound) are for
-    people who look for it.
-    `given`: tokens with which the main stage's answer begins, taken as drawn. It draws on from there, unless the last one ends
-    an answer; stop strings are looked for only in what is drawn.
+    `reply` holds the state that another gateway needs to continue the answer; no worker reads it.
+    `session` names the conversation whose earlier turns this prompt begins with; "" without one.
+    `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's request without its audio) are for
+    operators who search for it.
+    `given`: tokens with which the main stage's answer begins, as if sampled. Sampling continues from there, unless the last one
+    ends an answer; stop strings are matched only in sampled text.
 
     Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
     """

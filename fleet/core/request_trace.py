@@ -1,6 +1,6 @@
-"""One request's story, and the index of requests, as people read them. Data only; nothing is decided by any of it.
+"""The trace of one request, and the index of requests, as operators read them. Data only; no decision depends on it.
 
-Units: `*_us` are microseconds since 1970, 0 where it has not happened; by Redis's clock where nothing else is said.
+Units: `*_us` are microseconds since 1970, 0 if it has not happened; by Redis's clock unless stated otherwise.
 Knows no Redis and no HTTP.
 """
 
@@ -16,11 +16,11 @@ STATES = (*LIVE_STATES, *END_STATES)
 
 
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests of the index are wanted; what is empty (0) asks for nothing.
+    """Filter of the index of requests; empty fields (0) match everything.
 
-    `stage`: of a live request, one that is still at work on it; of a failed one, that which failed; of others, any it ran.
-    `worker`: it holds, or held last, a task of the request. `min_ms`: how long it took, or has taken so far. `text`: a part of
-    its id.
+    `stage`: of a live request, a stage that has not finished; of a failed one, the stage that failed; of others, any stage.
+    `worker`: the present or last owner of a task of the request. `min_ms`: the least duration, so far if it is live. `text`: a
+    part of its id.
     """
 
     state: str = ""
@@ -33,7 +33,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
-    """`worker`: who holds or held it last, "" where nobody did."""
+    """`worker`: the present or last owner, "" if it had none."""
 
     stage: StageName
     state: str
@@ -41,7 +41,7 @@ class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the index. `first_us`: by client edge, when its first chunk was in the log. `code`, `error`: why it failed."""
+    """One line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`: the cause if it failed."""
 
     id: RequestId
     state: str
@@ -57,8 +57,8 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `next` is the `before` of the page that follows, "" at the end: a page may be short, and even empty, where a
-    filter leaves out many. `counts` are those of the whole index, by state. `now_us`: when this was read.
+    """Newest first. `next` is the `before` of the page that follows, "" at the end: a filter may leave a page short or empty.
+    `counts` are those of the whole index, by state. `now_us`: time of the read.
     """
 
     rows: tuple[RequestRow, ...]
@@ -68,9 +68,9 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a story. `worker`: whose it is, "" where nobody's; `detail` is for people.
+    """One event of a trace. `worker`: the worker concerned, or ""; `detail` is for people.
 
-    `what`: submitted, granted, claimed, output (the first of all), finished, failed, lost, handed_off, confirmed, released, kept,
+    `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off, confirmed, released, kept,
     attached, delivered, ended.
     """
 
@@ -83,10 +83,10 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """How one input edge's chunks reached one owner of the task that consumes them, as that owner told at its end.
+    """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the end of its ownership.
 
-    Units: `hop_*_us` the ages of chunks on arrival, from the producer's stamp; `pull_us` the time spent in all its pulls of
-    `pull_bytes`; times between machines hold the difference of their clocks.
+    Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the time spent in all its pulls of
+    `pull_bytes`; times between machines include the difference of their clocks.
     """
 
     edge: EdgeName
@@ -104,8 +104,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner`: who holds or held it last. `hand_off`: how its decode came to another worker than its prefill. `spared`: the rows
-    of it that the conversation's earlier turn had computed. `deaths`: workers that died over it since it last made anything.
+    """`owner`: the present or last one. `hand_off`: timings of the transfer of its decode to another worker than its prefill's.
+    `cached_rows`: rows reused from the conversation's earlier turn. `deaths`: workers that died over it since its last append.
     """
 
     stage: StageName
@@ -125,10 +125,10 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`produced` and `consumed` count chunks; `items` counts what they hold (tokens, frames, windows), `rows` those of its first
-    tensor (tokens, frames, samples). `medium`: what it carries to the client, "" inside the graph.
+    """`produced` and `consumed` count chunks; `items` counts their items (tokens, frames, windows), `rows` those of its first
+    tensor (tokens, frames, samples). `medium` of a client edge: text or audio; "" inside the graph.
 
-    Units: `num_bytes` of what went through the log, inline tensors included; `remote_bytes` of what was pulled beside it.
+    Units: `num_bytes` of the log, inline tensors included; `remote_bytes` of pulled tensors.
     """
 
     name: EdgeName
@@ -146,7 +146,7 @@ class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owned the keys and values of a task, from when until when (0: still). `how` it came to them: computed, taken over."""
+    """Ownership of a task's KV cache by one worker, from `from_us` to `to_us` (0: still). `how`: computed, or taken over."""
 
     stage: StageName
     worker: str
@@ -156,7 +156,7 @@ class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the listener's own player said: `played_samples` of the answer, and how often it ran dry."""
+    """Report of the client's player: `played_samples` of the answer, and the number of its underruns."""
 
     played_samples: int
     underruns: int
@@ -179,10 +179,10 @@ class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, complete. `retry_of`: the request that this one repeats. `now_us`: when this was read. `body`: what the client
-    sent, without its sound; "" where it was not kept.
+    """One request, complete. `retry_of`: the request that this one repeats. `now_us`: time of the read. `body`: the client's
+    request without its audio; "" if it was not retained.
 
-    `prompt_ids` holds one placeholder id per audio position. `marks` are in order; `kept`: whether it can be sent again.
+    `prompt_ids` has one placeholder id per audio position. `marks` are its trace events, in order.
     """
 
     id: RequestId

@@ -1,6 +1,6 @@
-"""What the console and `GET /v1/fleet/...` show of the fleet as a whole. Data only; nothing is decided by any of it.
+"""State of the fleet as a whole, for the console and `GET /v1/fleet/...`. Data only; no decision depends on it.
 
-Units: `*_us` are microseconds since 1970 on Redis's clock, 0 where it has not happened. Knows no Redis and no HTTP.
+Units: `*_us` are microseconds since 1970 on Redis's clock, 0 if it has not happened. Knows no Redis and no HTTP.
 """
 
 from typing import Literal
@@ -24,8 +24,8 @@ class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
 
-    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute. `num_failed`: tried again, or made
-    again. `in_flight`: now. `durations`: pulls by duration, one count for each of `hops.BOUNDS_US`.
+    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute. `num_failed`: pulls that were
+    retried, or whose tensors were recomputed. `in_flight`: now. `durations`: one count for each of `hops.BOUNDS_US`.
     """
 
     edge: str
@@ -40,7 +40,7 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's end of the transfers: `slots_used` of its arena, and the memory that peers may read."""
+    """Transfers of one worker: `slots_used` of its arena, and the memory that peers may read."""
 
     worker: WorkerId
     role: str
@@ -62,7 +62,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a worker or gateway (its role is ""), listed for some minutes after it has gone; counts of its last renewal.
 
     `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have), late (its lease has lapsed, and
-    it is not fenced yet), left (by its own decision), died (its keeper saw the process end), lapsed (fenced after its lease).
+    it is not fenced yet), left (it deregistered), died (its keeper saw the process end), lapsed (fenced after its lease).
     `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival, since it joined; None before
     the first. `tasks`: those it owns.
     Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV pool, `pages_kept` of
@@ -121,7 +121,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that waits for a worker to claim it. `read`: some worker has read the grant: it claims it now, or is gone."""
+    """A task that waits for a worker to claim it. `read`: a worker has read the grant and is claiming it, unless it has died."""
 
     request: RequestId
     stage: StageName
@@ -164,7 +164,7 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that killed worker after worker; `stage` is whose. `readable`: this version can send it again."""
+    """A request that was given up after workers of `stage` died over it. `readable`: this version can send it again."""
 
     id: RequestId
     stage: StageName
@@ -177,9 +177,9 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in the `SERIES_STEP_S` from `at_us` on, in the whole fleet.
+    """Measurements of the whole fleet over the `SERIES_STEP_S` from `at_us` on.
 
-    `ended` by outcome. Latencies are None where nothing was measured. `running`, `waiting` by role, as they were last.
+    `ended` by outcome. Latencies are None without a measurement. `running`, `waiting` by role, as last seen.
     """
 
     at_us: int
@@ -202,8 +202,8 @@ SERIES_KEPT_S = 15 * 60
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: of the exception, or of
-    all threads of a worker that was asked for it.
+    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: the traceback of the
+    exception, or of all threads of a worker that was ordered to dump them.
     """
 
     id: str
@@ -220,7 +220,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines are wanted; what is empty asks for nothing. `level`: this one and above. `text`: anywhere in the message."""
+    """Filter of log lines; empty fields match everything. `level`: this one and above. `text`: anywhere in the message."""
 
     text: str = ""
     level: str = ""
@@ -232,7 +232,7 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     """Newest first. `next` is the `before` of the page that follows, "" at the end. `newest`: the id to follow the log from.
 
-    `dropped`: lines of all processes that were lost because Redis took them too slowly, or not at all.
+    `dropped`: lines of all processes that were lost because Redis was too slow or away.
     """
 
     lines: tuple[LogLine, ...]
@@ -242,7 +242,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """`total` 0: nobody knows how much there is. `note`: what it said last."""
+    """`total` 0: unknown. `note`: the last line of its output."""
 
     done: int = 0
     total: int = 0
@@ -250,11 +250,11 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says; unreadable if its
+    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as in rq; unreadable if its
     record is damaged.
 
-    `arguments` None: a record of another version, which no worker of this one runs. `files`: the names of those that it left, of
-    `REPORT_FILES`. `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
+    `arguments` None: a record of another version, which no worker of this one runs. `files`: names of the `REPORT_FILES` that it
+    wrote. `result` is the JSON result of its function once it is finished; `error` the last line of `traceback`.
     """
 
     id: str
@@ -272,7 +272,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact. `id` is the `Last-Event-ID` to go on from. `missed`: facts before it are no longer kept, so read all anew."""
+    """One event. `id` is the `Last-Event-ID` to continue from. `missed`: events before it are gone; read the state again."""
 
     id: str
     event: AnyEvent | None

@@ -1,1 +1,1 @@
-"""Background work under rq: its queue, its worker, its kinds of job. Arguments and results are JSON; knows no request."""
+"""Background jobs under rq: the worker and the kinds of job. Arguments and results are JSON; knows no request."""

@@ -1,4 +1,4 @@
-"""The job kind `bench`: the benchmark as its own process, so that nothing it loads stays in the worker."""
+"""The job kind `bench`: the benchmark in a process of its own, so that nothing it loads remains in the worker."""
 
 import os
 import subprocess
@@ -20,19 +20,19 @@ TAIL_CHARS = 20_000
 MAX_NOTE_CHARS = 200
 NOTE_EVERY_S = 1.0
 OF_THE_GATEWAY = ("serving", "voice", "barge-in")
-"""The measures that call the deployment's gateway; the others call what they start."""
+"""The measures that call the deployment's gateway; the others start their own processes."""
 CONFIG_NAME = "deployment.yaml"
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
-    """Run `fleet bench` and return the end of its output; its last line is the job's progress.
+    """Run `fleet bench` and return the end of its output; the last line so far is the job's progress.
 
-    The report and everything temporary lie in the job's folder.
-    Raises: BadInput for arguments that do not fit, before anything is run; RuntimeError with the output if the benchmark failed,
-    which makes the job a failed one.
+    The report and all temporary files are in the job's folder.
+    Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if the benchmark failed, which
+    fails the job.
     """
     checked, measured, current = read_arguments("bench", arguments), MEASURED.get(), get_current_job()
-    assert current is not None, "a job runs in its worker"
+    assert current is not None, "a job must run in an rq worker"
     folder = make_folder(measured.config.data_dir, current.id)
     temporary = folder / TEMPORARY
     temporary.mkdir(mode=0o700)
@@ -46,24 +46,24 @@ def run(arguments: dict[str, object]) -> dict[str, str]:
 
 
 def command_line(arguments: BenchArguments, measured: Measured, config_file: Path) -> list[str]:
-    """The options of `fleet bench` that the arguments stand for; the deployment and the address are the worker's own."""
+    """Return the options of `fleet bench` for these arguments; the deployment and the address are the worker's own."""
     measure = arguments.measure
-    words = ["--config", str(config_file)]
-    words += ["--url", measured.url] if measure in OF_THE_GATEWAY else []
-    words += [f"--{measure}"] if measure != "serving" else []
+    options = ["--config", str(config_file)]
+    options += ["--url", measured.url] if measure in OF_THE_GATEWAY else []
+    options += [f"--{measure}"] if measure != "serving" else []
     for name in MEASURE_TAKES[measure]:
         value: object = getattr(arguments, name)
-        words += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return [*words, "--check"] if arguments.check else words
+        options += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return [*options, "--check"] if arguments.check else options
 
 
 def report_options(folder: Path) -> list[str]:
     return ["--json", str(folder / "report.json"), "--png", str(folder / "report.png")]
 
 
-def _run(words: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """The exit status, and the end of the output."""
-    command = [sys.executable, "-m", "fleet.cli", "bench", *words]
+def _run(options: Sequence[str], temporary: Path) -> tuple[int, str]:
+    """Run the benchmark; return its exit status and the end of its output."""
+    command = [sys.executable, "-m", "fleet.cli", "bench", *options]
     env = {**os.environ, "TMPDIR": str(temporary)}
     tail, noted_s = "", 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:

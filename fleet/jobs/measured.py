@@ -18,4 +18,4 @@ class Measured:
 
 
 MEASURED: ContextVar[Measured] = ContextVar("measured")
-"""Set by the worker before it runs a job: rq calls a job's function with what the record holds, and with nothing else."""
+"""Set by the worker before it runs a job, because rq calls a job's function with the arguments in its record only."""

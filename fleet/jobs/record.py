@@ -1,4 +1,4 @@
-"""A job as its record in Redis has it, checked: a record that `submit` of this version did not write is not run."""
+"""A job read from its record in Redis, and checked: a record that `submit` of this version did not write is not run."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from fleet.core.errors import BadInput
 
 
 class JobRecord(RqJob):
-    """`refusal`: why the record is not run, "" for one that may be.
+    """`refusal`: the reason why the record must not be run; "" if it may.
 
-    Invariants: what rq would import, call or send by the record's own words is left out, refused or not.
+    Invariants: functions, callbacks and webhooks that the record names outside `FUNCTIONS` are never imported, called or sent.
     """
 
     refusal: str = ""

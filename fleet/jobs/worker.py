@@ -1,4 +1,4 @@
-"""The process that runs jobs, one at a time, each in a fork of its own. It stops at once: an interrupted job counts as failed."""
+"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an interrupted job has failed."""
 
 import datetime
 import logging
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 
 class JobWorker(Worker):
-    """rq's worker, but a stop signal ends the job under way: the fleet must not wait an hour for a benchmark.
+    """rq's worker, except that a stop signal ends the running job: the fleet must not wait an hour for a benchmark.
 
-    A record that `JobRecord` refuses fails without being run. Folders of jobs that are gone are removed beside rq's own upkeep.
+    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed during rq's maintenance.
     """
 
     data_dir = Path()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """The job's fork is killed; rq then sees it dead, records the failure and leaves its loop."""
+        """Kill the job's process; rq then records the failure and leaves its loop."""
         if self.horse_pid:
-            log.warning("stopping; the job under way is ended")
+            log.warning("the job worker stops, so its running job is killed; submit it again with `fleet jobs retry`")
             self.kill_horse(signal.SIGKILL)
         super().request_stop(signum, frame)
 
@@ -51,7 +51,7 @@ class JobWorker(Worker):
         try:
             remove_old_folders(self.data_dir, lambda job_ids: kept_ids(self.connection, job_ids))
         except OSError as error:
-            log.warning("folders of jobs that are gone could not be removed: %s", error)
+            log.warning("folders of deleted jobs could not be removed: %s", error)
 
     def _wrong_id(self, job: RqJob) -> str:
         try:
@@ -60,16 +60,16 @@ class JobWorker(Worker):
             return error.message
         return ""
 
-    def _refuse(self, job: RqJob, queue: Queue, why: str) -> None:
-        log.error("job %s is refused and was not run: %s", job.id, why)
+    def _refuse(self, job: RqJob, queue: Queue, reason: str) -> None:
+        log.error("job %s is refused and was not run: %s", job.id, reason)
         self.prepare_execution(job)
         self.prepare_job_execution(job, remove_from_intermediate_queue=True)
         job.ended_at = datetime.datetime.now(datetime.UTC)
-        self.handle_job_failure(job, queue, exc_string=f"refused, and not run: {why}")
+        self.handle_job_failure(job, queue, exc_string=f"refused, and not run: {reason}")
 
 
 def run_jobs(connection: Redis, measured: Measured) -> None:
-    """Work until SIGTERM. rq waits out a Redis that is away for a while."""
+    """Run jobs until SIGTERM. rq reconnects if Redis is away for a while."""
     MEASURED.set(measured)
     worker = JobWorker([QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
     worker.data_dir = measured.config.data_dir

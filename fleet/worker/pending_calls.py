@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fleet.control import scripts
 from fleet.control.connect import Reply
 from fleet.core.ids import WorkerId
-from fleet.core.receipts import TOLD as RECEIVED
+from fleet.core.receipts import RECEIVED
 from fleet.worker.task import Task
 
 PendingCall = tuple[scripts.Call, Callable[[Reply], None]]

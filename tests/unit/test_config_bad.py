@@ -233,7 +233,7 @@ YAML = (
     bad("an unfinished list", "graph: [", "not valid YAML (line 1): expected the node content, but found '<stream end>'"),
     bad("two documents", "graph: text\n---\ngraph: text\n",
         "not valid YAML (line 2): expected a single document in the stream, but found another document; keep one"),
-    bad("a character that YAML has not", "graph: a\0b", "not valid YAML: the character '\\x00' is not allowed; take it out"),
+    bad("a character that YAML has not", "graph: a\0b", "not valid YAML: the character '\\x00' is not allowed; remove it"),
     bad("a date that is none", "checkpoint: 2024-13-45",
         "not valid YAML (line 1): '2024-13-45' is no date and no number; put it in quotes"),
     bad("a key that is no text", "on: 1", "not valid YAML (line 1): 'on' as a key is not text; put it in quotes"),
@@ -241,11 +241,11 @@ YAML = (
     bad("an alias of nothing", "graph: *gone", "not valid YAML (line 1): found undefined alias 'gone'"),
     bad("an object", "graph: !!python/object:os.system x",
         "not valid YAML (line 1): could not determine a constructor for the tag 'tag:yaml.org,2002:python/object:os.system'"),
-    bad("aliases of aliases", BOMB, "not valid YAML: its aliases stand for more than 10000 values; write out what is meant"),
+    bad("aliases of aliases", BOMB, "not valid YAML: its aliases expand to more than 10000 values; write the values out"),
     bad("an alias of itself", "web: &a {port: *a}",
-        "not valid YAML (line 1): an alias inside what it names; write out what is meant"),
+        "not valid YAML (line 1): an alias refers to a section that contains it; write the values out"),
     bad("brackets without end", "[" * 100,
-        "not valid YAML (line 1): more than 16 sections in each other; a deployment has four"),
+        "not valid YAML (line 1): sections are nested more than 16 deep; a deployment has four levels"),
 )  # fmt: skip
 
 CASES = (*SPELLING, *VALUES, *TOGETHER, *YAML)

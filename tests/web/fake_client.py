@@ -35,9 +35,9 @@ TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 class Script:
     """Behaviour of the next requests. Their answer is `text`, or the answer that the request prescribes.
 
-    `gap_s` between chunks; at chunk `stall_at` the stream waits for ever (negative: counted from its end); at `fail_at` it fails.
+    `gap_s` between chunks; at chunk `stall_at` the stream stalls (negative: counted from its end); at `fail_at` it fails.
     `lead_samples` of silence precede the audio.
-    `heard`: the answer to prompts with audio, where that is not `text`. `spared`: cached rows of each task.
+    `heard`: the answer to prompts with audio, if it differs from `text`. `cached_rows`: of each task.
     `refusals`: numbers of the submits that are answered with `refusal`. `admission`: the error of `check_admission`; `places`:
     its result.
     """
@@ -57,7 +57,7 @@ class Script:
     places: int = 64
     submit_gate: threading.Event | None = None
     end_token: bool = True
-    spared: int = 0
+    cached_rows: int = 0
 
 
 class FakeStream(ClientStream):
@@ -113,7 +113,7 @@ class FakeStream(ClientStream):
 
 @dataclass(slots=True)
 class FakeLogins(LoginStore):
-    """A lookup waits for `gate` where there is one; its answer is read before."""
+    """A lookup reads its answer, then waits for `gate` if it is set."""
 
     ends: dict[str, int] = field(default_factory=dict[str, int])
     check_reachable: Callable[[], None] = lambda: None
@@ -165,7 +165,7 @@ class FakeRequests(GatewayRequests):
         return self._fleet.script.places
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
-        """The former stream of the request gets no more."""
+        """Replace the stream of the request; the former one receives no more chunks."""
         fleet = self._fleet
         fleet.check_reachable()
         held = fleet.streams.get(request)
@@ -193,7 +193,7 @@ class FakeVoice(VoiceStore):
         self._fleet = fleet
 
     async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
-        """The bound of a secret's sessions is tested on Redis."""
+        """Hold a session, without the limit of sessions per secret."""
         fleet = self._fleet
         fleet.check_reachable()
         held = fleet.held.get(session)
@@ -287,7 +287,7 @@ class FakeClient:
         self.show(self.telemetry)
 
     def show(self, telemetry: FakeTelemetry) -> None:
-        """Replace the state that console and API show; its empty lists are filled from what happened here."""
+        """Replace the state that console and API show; its empty lists are filled from the requests made here."""
         self.telemetry, self.operations, self.jobs = telemetry, FakeOperations(telemetry), FakeJobs(telemetry)
         telemetry.check_reachable = self.check_reachable
         telemetry.trace_of = self.traces.get
@@ -320,7 +320,7 @@ class FakeClient:
             tasks=tuple(
                 TaskTrace(
                     stage=stage, state="running", role=stage, owner=f"{stage}@host", walk="decode", epoch=Epoch(1),
-                    cached_rows=self.script.spared,
+                    cached_rows=self.script.cached_rows,
                 )
                 for stage in self.graph.stages_for(spec.outputs)
             ),

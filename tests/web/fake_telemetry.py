@@ -1,4 +1,4 @@
-"""The fleet's state in memory, and orders to it: empty until a test fills its lists, or takes those of `plausible.busy`."""
+"""The fleet's state in memory, and orders to it: empty until a test fills its lists or uses those of `plausible.busy`."""
 
 import asyncio
 import time
@@ -77,7 +77,7 @@ class FakeTelemetry(Telemetry):
     _loop: asyncio.AbstractEventLoop | None = None
 
     def say(self, *entries: FeedEntry) -> None:
-        """From any thread: whoever follows is woken in the gateway's own."""
+        """Append events from any thread; followers wake in the gateway's thread."""
         self.feed += entries
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake)

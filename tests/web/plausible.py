@@ -65,13 +65,13 @@ def busy(graph: Graph) -> FakeTelemetry:
     fake = FakeTelemetry()
     fake.rows = [_row(number, start, stages) for number in range(NUM_REQUESTS)]
     for number in range(NUM_REQUESTS - 10, NUM_REQUESTS):
-        told = _story(number, start, graph)
-        fake.traces[told.id] = told
-        ids = _chunk(told.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
-        made_us = told.edges[0].first_us
-        fake.edge_logs[told.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), made_us=made_us)]
+        trace = _build_trace(number, start, graph)
+        fake.traces[trace.id] = trace
+        ids = _chunk(trace.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
+        made_us = trace.edges[0].first_us
+        fake.edge_logs[trace.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), made_us=made_us)]
         sine = (8000 * np.sin(np.arange(48_000) * 2 * math.pi * 440 / 24_000)).astype("<i2")
-        fake.edge_logs[told.id, "audio"] = [_chunk(told.id, EdgeName("audio"), "pcm", "int16", sine)]
+        fake.edge_logs[trace.id, "audio"] = [_chunk(trace.id, EdgeName("audio"), "pcm", "int16", sine)]
     fake.worker_list = _workers(stages, now, [row.id for row in fake.rows if row.state == "running"])
     fake.queue_list = [_queue(n, stage, fake.rows[-1 - n].id) for n, stage in enumerate(stages)]
     fake.letters = [
@@ -125,7 +125,7 @@ def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
     )
 
 
-def _story(number: int, start: int, graph: Graph) -> RequestTrace:
+def _build_trace(number: int, start: int, graph: Graph) -> RequestTrace:
     row = _row(number, start, tuple(stage.name for stage in graph.stages))
     at, ended = row.created_us, row.ended_us
     stages = [task.stage for task in row.tasks]

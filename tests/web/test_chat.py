@@ -245,7 +245,7 @@ def test_min_tokens_and_ignore_eos_apply_to_main_or_named_stage(gateway: Gateway
 
 
 def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: Gateway) -> None:
-    gateway.client.script = Script(spared=3)
+    gateway.client.script = Script(cached_rows=3)
     counted = "fleet_cached_prompt_tokens_total "
     before = float(next(line for line in metrics(gateway) if line.startswith(counted)).removeprefix(counted))
     answers = [gateway.create(prompt_cache_key=key) for key in ("talk", "talk", "x" * 64)] + [gateway.create()]

@@ -1,4 +1,4 @@
-"""The impure part of the conductor: it may touch Redis, clocks and signals, so that the rest need not."""
+"""The impure part of the conductor: the only one that uses Redis, clocks and signals."""
 
 from fleet.conductor.driver.loop import Driver, run_conductor
 

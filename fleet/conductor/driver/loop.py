@@ -1,7 +1,7 @@
-"""The impure part of the conductor: takes the lead, tails `events`, carries out commands, watches leases and overdue grants.
+"""Process loop of the conductor: acquires leadership, tails `events`, runs commands, watches leases and overdue grants.
 
-Any number may run; one leads, the others stand by. Nobody is reaped for one lease after leadership is gained, Redis came back, or
-this process's own clock jumped: those who renew must get the chance to.
+Any number may run; one leads, the others stand by. No worker is fenced within one lease time after leadership was gained, Redis
+returned, or this process was suspended: live workers need that time to renew their leases.
 """
 
 import logging
@@ -40,7 +40,7 @@ LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
 class Driver:
-    """One conductor process. `turn()` is one pass; `run()` repeats it until told to stop."""
+    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set."""
 
     def __init__(self, config: FleetConfig, client: redis.Redis, me: WorkerId) -> None:
         self.config, self.client, self.me = config, client, me
@@ -50,7 +50,7 @@ class Driver:
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
-        """Requests whose gateway is lost: since when, and at which epoch of the client edges."""
+        """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
         self.spare_until = 0.0
         self.last_turn = self.led_at = time.monotonic()
         self.next_watch = 0.0
@@ -67,12 +67,12 @@ class Driver:
             try:
                 self.turn()
             except LOST as error:
-                log.warning("redis is away (%s); trying again", error)
+                log.warning("Redis does not answer (%s); the conductor tries again", error)
                 self.leader = ""
                 time.sleep(0.2)
 
     def turn(self) -> None:
-        """Keep the lead, take in facts, decide, act."""
+        """Renew leadership, read events, decide, act."""
         if not self._lead():
             time.sleep(TICK_MS / 1000)
             return
@@ -99,20 +99,20 @@ class Driver:
         return bool(value)
 
     def _still_leads(self) -> bool:
-        """Asked between many facts or requests, which may take longer than the lead lasts; renews it in time."""
+        """Return True if this process still leads; renews the lease, for loops that may take longer than it lasts."""
         leader = self.leader
         if time.monotonic() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
             return True
         return self._lead() and self.leader == leader
 
     def _take_over(self) -> None:
-        """Learn the truth from the hashes; facts after the noted id come again and change nothing twice."""
+        """Read the state from the hashes. Events after the saved id may repeat what was read, and then change nothing."""
         self._spare()
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else "0-0"
         self.state, self.orphans, self.took_over_at = self._empty(), {}, time.monotonic()
         live = read_live(self.client)
-        log.info("leading, %d live requests", len(live))
+        log.info("this conductor leads now; %d live requests", len(live))
         for request in live:
             if not self._still_leads():
                 return
@@ -131,7 +131,7 @@ class Driver:
         self.spare_until = time.monotonic() + self.config.lease.worker_ttl_s
 
     def _read(self) -> list[ev.AnyEvent]:
-        # Not beyond the next deadline: a listener waits for each moment that a lapsed lease goes unseen.
+        # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
         block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000)))
         reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=block_ms)
         streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
@@ -162,7 +162,7 @@ class Driver:
         self._carry_out(commands)
 
     def _carry_out(self, commands: tuple[Command, ...]) -> None:
-        """Nothing is ordered once the lead is lost, not even what this turn still decides: the next leader decides it anew."""
+        """Run the commands, unless leadership is lost, even within this turn: the next leader then decides again."""
         if not self.leader:
             return
         calls = [self._call(command) for command in commands]
@@ -171,7 +171,7 @@ class Driver:
             if answer == "not_leader":
                 self.leader = ""
             elif answer not in ("ok", "ended", "duplicate", "stale", "owned", "alive"):
-                log.error("%s was answered %s", command, answer)
+                log.error("the command %s failed: Redis answered %s", command, answer)
 
     def _call(self, command: Command) -> scripts.Call:
         match command:
@@ -191,12 +191,12 @@ class Driver:
                 raise TypeError(f"no script for {command}")
 
     def _watch(self) -> None:
-        """Turn the clocks into events: leases past their deadline, grants nobody took."""
+        """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed grants."""
         now = time.monotonic()
         self.next_watch = now + TICK_MS / 1000
         broken = violations(self.state)
         if broken:
-            log.error("invariants broken: %s", "; ".join(broken))
+            log.error("invariants of the conductor's state are broken: %s", "; ".join(broken))
         seconds, micros = self.client.time()
         now_us = seconds * 1_000_000 + micros
         for worker, deadline_us in cast("list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)):
@@ -211,7 +211,7 @@ class Driver:
         self._watch_grants(now)
 
     def _watch_grants(self, now: float) -> None:
-        """Handle each grant that stayed unclaimed for `claim_timeout_s`, for as long as this conductor leads."""
+        """Handle each grant that was not claimed within `claim_timeout_s`; stop if leadership is lost."""
         overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.claim_timeout_s]
         deserted = self._deserted(overdue)
         for request, stage in overdue:
@@ -236,9 +236,9 @@ class Driver:
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
-        """Return which roles of these grants have no worker and expect none, by the rule of `availability` in `common.lua`.
+        """Return the roles of these grants that have no worker and expect none, by the rule of `availability` in `common.lua`.
 
-        None before this conductor has led for `no_worker_timeout_s`: Redis may have been away for longer than that.
+        Empty until this conductor has led for `no_worker_timeout_s`: Redis may have been away for longer than that.
         """
         grace_s = self.config.lease.no_worker_timeout_s
         tasks = [self._task(request, stage) for request, stage in overdue]

@@ -1,4 +1,4 @@
-"""Reading live requests back from the hashes: how a new leader learns what is true."""
+"""State of live requests, read from the hashes by a new leader."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -16,12 +16,12 @@ from fleet.graphs import get_graph
 
 
 def read_live(client: redis.Redis) -> list[RequestId]:
-    """Every request in `live`, the oldest first."""
+    """Return every request in `live`, the oldest first."""
     return sorted(RequestId(text(member)) for member in cast("set[bytes]", client.smembers(keys.LIVE)))
 
 
 def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | None:
-    """As its hashes tell it; None if it has gone meanwhile."""
+    """Read one request from its hashes; None if it is gone."""
     raw = cast("bytes | None", client.hget(keys.request(request), "spec"))
     if raw is None:
         return None
@@ -32,7 +32,7 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
 
 
 def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
-    """What ends a request, or turns a walk, and may have been told while nobody led; the hashes and logs keep it."""
+    """Rebuild, from hashes and logs, events that end a request or change a walk: they may have occurred without a leader."""
     facts: list[Event] = []
     names = ("state", "epoch", "code", "message", "param", "deaths", "died_alone")
     for stage, fields in _read_fields(client, record.id, (*record.tasks, CLIENT), names).items():
@@ -81,21 +81,22 @@ def _read_tasks(client: redis.Redis, request: RequestId, stages: Sequence[StageN
 def _read_fields(
     client: redis.Redis, request: RequestId, stages: Sequence[StageName], names: Sequence[str]
 ) -> dict[StageName, list[str]]:
-    """So many fields of each task, in one round trip: a new leader reads thousands."""
+    """Read these fields of each task in one round trip, since a new leader reads thousands of tasks."""
     replies = exchange(client, (), *(("HMGET", keys.task(request, stage), *names) for stage in stages))
     return {stage: [text(f) for f in cast("list[object]", reply)] for stage, reply in zip(stages, replies, strict=True)}
 
 
 def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
-    """Whether the task's grant has left its role's queue. One that still waits there is not lost: the role is merely busy.
+    """Return True if an unclaimed grant may be lost: no worker holds it, and it has left its role's queue.
 
-    One that was put to a worker had a slot there; but one that is to run alone is kept by a worker that takes nothing else until
-    it can, and granted again only where another of the role has nothing to do: else one worker after another would be closed.
+    A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved for a worker had a free slot
+    there, so it is overdue. But a worker that has reserved a task to run alone accepts nothing else until it is idle; that task
+    is granted again only if another worker of the role is idle, or one worker after another would stop accepting tasks.
     """
     found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "reserved_for", "alone"]))
     role, entry, to, alone = (text(f) for f in found)
     if to:
-        return alone != "1" or _someone_idles(client, RoleName(role))
+        return alone != "1" or _has_idle_worker(client, RoleName(role))
     if not role or not entry:
         return False
     groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))
@@ -103,15 +104,15 @@ def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> boo
     return _id(entry) <= _id(last)
 
 
-def _someone_idles(client: redis.Redis, role: RoleName) -> bool:
-    """Whether a worker of the role takes tasks, and has none."""
+def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
+    """Return True if a worker of the role accepts tasks and has none."""
     listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
     serving = [worker for worker in listed if role_of(worker) == role]
     held = [("SCARD", keys.worker_tasks(worker)) for worker in serving]
-    are = [("HMGET", keys.worker(worker), "draining", "standby") for worker in serving]
-    replies = exchange(client, (), *held, *are)
-    marks = [[text(mark) for mark in cast("list[object]", reply)] for reply in replies[len(serving) :]]
-    return any(not tasks and not any(closed) for tasks, closed in zip(replies, marks, strict=False))
+    flags = [("HMGET", keys.worker(worker), "draining", "standby") for worker in serving]
+    replies = exchange(client, (), *held, *flags)
+    closed = [any(text(flag) for flag in cast("list[object]", reply)) for reply in replies[len(serving) :]]
+    return any(not tasks and not is_closed for tasks, is_closed in zip(replies, closed, strict=False))
 
 
 def _id(entry: str) -> tuple[int, int]:

@@ -11,8 +11,7 @@ from fleet.control.connect import pairs, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
-from fleet.core.receipts import TOLD as RECEIVED
-from fleet.core.receipts import decode_receipts
+from fleet.core.receipts import RECEIVED, decode_receipts
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.request_trace import (
     AudioIn,
