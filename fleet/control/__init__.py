@@ -1,1 +1,1 @@
-"""Redis, and only here: the key table, the fenced scripts, and the clients that call them. Knows no tensor and no engine."""
+"""The only package that uses Redis: key table, fenced scripts, and the clients that call them. Knows no tensor and no engine."""

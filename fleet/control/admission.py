@@ -1,4 +1,4 @@
-"""Refusals of requests, from what the scripts `submit` and `admission` answer. Sends nothing."""
+"""Errors of refused requests, from the answers of the scripts `submit` and `admission`. Sends nothing."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ log = logging.getLogger("fleet.control.client")
 REFUSAL_PAUSE_S = 10.0
 
 MAX_RETRY_AFTER_S = 60
-"""OpenAI's older SDKs do not follow a longer one."""
+"""OpenAI's older SDKs ignore a longer one."""
 
 
 def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
@@ -29,8 +29,8 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
             return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
 
-class RefusalLog:
-    """Log lines about refusals for want of a worker: one in some seconds, since a flood of requests must not fill the log."""
+class NoWorkerLog:
+    """Log of refusals for lack of a worker: one line per `REFUSAL_PAUSE_S`, so that many requests do not fill the log."""
 
     def __init__(self) -> None:
         self._unlogged_until = 0.0
@@ -39,5 +39,5 @@ class RefusalLog:
         if time.monotonic() < self._unlogged_until:
             return
         self._unlogged_until = time.monotonic() + REFUSAL_PAUSE_S
-        words = "request %s is refused: %s; more such refusals at this gateway within %.0f s are not logged"
-        log.warning(words, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})
+        line = "request %s is refused: %s; more such refusals at this gateway within %.0f s are not logged"
+        log.warning(line, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})

@@ -44,7 +44,7 @@ SLOW_POLL_S = 1.0
 
 
 class FleetClient:
-    """One gateway process. `start()` before requests are submitted, `stop()` after; all on one event loop."""
+    """Control-plane client of one gateway. Call `start()` before requests are submitted, `stop()` after; on one event loop."""
 
     def __init__(self, url: str, config: FleetConfig) -> None:
         self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
@@ -60,7 +60,7 @@ class FleetClient:
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
-        """Nothing is sent yet; an unreachable Redis shows at `start()` or at the first call."""
+        """Create a client. Nothing is sent yet; if Redis is unreachable, `start()` or the first call raises."""
         return cls(redis_url, config)
 
     @property
@@ -83,8 +83,8 @@ class FleetClient:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then abandoned."""
-        # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
+        """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then aborted."""
+        # The flag too: the Redis client can swallow a cancellation that coincides with a read's own time-out.
         self._stopping = True
         for loop in self._loops:
             loop.cancel()
@@ -109,10 +109,10 @@ class FleetClient:
                 await self._membership.renew(self.requests.num_held)
                 await self.requests.reconcile()
             except RedisError as error:
-                log.warning("the lease could not be renewed: %s", error)
+                log.warning("the lease of this gateway could not be renewed (%s); it tries again", error)
 
     async def _read_inbox(self) -> None:
-        """Deliver notices to the requests. The last id read is remembered, so a broken connection loses none."""
+        """Deliver notices to the requests. The id of the last one is saved, so a broken connection loses none."""
         last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
         while not self._stopping:
             if inbox != keys.inbox(self.id):
@@ -120,7 +120,7 @@ class FleetClient:
             try:
                 reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
             except RedisError as error:
-                log.warning("the inbox could not be read: %s", error)
+                log.warning("the inbox of this gateway could not be read (%s); it tries again", error)
                 await asyncio.sleep(0.2)
                 continue
             for _, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
@@ -134,11 +134,11 @@ class FleetClient:
                     await self._redis.xtrim(inbox, minid=last, approximate=False)
 
     def _deliver(self, raw: object) -> None:
-        """Skip an unreadable entry (a newer peer's): only its request suffers."""
+        """Skip an unreadable entry (of a newer version): only its request is affected."""
         try:
             self.requests.deliver(parse_notice(pairs(raw)))
         except UnknownWireVersion as error:
-            log.error("a notice could not be read: %s", error)
+            log.error("a notice of this gateway's inbox could not be read: %s", error)
 
     async def _poll_slowly(self) -> None:
         """Recover from lost notices. No chunk whose notice arrives waits for this."""

@@ -1,7 +1,7 @@
-"""One edge to the client as its gateway follows it: chunks in whatever order in, each row out once, in order. Pure; no Redis.
+"""A gateway's reader of one client edge: accepts chunks in any order, and delivers each row once, in order. Pure; no Redis.
 
-The log of an edge may come back without its tail, and what it lost is made again, cut otherwise: the log is then followed anew
-from its first chunk, and rows that were told are left out.
+Redis may lose the tail of an edge's log. Its rows are recomputed, perhaps divided into other chunks: the log is then read again
+from its first chunk, and rows that were already delivered are left out.
 """
 
 from fleet.core.chunk import Chunk
@@ -10,16 +10,16 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 
 
 class ClientEdge:
-    """`next` counts the chunks of the log that came in order, `epoch` is that of the last of them; `consumed` counts those that
-    were taken, `acked` those that Redis knows of as taken, `told` the rows that the client got. `forked`: the log is not the one
-    that was followed so far. `checked`: the epoch of the producing task at which that was last looked at.
+    """`next` counts the chunks received in order, `epoch` is that of the last of them. `consumed` counts the chunks delivered or
+    skipped, `acked` those acknowledged in Redis. `diverged`: the log is no longer the one that was read so far. `checked`: epoch
+    of the producing task at the last check for that.
 
-    Invariants: rows are told in order, each once, and nothing after the final chunk.
+    Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
 
     def __init__(self, name: EdgeName, source: StageName, stride: int) -> None:
         self.name, self.source, self.stride = name, source, stride
-        self.next = self.consumed = self.acked = self.told = 0
+        self.next = self.consumed = self.acked = self.rows_delivered = 0
         self.epoch = self.checked = Epoch(0)
         self.ended = self.diverged = False
         self._num_rows = 0
@@ -29,8 +29,8 @@ class ClientEdge:
         return not self.ended and chunk.index >= self.next and chunk.index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
-        """Takes a chunk, and returns those that are next by it. Repeats are dropped; that Redis lost what they repeat shows by
-        the epoch of whoever makes it again.
+        """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if Redis lost the first copy,
+        the new epoch of the producing task reveals that.
         """
         if self.diverged or self.ended or chunk.index < self.next:
             return []
@@ -46,26 +46,28 @@ class ClientEdge:
         return ready
 
     def drop_early(self) -> None:
-        """What came before its turn."""
+        """Discard the chunks that arrived ahead of their turn."""
         self._early.clear()
 
     def begin_again(self) -> None:
-        """Follow the log from its first chunk. What was put and not yet told is in it, or will be made again."""
+        """Restart at the first chunk of the log. Chunks received but not delivered are in the log, or will be recomputed."""
         self.next = self.consumed = self.acked = self._num_rows = 0
         self.epoch, self.diverged = Epoch(0), False
         self.drop_early()
 
-    def tell(self, chunk: Chunk) -> Chunk | None:
-        """Counts the next chunk as taken; what of it was not told before: None where it was all of it.
+    def consume(self, chunk: Chunk) -> Chunk | None:
+        """Count the next chunk as consumed, and return its part that was not delivered before; None if all of it was.
 
-        Raises: RedisUnreachable if the edge ends before the last row that was told.
+        Raises: RedisUnreachable if the edge ends before the last row that was delivered.
         """
-        num_again = self.told - chunk.first_row
-        if num_again > chunk.num_rows and chunk.final:
-            raise RedisUnreachable("Redis lost what was told, and made again it came out shorter; try again")
-        untold = chunk if not num_again else None
-        if num_again and (num_again < chunk.num_rows or chunk.final):
-            untold = chunk.without(num_again)
+        num_repeated = self.rows_delivered - chunk.first_row
+        if num_repeated > chunk.num_rows and chunk.final:
+            raise RedisUnreachable(
+                "Redis lost a part of the answer, and the recomputed answer is shorter; send the request again"
+            )
+        new_part = chunk if not num_repeated else None
+        if num_repeated and (num_repeated < chunk.num_rows or chunk.final):
+            new_part = chunk.without(num_repeated)
         self.consumed, self.ended = chunk.index + 1, chunk.final
-        self.told = max(self.told, chunk.first_row + chunk.num_rows)
-        return untold
+        self.rows_delivered = max(self.rows_delivered, chunk.first_row + chunk.num_rows)
+        return new_part

@@ -1,4 +1,4 @@
-"""Connections to Redis: made with bounded patience, scripts loaded, and sent again when Redis forgot them. Knows no request."""
+"""Connections to Redis: opened within a time limit, with the scripts loaded, and again after a restart. Knows no request."""
 
 import logging
 import os
@@ -30,19 +30,19 @@ MAX_CONNECTIONS = 32
 
 
 def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
-    """A client whose server answered and holds our scripts.
+    """Return a client whose server has answered and has Fleet's scripts loaded.
 
-    `one_connection`: for one thread that remembers what Redis said. A pool mends a connection that broke while nobody used it
-    without a word, and the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
-    Raises: RedisUnreachable after `patience_s`; LOADING is waited out. ConfigError at once if Redis answers and refuses us.
+    `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle connection that broke, although
+    the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
+    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access.
     """
     deadline = time.monotonic() + patience_s
-    said = ""
+    logged = ""
     while True:
         try:
             return _ready(url, one_connection)
         except BusyLoadingError:
-            said = _say_once(said, f"waiting for redis at {_safe(url)} to load its data")
+            logged = _log_once(logged, f"waiting for redis at {_safe(url)} to load its data")
         except (AuthenticationError, NoPermissionError) as error:
             raise ConfigError(_refused(url, error), param="REDIS_URL") from error
         except (TypeError, ValueError) as error:
@@ -51,12 +51,12 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
         except RedisError as error:
             if time.monotonic() > deadline:
                 raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {_how_to_find(url)}") from error
-            said = _say_once(said, f"waiting for redis at {_safe(url)}")
+            logged = _log_once(logged, f"waiting for redis at {_safe(url)}")
         time.sleep(0.1)
 
 
 def _ready(url: str, one_connection: bool) -> redis.Redis:
-    # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
+    # No silent retry: a read of notices or a claim has another answer the second time.
     client = redis.Redis.from_url(
         url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0),
         single_connection_client=one_connection, credential_provider=_credentials(url),
@@ -71,7 +71,7 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
-    """A client for a call or two by who is in a hurry: nothing is sent before them, and nothing is tried twice."""
+    """Return a client for one or two urgent calls: it sends nothing before them, and retries nothing."""
     return redis.Redis.from_url(
         url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0),
         driver_info=None, credential_provider=_credentials(url),
@@ -79,7 +79,7 @@ def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
 
 
 class _PasswordFile(CredentialProvider):
-    """The password beside a socket, read for each new connection: the server that listens has written it before."""
+    """The password file beside a socket, read for each new connection: the server writes it before it listens."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,21 +93,21 @@ class _PasswordFile(CredentialProvider):
 
 
 def _credentials(url: str) -> CredentialProvider | None:
-    """Return what reads the password of a Unix socket whose address gives none, such as the embedded server's; else None."""
+    """Return the reader of the password file if `url` is a Unix socket without a password in the address; else None."""
     parts = urlsplit(url)
     if parts.scheme != "unix" or parts.username or "username=" in parts.query or has_password(url):
         return None
     return _PasswordFile(Path(unquote(parts.path)).parent)
 
 
-def _say_once(said: str, line: str) -> str:
-    if line != said:
+def _log_once(logged: str, line: str) -> str:
+    if line != logged:
         log.info("%s", line)
     return line
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """An asyncio client; nothing is sent yet. A call that finds every connection busy waits for one."""
+    """Return an asyncio client; nothing is sent yet. A call waits while all connections are busy."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
@@ -121,7 +121,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
 
 
 def _safe(url: str) -> str:
-    """The address without its password, wherever in it that is."""
+    """Return the address without user, password and query."""
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{'***@' if at else ''}{host}{parts.path}"
@@ -138,7 +138,7 @@ def _how_to_find(url: str) -> str:
 
 
 def _refused(url: str, error: RedisError) -> str:
-    """Redis is there and says no: which part of the address is wrong, and how it is written."""
+    """Return the message for a Redis that refuses access: which part of the address is wrong, and its correct form."""
     local = urlsplit(url).scheme == "unix"
     scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
@@ -160,9 +160,9 @@ def load_scripts(client: redis.Redis) -> None:
 
 
 def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
-    """Send calls, then raw commands, in one pipelined round trip; replies in order.
+    """Send calls, then raw commands, in one pipelined round trip; return the replies in order.
 
-    A script Redis has forgotten (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
+    A script that Redis no longer has (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
     Raises: redis errors of the connection; a reply that is itself an error is raised.
     """
     sent = [("EVALSHA", sha(call.script), 0, *call.args) for call in calls] + [tuple(command) for command in commands]
@@ -178,16 +178,16 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
 
 
 def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
-    """Replies as Redis sent them, errors among them.
+    """Return the replies, errors included.
 
-    Straight on a connection: `client.pipeline()` takes 70 us more of CPU each time, which every hop would pay twice.
+    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice in every hop.
     """
     connection = client.connection or client.connection_pool.get_connection()
     try:
         connection.send_packed_command(connection.pack_commands(commands))
         return [_reply(connection) for _ in commands]
     except BaseException:
-        # Replies may still be on their way: nobody else may read them.
+        # Replies may still be in transit; a later call on this connection must not read them.
         connection.disconnect()
         raise
     finally:
@@ -214,7 +214,7 @@ async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
 
 
 async def answer_of(call: Awaitable[T]) -> T:
-    """Await a call of Redis. Raises: RedisUnreachable for redis's errors."""
+    """Await a call of Redis. Raises: RedisUnreachable for redis-py's errors."""
     try:
         return await call
     except RedisError as error:
@@ -226,12 +226,12 @@ def unreachable(error: RedisError) -> RedisUnreachable:
 
 
 def text(value: Reply) -> str:
-    """A reply as text; None is empty."""
+    """Return a reply as text; "" for None."""
     return value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
 
 
 def pairs(value: Reply) -> dict[str, bytes]:
-    """A flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
+    """Return a flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
     if isinstance(value, dict):
         return {text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()}
     flat = cast("list[bytes]", value or [])

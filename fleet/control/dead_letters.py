@@ -1,6 +1,6 @@
-"""Dead letters: requests that were ended because they kill workers, kept whole so that they can be sent again.
+"""Dead letters: requests that were given up because workers died over them, stored whole so that they can be sent again.
 
-`end_request` writes them. Nothing owns a letter, so dropping one takes no right. Knows nothing of how a request is run.
+`end_request` writes them. No process owns a letter, so dropping one needs no fencing. Knows no stage's work.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from fleet.core.request import RequestSpec, decode_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One request that died over and over. `entry` names the letter in its stream; `stage` is whose workers it killed.
+    """One request that was given up. `entry` is its id in the stream; `stage` is the one whose workers died over it.
 
     Units: `died_us` since 1970 on Redis's clock. `raw_spec` may be a newer version's: only `spec_of` reads it.
     """
@@ -34,13 +34,13 @@ class DeadLetter:
 
 
 def read_letters(client: redis.Redis) -> list[DeadLetter]:
-    """All letters, oldest first."""
+    """Return all letters, oldest first."""
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.DEAD))
     return [letter_of(text(entry), fields) for entry, fields in entries]
 
 
 def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
-    """The letter of one request. Raises: BadInput if there is none."""
+    """Return the letter of one request. Raises: BadInput if there is none."""
     for letter in read_letters(client):
         if letter.request == request:
             return letter
@@ -48,12 +48,12 @@ def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
 
 
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
-    """Forget them; how many were still there."""
+    """Delete the letters; return the number of those that were still there."""
     return client.xdel(keys.DEAD, *(letter.entry for letter in letters)) if letters else 0
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:
-    """The request as it was submitted. Raises: UnknownWireVersion if another protocol version wrote it."""
+    """Return the request as submitted. Raises: UnknownWireVersion if another protocol version wrote it."""
     try:
         return decode_request(letter.raw_spec)
     except msgspec.MsgspecError as error:
@@ -61,7 +61,7 @@ def spec_of(letter: DeadLetter) -> RequestSpec:
 
 
 def letter_of(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
-    """One entry of the stream."""
+    """Decode one entry of the stream."""
     return DeadLetter(
         entry=entry,
         request=RequestId(text(fields[b"r"])),

@@ -1,6 +1,6 @@
 """Address and password of the embedded Redis: the Unix socket in its data folder, and the password file beside it, if any.
 
-Clients find both by the data folder alone, so every command of a deployment finds its server. Starts no server.
+Both follow from the data folder alone, so every command of a deployment finds its server. Starts no server.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _OWN = re.compile(rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly
 
 
 def embedded_url(data_dir: Path) -> str:
-    """Return the address of the server of this data folder; it holds no password. Raises: ConfigError of `short_path`."""
+    """Return the address of this data folder's server, without a password. Raises: ConfigError of `short_path`."""
     folder = data_dir.absolute()
     if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES or not _is_text(folder):
         folder = short_path(folder)
@@ -35,7 +35,7 @@ def embedded_url(data_dir: Path) -> str:
 
 
 def _is_text(folder: Path) -> bool:
-    """Return False for a path that no address can hold, since its bytes are no UTF-8."""
+    """Return False for a path whose bytes are not UTF-8, which no address can contain."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -55,8 +55,8 @@ def short_path(folder: Path) -> Path:
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS:
         raise ConfigError(
-            f"redis.data_dir: the path of {folder} does not fit the address of a Unix socket, and {home}, where another one is "
-            "kept, is not a folder of this user alone; remove it, or choose a shorter path with --set redis.data_dir=DIR",
+            f"redis.data_dir: the path of {folder} is too long for a Unix socket, and {home}, the folder for shorter links, "
+            "is not private to this user; remove it, or choose a shorter path with --set redis.data_dir=DIR",
             param="redis.data_dir",
         )
     with suppress(FileExistsError):
@@ -68,7 +68,7 @@ def short_path(folder: Path) -> Path:
 
 
 def _remove_dead_links(home: Path) -> None:
-    """Remove links whose folders are gone. A new one may lead to a folder that is still to be made."""
+    """Remove links to missing folders, except new links: their folders may not have been created yet."""
     for link in home.iterdir():
         with suppress(FileNotFoundError):
             if not link.exists() and time.time() - link.lstat().st_mtime > DEAD_LINK_S:
@@ -76,7 +76,7 @@ def _remove_dead_links(home: Path) -> None:
 
 
 def read_password(folder: Path) -> str | None:
-    """Return the password of the server whose socket lies in `folder`, or None where it asks for none.
+    """Return the password of the server whose socket is in `folder`, or None if it requires none.
 
     Only a regular file of this user (root: of any user) counts: the folder may be another user's.
     """
@@ -104,9 +104,9 @@ def make_password(data_dir: Path) -> str:
 
 
 def secure_data_dir(data_dir: Path) -> None:
-    """Make the server's folder if it is missing, and take the permissions of other users from it and from the server's files.
+    """Create the server's folder if it is missing, and remove other users' permissions from it and from the server's files.
 
-    Raises: OSError; ConfigError if others may still write into the folder, and so put another server in this one's place.
+    Raises: OSError; ConfigError if others may still write into the folder, since they could replace the server's socket.
     """
     make_private_folder(data_dir)
     if not close_to_others(data_dir, is_own=lambda name: _OWN.fullmatch(name) is not None):
@@ -118,7 +118,7 @@ def secure_data_dir(data_dir: Path) -> None:
                 param="redis.data_dir",
             )
     for name in filter(_OWN.fullmatch, os.listdir(data_dir)):
-        with suppress(FileNotFoundError):  # a server that runs there removes files of its own
+        with suppress(FileNotFoundError):  # a running server removes files of its own
             _close(data_dir / name)
 
 

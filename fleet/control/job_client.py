@@ -1,4 +1,4 @@
-"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that jobs left."""
+"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that jobs wrote."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class JobClient:
-    """rq is imported by the first call: serving needs none. Raises, from any method: RedisUnreachable."""
+    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may raise RedisUnreachable."""
 
     def __init__(self, url: str, data_dir: Path) -> None:
         self._url, self._data_dir = url, data_dir
 
     async def list_jobs(self) -> Sequence[Job]:
-        """The newest first."""
+        """Return the jobs, the newest first."""
         from fleet.control import jobs
 
         return await self._run(jobs.jobs)
@@ -59,7 +59,7 @@ class JobClient:
         await asyncio.to_thread(remove_folder, self._data_dir, job)
 
     async def read_file(self, job: str, name: str) -> bytes:
-        """One of `fleet.core.jobs.REPORT_FILES` that a job left. Raises: NotFound, Conflict for one that is too large."""
+        """Return one of the `REPORT_FILES` that a job wrote. Raises: NotFound, Conflict for one that is too large."""
         if await self.find(job) is None:
             raise NotFound(f"job_id: no job {job[:80]!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
         return await asyncio.to_thread(read_file, self._data_dir, job, name)

@@ -1,6 +1,6 @@
-"""The folder of each job, under the deployment's `data_dir`: made, read and removed. Knows no kind of job.
+"""The folder of each job, under the deployment's `data_dir`: created, read and removed. Knows no kind of job.
 
-A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path comes from outside.
+A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path is taken from a client.
 """
 
 import os
@@ -20,14 +20,14 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def folder_of(data_dir: Path, job_id: str) -> Path:
-    """The place of a job's folder, whether it is there or not. Raises: NotFound for an id that no job can have."""
+    """Return the path of a job's folder, which may not exist. Raises: NotFound for an id that no job can have."""
     if not JOB_ID.fullmatch(job_id):
         raise NotFound(f"job_id: {job_id[:80]!r} is not the id of a job; GET /v1/fleet/jobs lists them", param="job_id")
     return data_dir.absolute() / FOLDER / job_id
 
 
 def make_folder(data_dir: Path, job_id: str) -> Path:
-    """An empty folder for a job, readable by this user only. Raises: OSError, NotFound."""
+    """Create an empty folder for a job, readable by this user only. Raises: OSError, NotFound."""
     folder = folder_of(data_dir, job_id)
     remove_folder(data_dir, job_id)
     make_private_folder(folder.parent)
@@ -36,12 +36,12 @@ def make_folder(data_dir: Path, job_id: str) -> Path:
 
 
 def files_in(folder: Path) -> list[str]:
-    """The names of the report's files that are there."""
+    """Return the names of the report's files that exist."""
     return [name for name in REPORT_FILES if (folder / name).is_file()]
 
 
 def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
-    """One file of a job. Raises: NotFound, Conflict if it is too large."""
+    """Return the content of one file of a job. Raises: NotFound, Conflict if it is too large."""
     if name not in REPORT_FILES:
         raise NotFound(f"name: no file {name[:80]!r}; a job has {' and '.join(REPORT_FILES)} at most", param="name")
     path = folder_of(data_dir, job_id) / name
@@ -50,8 +50,8 @@ def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise NotFound(
-            f"name: job {job_id} has no {name} on this machine ({error.strerror}); where its worker runs on another one, it is "
-            f"in the job's folder under that one's data_dir",
+            f"name: job {job_id} has no {name} on this machine ({error.strerror}); if its worker runs on another machine, look "
+            f"in the job's folder under data_dir there",
             param="name",
         ) from error
     if len(content) > MAX_FILE_BYTES:
@@ -69,9 +69,10 @@ def remove_folder(data_dir: Path, job_id: str) -> None:
 
 
 def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) -> None:
-    """Remove the folders of jobs that are no longer `kept`, and the oldest beyond `MAX_FOLDERS`.
+    """Remove the folders of jobs that are no longer stored, and the oldest beyond `MAX_FOLDERS`.
 
-    Raises: OSError for the first that cannot be removed, after the others.
+    `kept` returns those of the given ids whose jobs are stored.
+    Raises: OSError for the first that cannot be removed, after the others were.
     """
     root = data_dir.absolute() / FOLDER
     folders = [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
@@ -90,7 +91,7 @@ def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) ->
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link or file in its place; the target of a link stays. Raises: OSError."""
+    """Remove a folder, or a link or file in its place, but not the target of a link. Raises: OSError."""
     if path.is_symlink() or not path.is_dir():
         path.unlink()
     else:

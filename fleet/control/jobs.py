@@ -1,4 +1,4 @@
-"""Background jobs under rq: submitting, looking, ordering. A kind names the function that does it; nothing else can be run.
+"""Background jobs under rq: submission, views, orders. Only the functions of `FUNCTIONS` can be run.
 
 Arguments are checked here when a job is submitted, and again by its worker. Results and progress are JSON. Knows no request.
 """
@@ -26,11 +26,11 @@ from fleet.core.telemetry import Job, JobProgress
 
 QUEUE = "fleet"
 FUNCTIONS = {"bench": "fleet.jobs.bench.run"}
-"""Kind -> the function, which takes the arguments of the kind as one JSON object and returns JSON."""
+"""Kind -> function, which has one argument, the kind's arguments as a JSON object, and returns JSON."""
 TIMEOUT_S = 3600
 KEPT_S = 7 * 24 * 3600
 MAX_LISTED = 200
-"""Of each state, the latest."""
+"""Maximum number of jobs listed of each state, the latest."""
 PROGRESS, FILES = "progress", "files"
 UNREADABLE = "unreadable"
 """The state of a job whose record or result cannot be read."""
@@ -48,25 +48,25 @@ def open_queue(connection: Redis) -> Queue:
 
 def submit(connection: Redis, kind: str, arguments: object) -> Job:
     """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy."""
-    given = read_arguments(kind, arguments).given()
+    checked = read_arguments(kind, arguments).given()
     job = open_queue(connection).enqueue(
-        FUNCTIONS[kind], given, job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
+        FUNCTIONS[kind], checked, job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
     )
     return _view(job, None)
 
 
 def jobs(connection: Redis) -> list[Job]:
-    """The jobs still kept, the newest first."""
+    """Return the stored jobs, the newest first."""
     return sorted(_read(connection, _ids(connection)), key=lambda view: view.created_us, reverse=True)
 
 
 def job(connection: Redis, job_id: str) -> Job | None:
-    """One job, or None if it is not kept."""
+    """Return one job, or None if it is not stored."""
     return next(iter(_read(connection, [job_id])), None)
 
 
 def retry(connection: Redis, job_id: str) -> Job:
-    """The same job under a new id. Raises: NotFound, Conflict while it has not ended."""
+    """Submit the same job under a new id. Raises: NotFound, Conflict while it has not ended."""
     found = _find(connection, job_id)
     if found.get_status() in UNFINISHED:
         raise Conflict(f"job {job_id} has not ended; stop it first", param="job_id")
@@ -77,7 +77,7 @@ def retry(connection: Redis, job_id: str) -> Job:
 
 
 def stop(connection: Redis, job_id: str) -> None:
-    """End one that runs, or take one out of the queue. Raises: NotFound, Conflict once it has ended."""
+    """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict once it has ended."""
     found = _find(connection, job_id)
     status = found.get_status()
     if status not in UNFINISHED:
@@ -88,11 +88,11 @@ def stop(connection: Redis, job_id: str) -> None:
         else:
             found.cancel()
     except InvalidJobOperation as error:
-        raise Conflict(f"job {job_id} was just about to change: {error}; look again", param="job_id") from error
+        raise Conflict(f"job {job_id} changed meanwhile: {error}; look at its state and try again", param="job_id") from error
 
 
 def delete(connection: Redis, job_id: str) -> None:
-    """Forget one that does not run. Raises: NotFound, Conflict."""
+    """Delete a job that is not running. Raises: NotFound, Conflict."""
     view = job(connection, job_id)
     if view is not None and view.state == UNREADABLE:
         _delete_unreadable(connection, job_id)
@@ -100,24 +100,24 @@ def delete(connection: Redis, job_id: str) -> None:
     found = _find(connection, job_id)
     if found.get_status() == JobStatus.STARTED:
         raise Conflict(f"job {job_id} runs; stop it first", param="job_id")
-    found.group_id = None  # jobs are in no group, and rq fails to delete one whose group is not there
+    found.group_id = None  # Fleet's jobs have no group, and rq fails to delete a job whose group is missing
     found.delete()
 
 
 def note_progress(current: RqJob, progress: JobProgress) -> None:
-    """What a running job says of itself."""
+    """Save the progress of the running job."""
     current.meta[PROGRESS] = msgspec.to_builtins(progress)
     current.save_meta()
 
 
 def note_files(current: RqJob, names: list[str]) -> None:
-    """The files that a job has left in its folder."""
+    """Save the names of the files in the running job's folder."""
     current.meta[FILES] = names
     current.save_meta()
 
 
 def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
-    """Those of the jobs that are still kept."""
+    """Return the ids whose jobs are stored."""
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:
         pipe.exists(RqJob.key_for(job_id))
@@ -125,7 +125,7 @@ def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
 
 
 def recorded_arguments(job: RqJob) -> BenchArguments:
-    """The checked arguments of a record. Raises: BadInput if it was not written by `submit` of this version."""
+    """Return the checked arguments of a record. Raises: BadInput if `submit` of this version did not write it."""
     kind = next((kind for kind, function in FUNCTIONS.items() if function == job.func_name), "")
     if not kind or job.instance is not None or job.kwargs or len(job.args) != 1:
         raise BadInput("its record names no kind of job; submit it with `fleet jobs submit` or POST /v1/fleet/jobs", param="kind")
@@ -133,7 +133,7 @@ def recorded_arguments(job: RqJob) -> BenchArguments:
 
 
 def _ids(connection: Redis) -> list[str]:
-    """From rq's lists, read at one moment: one on its way from the queue to a worker is in a list of its own."""
+    """Return the ids in rq's lists, read atomically: a job that is moved from the queue to a worker is in a list of its own."""
     queue = open_queue(connection)
     pipe = connection.pipeline(transaction=True)
     for key in (queue.key, queue.intermediate_queue_key):
@@ -163,7 +163,7 @@ def _find(connection: Redis, job_id: str) -> RqJob:
 
 
 def _read(connection: Redis, job_ids: list[str]) -> list[Job]:
-    """Those of the jobs that are still kept. The state of one is `UNREADABLE` if its record or its result is damaged."""
+    """Return those of the jobs that are stored. The state is `UNREADABLE` if the record or the result is damaged."""
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:
         pipe.hgetall(RqJob.key_for(job_id))

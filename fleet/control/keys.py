@@ -1,4 +1,4 @@
-"""The key table in code: every key has a row here, and a leak checker in the tests fails on any key without one."""
+"""Table of all keys in Redis: a leak check in the tests fails for a key without a row here."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
 
 PREFIX = "fleet:"
 GROUP = "workers"
-"""The one consumer group name; on role streams it shares grants out, on inboxes it lets one blocking read cover both."""
+"""Name of all consumer groups. On role streams the group distributes grants; on inboxes it allows one read to block on both."""
 
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
@@ -46,9 +46,9 @@ def inbox(worker_id: WorkerId) -> str:
 
 
 def request(request_id: RequestId) -> str:
-    """The key of a request, whose id may come from an address. Raises: NotFound for one that would name another kind of key."""
+    """Return the key of a request; its id may be from a URL. Raises: NotFound for an id that would name another kind of key."""
     if ":" in request_id:
-        raise NotFound(f"no request {request_id[:80]!r}; the id of a request holds no colon", param="request_id")
+        raise NotFound(f"no request {request_id[:80]!r}; the id of a request has no colon", param="request_id")
     return f"{PREFIX}req:{request_id}"
 
 
@@ -77,7 +77,7 @@ def trace(request_id: RequestId) -> str:
 
 
 def index(state: str) -> str:
-    """Requests of one state; `INDEX_ALL` has all. Every score is 0, so that they are in the order of their ids."""
+    """Return the key of the requests of one state; `INDEX_ALL` has all. Every score is 0, so members are in the order of ids."""
     return f"{PREFIX}index:{state}"
 
 
@@ -86,7 +86,7 @@ def gone(worker_id: WorkerId) -> str:
 
 
 def series(step: int) -> str:
-    """`step`: seconds since 1970, in steps of the series."""
+    """Return the key of one step of the time series; `step`: seconds since 1970, divided by the length of a step."""
     return f"{PREFIX}series:{step}"
 
 
@@ -103,7 +103,7 @@ def voice(session_id: str) -> str:
 
 
 def voices_of(owner: str) -> str:
-    """`owner`: a client secret, as `voice.hold` names it."""
+    """Return the key of the voice sessions of one client secret; `owner` is its hash."""
     return f"{PREFIX}voices_of:{owner}"
 
 
@@ -117,7 +117,7 @@ def secret(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kind of key. `life` is forever, lease (dies with a worker), live (dies with the request) or retention (has a TTL)."""
+    """One kind of key. `life` is forever, lease (ends with a worker), live (ends with the request) or retention (has a TTL)."""
 
     pattern: str
     redis_type: str
@@ -133,14 +133,14 @@ TABLE: tuple[Row, ...] = (
         redis_type="hash",
         life="lease",
         owner="register",
-        meaning="role, host, pid, metadata, hosts that can read it, MAC, load, the order of an operator",
+        meaning="role, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order",
     ),
     Row(
         pattern="worker:{id}:tasks",
         redis_type="set",
         life="lease",
         owner="claim",
-        meaning="request|stage it owns, or that is put to it",
+        meaning="request|stage that it owns, or that is reserved for it",
     ),
     Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
     Row(
@@ -148,132 +148,132 @@ TABLE: tuple[Row, ...] = (
         redis_type="hash",
         life="forever",
         owner="register",
-        meaning="when its last worker was lost or left, starts -> until when, tries, the last try, how long a start took; us",
+        meaning="time when its last worker was lost or left; announced starts -> deadline; attempts, last attempt, duration; us",
     ),
     Row(
         pattern="inbox:{id}",
         redis_type="stream",
         life="lease",
         owner="append",
-        meaning="chunks, credit, ends, walks, orders, tasks taken back",
+        meaning="notices: chunks, credit, ends, walks, orders, revoked tasks",
     ),
-    Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),
+    Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests that have not ended"),
     Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
     Row(
         pattern="req:{r}:blob",
         redis_type="string",
         life="retention",
         owner="submit",
-        meaning="audio prompt, float32; a minute longer than its request, to send it again",
+        meaning="audio prompt, float32; retained for a minute after its request, for a retry",
     ),
     Row(
         pattern="req:{r}:trace",
         redis_type="list",
         life="retention",
         owner="all scripts",
-        meaning="trace events, a line each; bounded",
+        meaning="trace events, one line each; bounded",
     ),
     Row(
         pattern="index:{which}",
         redis_type="zset",
         life="forever",
         owner="submit",
-        meaning="requests kept: all, by state, and when they expire, us; orders only, bounded, pruned as others end",
+        meaning="ids of retained requests: all, by state, and by expiry, us; bounded, pruned when requests end",
     ),
     Row(
         pattern="series:{step}",
         redis_type="hash",
         life="retention",
         owner="all scripts",
-        meaning="what was counted in five seconds, durations by bounds; and how many tasks ran and waited",
+        meaning="counts of five seconds, durations by bucket; and numbers of running and waiting tasks",
     ),
-    Row(pattern="gone", redis_type="zset", life="forever", owner="fence_worker", meaning="workers that have gone -> when, us"),
-    Row(pattern="gone:{id}", redis_type="hash", life="retention", owner="fence_worker", meaning="what its worker:{id} was"),
+    Row(pattern="gone", redis_type="zset", life="forever", owner="fence_worker", meaning="former workers -> time of the end, us"),
+    Row(pattern="gone:{id}", redis_type="hash", life="retention", owner="fence_worker", meaning="last content of worker:{id}"),
     Row(pattern="logs", redis_type="stream", life="forever", owner="all processes", meaning="log lines, trimmed"),
-    Row(pattern="logs:dropped", redis_type="string", life="forever", owner="all processes", meaning="lines that were lost"),
+    Row(pattern="logs:dropped", redis_type="string", life="forever", owner="all processes", meaning="number of lost log lines"),
     Row(
         pattern="req:{r}:task:{stage}",
         redis_type="hash",
         life="retention",
         owner="grant",
-        meaning="state, role, owner, epoch, walks, inputs, produced, consumed and worked off per edge, what was told of it",
+        meaning="state, role, owner, epoch, walks, inputs; produced, consumed and processed per edge; metadata for the trace",
     ),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
-    Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
+    Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> location of its tensors"),
     Row(
         pattern="req:{r}:kv:{stage}",
         redis_type="hash",
         life="live",
         owner="hand_off",
-        meaning="computed blocks on offer: state, epoch, source, rows, where they are; at which epoch they were taken",
+        meaning="KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import",
     ),
     Row(
         pattern="cached_prefix:{session}",
         redis_type="hash",
         life="retention",
         owner="cache_prefix",
-        meaning="stage -> worker that caches the prefix of the conversation's last turn",
+        meaning="stage -> worker that caches the KV rows of the conversation's last turn",
     ),
     Row(
         pattern="transcript:{audio}",
         redis_type="string",
         life="retention",
         owner="gateway",
-        meaning="what a spoken answer said, for turns that name it",
+        meaning="text of a spoken answer, for turns that name the answer by its audio id",
     ),
     Row(
         pattern="voice:{session}",
         redis_type="hash",
         life="retention",
         owner="hold_voice",
-        meaning="a voice session: holder, epoch, the credential that opened it, when it began, since when its client is away, "
-        "how it fares, and what another gateway needs to continue it",
+        meaning="a voice session: holder, epoch, the credential that opened it, time of its start, time of its client's "
+        "disconnect, the view for operators, and the state that another gateway needs to continue it",
     ),
     Row(
         pattern="voice_ended:{session}",
         redis_type="string",
         life="retention",
         owner="end_voice",
-        meaning="present where an operator ended the voice session: 1 and the credential that opened it",
+        meaning="an operator ended the voice session: 1 and the credential that opened it",
     ),
-    Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> when it ends, us"),
+    Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> time of expiry, us"),
     Row(
         pattern="voices_of:{owner}",
         redis_type="zset",
         life="retention",
         owner="hold_voice",
-        meaning="sessions that one client secret has open or in line -> when they end, us; the secret is named by its hash",
+        meaning="sessions of one client secret, open or queued -> time of expiry, us; the secret is named by its hash",
     ),
     Row(
         pattern="secret:{name}",
         redis_type="string",
         life="retention",
         owner="gateway",
-        meaning="hash of a short-lived client key -> the session it opens",
+        meaning="settings of the session that a short-lived client secret opens; the secret is named by its hash",
     ),
     Row(
         pattern="logins",
         redis_type="zset",
         life="retention",
         owner="gateway",
-        meaning="MAC of a console login's cookie under the API key -> when the login ends, us; bounded",
+        meaning="MAC of a console login's cookie under the API key -> time of expiry, us; bounded",
     ),
-    Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
-    Row(pattern="dead_letters", redis_type="stream", life="forever", owner="end_request", meaning="requests that killed workers"),
-    Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),
+    Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="events of the fleet, trimmed"),
+    Row(pattern="dead_letters", redis_type="stream", life="forever", owner="end_request", meaning="requests that were given up"),
+    Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> time and cause of refusal"),
     Row(
         pattern="refusal_logged",
         redis_type="string",
         life="retention",
         owner="submit, admission",
-        meaning="the request whose refusal for the queue bound was logged in the last seconds",
+        meaning="request whose refusal for the queue bound was logged within the last seconds",
     ),
     Row(
         pattern="conductor:last",
         redis_type="string",
         life="forever",
         owner="lead",
-        meaning="who led last, until it gives the lead up or is seen to die",
+        meaning="last leader, until it resigns or its death is observed",
     ),
     Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
     Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
@@ -281,7 +281,7 @@ TABLE: tuple[Row, ...] = (
 
 
 def row_of(key: str) -> Row | None:
-    """The row a concrete key belongs to, or None: a leak."""
+    """Return the row of a concrete key, or None: a leak."""
     for row in sorted(TABLE, key=lambda r: -len(r.pattern)):
         shape = re.sub(r"\\{[a-z]+\\}", "[^{}]+?", re.escape(row.pattern))
         if row.pattern == "worker:{id}":

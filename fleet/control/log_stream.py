@@ -1,6 +1,6 @@
-"""This process's log lines into the fleet's one log: by a thread of its own, in batches, never holding up who logs.
+"""Sender of this process's log lines to the fleet's log: in batches, by a thread of its own, so that logging never blocks.
 
-Under pressure, or while Redis is away, lines are dropped and counted. What is printed is not changed by it.
+Under load, or while Redis is away, lines are dropped and counted. Printed lines are not affected.
 """
 
 import logging
@@ -28,8 +28,8 @@ Fields = dict[FieldT, EncodableT]
 
 
 class LogShipper(logging.Handler):
-    """Takes records of any thread, until `end`, which sends what waits, for a bounded time. Not `close`: configuring logging (as
-    uvicorn does) closes every handler there is, and leaves them in use.
+    """Handler for records of any thread, until `end`, which sends the waiting ones within a time limit. Not `close`: configuring
+    logging (as uvicorn does) closes every existing handler, and leaves it in use.
 
     Invariants: `emit` does no I/O; at most `MAX_WAITING` lines wait; the stream keeps about `MAX_STORED`.
     """
@@ -68,7 +68,7 @@ class LogShipper(logging.Handler):
             pass
 
     def _ship(self) -> bool:
-        """Send a batch; whether Redis took it. One that it did not take is sent again, or at last gives way to newer ones."""
+        """Send the waiting lines in batches. Return False if Redis does not answer: unsent lines wait for the next call."""
         while self._waiting:
             batch = [self._waiting[place] for place in range(min(len(self._waiting), MAX_BATCH))]
             dropped = self._dropped
@@ -88,7 +88,7 @@ class LogShipper(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
-    """As the stream keeps a line. The request it is about is named in its words; `extra` may name it, and an epoch."""
+    """Return the stream fields of a record. The request is that of `extra`, which may have an epoch too, or of the message."""
     message = record.getMessage()
     about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")
     fields: Fields = {
@@ -101,14 +101,14 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
 
 
 def add_line(client: redis.Redis, labels: Labels, message: str, *, level: str) -> None:
-    """Add one line, now, for a process that ships none of its own. Raises: redis's errors."""
+    """Add one line immediately, for a process without a LogShipper. Raises: redis-py's errors."""
     record = logging.LogRecord(__name__, logging.getLevelNamesMapping()[level.upper()], "", 0, message, None, None)
     client.xadd(keys.LOGS, fields_of(record, labels), maxlen=MAX_STORED, approximate=True)
 
 
 @contextmanager
 def shipping(redis_url: str, labels: Labels) -> Iterator[Labels]:
-    """What this process logs meanwhile goes to the fleet's log too."""
+    """Send the log lines of this process to the fleet's log, within the block."""
     shipper = LogShipper(connect_for_a_call(redis_url, TIMEOUT_S), labels)
     logging.getLogger().addHandler(shipper)
     try:

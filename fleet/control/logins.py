@@ -1,4 +1,4 @@
-"""Logins of the console in Redis: the name of each, and when it ends. Knows no cookie and no key."""
+"""Logins of the console in Redis: the name of each, and the time of its expiry. Knows no cookie and no key."""
 
 import redis.asyncio
 
@@ -7,17 +7,17 @@ from fleet.control.connect import answer_of
 from fleet.core.clock import now_us
 
 MAX_LOGINS = 1000
-"""Beyond them the login that was not used for the longest time ends."""
+"""Beyond them the least recently used login ends."""
 
 
 class LoginStore:
-    """One sorted set for all gateways, scored by the end of each login, us. Raises, from any method: RedisUnreachable."""
+    """One sorted set for all gateways, scored by the expiry of each login, us. Any method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client
 
     async def add(self, name: str, keep_s: int) -> None:
-        """Keep a new login, and drop those that have ended and those beyond the bound."""
+        """Save a new login, and delete those that have expired and those beyond the bound."""
         now = now_us()
         pipe = self._redis.pipeline()
         pipe.zremrangebyscore(keys.LOGINS, "-inf", now)
@@ -27,12 +27,12 @@ class LoginStore:
         await answer_of(pipe.execute())
 
     async def ends_us(self, name: str) -> int | None:
-        """Return when the login ends, which may be past; None if it is not known."""
+        """Return the time of the login's expiry, which may be past; None for an unknown login."""
         score = await answer_of(self._redis.zscore(keys.LOGINS, name))
         return None if score is None else int(score)
 
     async def renew(self, name: str, keep_s: int) -> None:
-        """Prolong a login that is still there; one that was removed meanwhile stays removed."""
+        """Extend a login; one that was removed meanwhile is not restored."""
         pipe = self._redis.pipeline()
         pipe.zadd(keys.LOGINS, {name: now_us() + keep_s * 1_000_000}, xx=True)
         pipe.expire(keys.LOGINS, keep_s)

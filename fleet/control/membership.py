@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """One listed gateway at a time. `rejoined` is awaited after each rejoin."""
+    """Registration of this gateway, under one id at a time. `rejoined` is awaited after each rejoin."""
 
     def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
         self._redis, self._reader = client, reader
@@ -67,7 +67,7 @@ class Membership:
         async with self.lock:
             if self.id != former:
                 return
-            log.warning("gateway %s was fenced or is unknown to Redis; it rejoins under a new id", former)
+            log.warning("gateway %s was fenced, or Redis lost its registration; it rejoins under a new id", former)
             self.id = _new_id()
             await self.register()
         if self.rejoined is not None:

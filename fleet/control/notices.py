@@ -1,4 +1,4 @@
-"""Inbox entries as typed notices: what a worker or gateway is told. The one place that reads their fields."""
+"""Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their fields."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class CreditNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndNotice:
-    """The request has ended, however; memory held for it is due."""
+    """The request has ended, in any state; memory held for it can be freed."""
 
     request: RequestId
     state: str
@@ -34,7 +34,7 @@ class EndNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenNotice:
-    """People took a task back: who has it at an epoch below this one lets go of it."""
+    """An operator revoked a task: an owner at an epoch below this one must drop it."""
 
     request: RequestId
     stage: StageName
@@ -43,7 +43,7 @@ class TakenNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkNotice:
-    """The conductor's word on a transition."""
+    """A transition that the conductor decided."""
 
     request: RequestId
     edge: EdgeName
@@ -53,7 +53,7 @@ class WalkNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelocationNotice:
-    """The tensors of a chunk were made again: where they are now."""
+    """The tensors of a chunk were recomputed, and are at a new location."""
 
     request: RequestId
     edge: EdgeName
@@ -63,14 +63,14 @@ class RelocationNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeNotice:
-    """The blocks this worker offered were taken; their memory is due."""
+    """The blocks that this worker offered were imported; their memory can be freed."""
 
     request: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantNotice:
-    """A task is put to this worker, since it keeps the prefix of the task's session."""
+    """A task is offered to this worker, which caches the prefix of the task's session."""
 
     request: RequestId
     stage: StageName
@@ -79,12 +79,12 @@ class GrantNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionNotice:
-    """Whoever stood by takes tasks from now on: a worker of its role is gone."""
+    """A standby worker accepts tasks from now on, because a worker of its role is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderNotice:
-    """What people bid this worker."""
+    """An operator's order to this worker."""
 
     order: WorkerOrder
 
@@ -97,7 +97,7 @@ AnyNotice = GrantNotice | Notice
 
 
 def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
-    """One inbox entry; None for a kind this version does not know (a newer peer's)."""
+    """Parse one inbox entry; None for a kind that this version does not have (a newer peer's)."""
     kind = text(fields["k"])
     if kind == "c":
         location = decode_location(fields["l"]) if fields.get("l") else {}

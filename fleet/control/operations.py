@@ -20,18 +20,18 @@ from fleet.core.telemetry import WorkerOrder
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
-"""Submits a request that has no client; its answer is read to its end, so that its log is whole."""
+"""Submits a request without a client; its answer is read to its end, so that its log is complete."""
 
 
 class Operations:
-    """Raises, from any method: RedisUnreachable; NotFound or Conflict naming the cause."""
+    """Orders of operators. Any method may raise RedisUnreachable, and NotFound or Conflict naming the cause."""
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, submit: Submit) -> None:
         self._redis, self._submit = client, submit
         self._graph = config.graph_declaration()
 
     async def retry(self, request: RequestId) -> RequestId:
-        """Send the same request again and return its new id. Its answer goes to the log; `resume` takes it over."""
+        """Send the same request again and return its new id. Its answer is logged; a client reads it by `resume`."""
         raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
         if raw is None:
             raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
@@ -54,13 +54,13 @@ class Operations:
         return again.id
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
-        """Order a worker to drain, resume, stop or dump its threads. An order already in force is no conflict."""
+        """Order a worker to drain, resume, stop or dump its threads. Repeating an order is no conflict."""
         answer = text(await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order))))
         match answer:
             case "ok":
                 return
             case "gateway":
-                raise Conflict(f"{worker} is a gateway: it takes no tasks, and no orders", param="worker_id")
+                raise Conflict(f"{worker} is a gateway: it has no tasks, and accepts no orders", param="worker_id")
             case "leaving":
                 raise Conflict(f"{worker} is leaving already; start another with `fleet worker`", param="worker_id")
             case "gone":
@@ -69,9 +69,10 @@ class Operations:
                 raise NotFound(f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are", param="worker_id")
 
     async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
-        """Revoke a task from its owner, to be granted again. `epoch`: at which it was seen; 0: any."""
-        known = stage != CLIENT
-        answer = text(await answer_of(run_async(self._redis, scripts.redeliver(request, stage, epoch)))) if known else "no_task"
+        """Revoke a task from its owner, to be granted again. `epoch`: the caller's view of it; 0: any."""
+        has_worker = stage != CLIENT
+        call = scripts.redeliver(request, stage, epoch)
+        answer = text(await answer_of(run_async(self._redis, call))) if has_worker else "no_task"
         match answer:
             case "ok":
                 log.info("request %s, stage %s is revoked from its owner, to be granted again", request, stage)
@@ -84,10 +85,10 @@ class Operations:
             case "stale":
                 raise Conflict(f"stage {stage} of {request} has been granted again since it was seen; look again", param="epoch")
             case state:
-                raise Conflict(f"stage {stage} of {request} is {state}: no worker has it to be taken from", param="stage")
+                raise Conflict(f"stage {stage} of {request} is {state}: no worker has it, so it cannot be revoked", param="stage")
 
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
-        """As `retry`. The letter is dropped then: a request that kills its workers again is listed under its new id."""
+        """Send the request again, as `retry`, and drop the letter: if workers die over it again, its new id is listed."""
         letter = await answer_of(find_letter(self._redis, request))
         again = await self._submit_again(spec_of(letter), letter.blob)
         await answer_of(self._redis.xdel(keys.DEAD, letter.entry))

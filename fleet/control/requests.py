@@ -1,4 +1,4 @@
-"""The requests that a gateway holds: submitted, resumed, reattached after a lapse, aborted. Their chunks arrive by notices."""
+"""Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Their chunks arrive by notices."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.admission import RefusalLog, refusal_of
+from fleet.control.admission import NoWorkerLog, refusal_of
 from fleet.control.connect import answer_of, run_async, text
 from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class GatewayRequests:
-    """Requests whose client edges this gateway consumes. Raises, from the public calls: RedisUnreachable."""
+    """Requests whose client edges this gateway consumes. Any public method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, membership: Membership) -> None:
         self._redis, self._config, self._membership = client, config, membership
@@ -33,8 +33,8 @@ class GatewayRequests:
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
         """Tasks that read the answers of requests without a client."""
         self._strays: set[RequestId] = set()
-        """Requests that Redis may hold in this gateway's name though none of its streams reads them."""
-        self._refusals = RefusalLog()
+        """Requests that Redis may list as this gateway's although none of its streams reads them."""
+        self._refusals = NoWorkerLog()
         self._run_id = ""
         membership.rejoined = self.reattach
 
@@ -55,7 +55,7 @@ class GatewayRequests:
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
 
-        A role admits requests, which wait, if a worker of it is starting or was lost less than `lease.no_worker_timeout_s` ago.
+        Requests wait for a role without a worker if one is starting, or was lost less than `lease.no_worker_timeout_s` ago.
 
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
@@ -67,7 +67,7 @@ class GatewayRequests:
         except FleetError as error:
             self._streams.pop(spec.id, None)
             if isinstance(error, RedisUnreachable):
-                # The script may have run although its answer was lost; a request without a reader would never end.
+                # The script may have run although its answer was lost, and a request without a reader never ends.
                 self._strays.add(spec.id)
             raise
         stream.held_by(gateway, Epoch(int(text(answer[1]))))
@@ -90,8 +90,8 @@ class GatewayRequests:
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from the gateway that held them, to read from the first chunk on.
 
-        Returns None if the request is unknown. One that has ended can still be read for as long as its client edges are retained.
-        Raises: RedisUnreachable; NotFound if it is known and its client edges are no longer retained.
+        Returns None if the request is unknown. One that has ended can be read while its client edges are retained.
+        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not.
         """
         raw = await answer_of(self._redis.hget(keys.request(request), "spec"))
         if raw is None:
@@ -107,7 +107,7 @@ class GatewayRequests:
             if text(answer[0]) == "ok":
                 stream.held_by(gateway, Epoch(int(text(answer[1]))))
             elif text(answer[0]) != "ended":
-                raise RedisUnreachable(f"the request could not be taken over ({text(answer[0])}); try again")
+                raise RedisUnreachable(f"the request could not be taken over from its gateway ({text(answer[0])}); try again")
             await answer_of(stream.catch_up())
             stream.raise_if_gone()
         except FleetError:
@@ -140,7 +140,7 @@ class GatewayRequests:
                 return
 
     async def catch_up(self) -> None:
-        """Read the edge logs of the streams that received no chunk since the last call: a notice may have been lost."""
+        """Read the edge logs of the streams that received no chunk since the last call, in case a notice was lost."""
         for stream in [stream for stream in self._streams.values() if not stream.moved()]:
             try:
                 await stream.catch_up()
@@ -148,13 +148,13 @@ class GatewayRequests:
                 log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def reconcile(self) -> None:
-        """Repair what a lapse of the lease or a restart of Redis changed. Raises: redis's errors; the next call resumes."""
+        """Reattach or abort requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
         await self.reattach()
         await self._find_strays()
         await self._abort_strays()
 
     async def reattach(self) -> None:
-        """Attach each stream of a former id to the present one. Raises: redis's errors; the next renewal tries again."""
+        """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
         async with self._membership.lock:
             for stream in list(self._streams.values()):
                 if stream.is_detached(self._membership.id):
@@ -177,10 +177,10 @@ class GatewayRequests:
 
         With invariant numerics they cannot differ, and the stream leaves out the rows that the client has.
         """
-        if not (stream.told_nothing or self._config.numerics == "invariant"):
+        if not (stream.is_undelivered or self._config.numerics == "invariant"):
             stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
             return
-        log.warning("redis lost %s; it is submitted again", stream.request_id)
+        log.warning("Redis lost request %s; it is submitted again", stream.request_id)
         gateway = self._membership.id
         call = self._submission(stream.spec, stream.blob, gateway)
         answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
@@ -199,7 +199,7 @@ class GatewayRequests:
 
     async def _abort_strays(self) -> None:
         for request in list(self._strays):
-            reason = "its submission was not answered"
+            reason = "no gateway reads its answer: its submission was not acknowledged, or Redis lost writes"
             await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, reason, self._retention))
             self._strays.discard(request)
 
@@ -212,11 +212,11 @@ class GatewayRequests:
                 del self._streams[request]
 
         stream.on_close = forget
-        stream.on_unheard = lambda: self._drain(stream, self._config.web.send_timeout_s)
+        stream.on_unread = lambda: self._drain(stream, self._config.web.send_timeout_s)
         self._streams[request] = stream
 
     def _drain(self, stream: ClientStream, patience_s: float | None = None) -> None:
-        """Acknowledge the rest of an answer without a client, so that its workers do not wait; unless a newer stream reads it."""
+        """Acknowledge the rest of an answer without a client, so that its workers do not wait, unless a newer stream reads it."""
         request = stream.request_id
         if self._streams.get(request) is not stream:
             return
@@ -225,7 +225,7 @@ class GatewayRequests:
         draining.add_done_callback(lambda _: self._draining.pop(request, None))
 
     def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False) -> scripts.Call:
-        """`checked`: its roles must have or expect workers; a request that was admitted before is not refused for that."""
+        """`checked`: refuse the request if one of its roles neither has nor expects a worker; not if it was admitted before."""
         graph = self._config.graph_declaration()
         stages = graph.stages_for(spec.outputs)
         return scripts.submit(
@@ -245,7 +245,7 @@ class GatewayRequests:
         return [role.name for role in self._config.roles() if role.stage in stages]
 
     async def _admit(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[object]]:
-        """Run `submit` or `admission`: as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable."""
+        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable."""
         gateway, answer = await self._membership.call(call, unlisted="stale")
         if text(answer[0]) == "no_worker" and await self._assume_served():
             gateway, answer = await self._membership.call(call, unlisted="stale")
@@ -257,9 +257,9 @@ class GatewayRequests:
         return gateway, answer
 
     async def _assume_served(self) -> bool:
-        """Count every role as served until Redis restarted, if that was just now: it may have lost which roles were.
+        """If Redis restarted recently, treat every role as served until then: it may have lost the workers' registrations.
 
-        Return True if it did restart since this gateway joined.
+        Return True if it restarted since this gateway joined.
         """
         run_id, up_s = await answer_of(self._server())
         if run_id == self._run_id or up_s > self._config.lease.no_worker_timeout_s:

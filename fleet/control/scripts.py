@@ -19,12 +19,12 @@ from fleet.core.telemetry import WorkerOrder
 
 Arg = str | bytes | int
 API_RIGHT = "api"
-"""The right of `DELETE /v1/fleet/requests/{id}`: it may abort whoever holds the client edge."""
+"""Right of `DELETE /v1/fleet/requests/{id}`: permits an abort regardless of the gateway that holds the client edges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One script call, ready to send."""
+    """One call of a script, ready to send."""
 
     script: str
     args: tuple[Arg, ...]
@@ -32,7 +32,7 @@ class Call:
 
 @cache
 def source(name: str) -> str:
-    """The Lua of a script, common part included."""
+    """Return the Lua of a script, common part included."""
     folder = resources.files("fleet.control") / "lua"
     return (folder / "common.lua").read_text() + (folder / f"{name}.lua").read_text()
 
@@ -52,7 +52,7 @@ SCRIPTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Units: seconds a request's keys outlive it; sound goes sooner, for it is large, and the answer's can be made again."""
+    """Units: seconds for which a request's keys outlive it. Audio is deleted sooner: it is large, and can be recomputed."""
 
     request_s: int = 600
     brief_edge_s: int = 60
@@ -73,7 +73,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """The remote tensors of an appended chunk were made again by its producing task, and lie at `location` now."""
+    """The remote tensors of an appended chunk were recomputed by its producing task, and are at `location` now."""
 
     request: RequestId
     stage: StageName
@@ -88,8 +88,8 @@ class Relocation:
 class Ack:
     """`consumed` chunks of `edge` have been consumed by `stage`; the credit goes to `producer`.
 
-    `delivered`: a client has taken the last chunk of its last edge, which ends its task.
-    `closed`: the consumer has ended and takes no more; its producer must not wait for it.
+    `delivered`: the gateway has read the last chunk of the last client edge, which ends its task.
+    `closed`: the consumer has ended and reads no more; its producer must not wait for it.
     """
 
     request: RequestId
@@ -103,7 +103,7 @@ class Ack:
 
 
 def kind_of(spec: RequestSpec) -> str:
-    """What people look for a request by, where its gateway did not say: whether more than one edge goes to the client."""
+    """Return the default kind of a request: speech if it has more than one client edge, else text."""
     return "speech" if len(spec.outputs) > 1 else "text"
 
 
@@ -119,7 +119,7 @@ def submit(
     roles: Sequence[RoleName] = (),
     grace_us: int = 0,
 ) -> Call:
-    """`brief`: those of `edges` that are kept for `Retention.brief_edge_s` only, for they are large.
+    """`brief`: those of `edges` that are retained for `Retention.brief_edge_s` only, because they are large.
 
     Refused unless each of `roles` has a worker, lost its last one less than `grace_us` ago, or has one starting.
     """
@@ -133,7 +133,7 @@ def submit(
 
 
 def admission(request: RequestId, *, bound: int, gateway: WorkerId, roles: Sequence[RoleName], grace_us: int) -> Call:
-    """Ask what `submit` would answer, and how many more requests would be admitted."""
+    """Return the answer that `submit` would give, with the number of requests that would be admitted."""
     return Call("admission", (bound, request, gateway, ",".join(roles), grace_us))
 
 
@@ -148,15 +148,15 @@ def claim(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch,
     inputs: Sequence[EdgeName] = (), outputs: Mapping[EdgeName, StageName] | None = None,
 ) -> Call:  # fmt: skip
-    """`entry` is "" where the grant came into the worker's inbox. Who gets the right is told the logs of these edges with it: of
-    `inputs`, and of `outputs`, edge -> consumer.
+    """`entry` is "" if the grant arrived in the worker's inbox. A successful claim returns the logs of `inputs` and of `outputs`
+    (edge -> consumer).
     """
     consumers = chain.from_iterable((outputs or {}).items())
     return Call("claim", (worker, role, entry, request, stage, epoch, len(inputs), *inputs, *consumers))
 
 
 def reserve(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """The worker keeps a task that is to run alone, until it can claim it. Said again, it tells whether it still may."""
+    """Reserve a task that must run alone until the worker can claim it. A repeated call answers whether it still may."""
     return Call("reserve", (worker, role, entry, request, stage, epoch))
 
 
@@ -192,12 +192,12 @@ def hand_off(
     *, num_rows: int = 0, pages: PagesRef | None = None, location: Location | None = None, data: bytes = b"",
     prefilled_us: int = 0,
 ) -> Call:  # fmt: skip
-    """The blocks of `num_rows` rows lie in `pages`, or at `location`, or are `data`, or nowhere: then they are computed again.
+    """The KV blocks of `num_rows` rows are in `pages`, at `location`, or in `data`; if in none, they are recomputed.
 
-    `prefilled_us`: when the giver's last step had ended, for the story.
+    `prefilled_us`: end of the source's last step, for the trace.
     """
-    lent, where = encode_pages(pages) if pages else b"", encode_location(location) if location else b""
-    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, lent, where, data, prefilled_us))
+    offered, at = encode_pages(pages) if pages else b"", encode_location(location) if location else b""
+    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, offered, at, data, prefilled_us))
 
 
 def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
@@ -209,35 +209,37 @@ def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call:
 
 
 def set_task_metadata(request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes) -> Call:
-    """Adds `line` to the task's story under `name`."""
+    """Save `line` in the task's hash under `name`, for the trace."""
     return Call("set_task_metadata", (request, stage, epoch, name, line))
 
 
 def cache_prefix(
-    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str, *, kept: int, spared: int, keep_s: float
+    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str, *, kept: int, reused: int, keep_s: float
 ) -> Call:
-    """`kept` rows of the task stay with the worker for the session's next request; `spared` are those of its own that were so."""
-    return Call("cache_prefix", (request, stage, epoch, worker, session, kept, spared, int(keep_s * 1000)))
+    """The worker caches `kept` rows for the session's next request. `reused`: rows that this task took from the cache."""
+    return Call("cache_prefix", (request, stage, epoch, worker, session, kept, reused, int(keep_s * 1000)))
 
 
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
-    """`stage` cannot pull what `producer` published: its holder is gone."""
+    """`stage` cannot pull the tensors that `producer` published: their holder is gone."""
     return Call("lose_tensors", (request, stage, epoch, producer))
 
 
 def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """A step that failed as a whole took the task with it: it counts as a death over the task, and the worker lives."""
+    """A step failed as a whole, and the task with it: that counts as a death over the task, although the worker lives."""
     return Call("lose_task", (request, stage, epoch))
 
 
 def report_idle(request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]) -> Call:
-    """The task waits: everything of `taken`, its chunks by input edge, is worked off."""
+    """The task waits for input: it has processed all of `taken`, its numbers of received chunks by input edge."""
     return Call("report_idle", (request, stage, epoch, *chain.from_iterable(taken.items())))
 
 
 def fail(event: TaskFailed) -> Call:
-    told = (event.code, event.message, event.param or "")
-    return Call("fail", (event.request, event.stage, event.epoch, encode_event(event), *told))
+    return Call(
+        "fail",
+        (event.request, event.stage, event.epoch, encode_event(event), event.code, event.message, event.param or ""),
+    )
 
 
 def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk) -> Call:
@@ -248,7 +250,7 @@ def end_request(
     leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep: Retention,
     *, dead_stage: StageName | None = None,
 ) -> Call:  # fmt: skip
-    """`dead_stage`: the stage whose workers the request killed; it goes to the dead letters."""
+    """`dead_stage`: the stage whose workers died over the request, which becomes a dead letter."""
     ends = (leader, request, state, code, message, param or "", keep.request_s, keep.brief_edge_s)
     return Call("end_request", (*ends, dead_stage or ""))
 
@@ -265,20 +267,20 @@ def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None
 def register(
     worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes], *, replicas: int = 1, standby: int = 0
 ) -> Call:
-    """Where `replicas` workers of the role take tasks, up to `standby` more are answered "standby": theirs is to wait."""
+    """If `replicas` workers of the role accept tasks, up to `standby` more receive the answer "standby" and must wait."""
     pairs = [part for field in fields.items() for part in field]
     joined = encode_event(WorkerJoined(worker=worker, role=role))
     return Call("register", (worker, role, lease_us, joined, replicas, standby, *pairs))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
-    """`vitals` are counts for people to look at: running, pages_used, slots_used and the like."""
+    """`vitals` are metrics for the console, such as running, pages_used and slots_used."""
     pairs = [part for field in vitals.items() for part in field]
     return Call("renew", (worker, lease_us, *pairs))
 
 
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
-    """`leader` "" is the worker saying goodbye itself or, with `died`, a supervisor that saw its process end by `cause`."""
+    """`leader` is "" if the worker deregisters or, with `died`, if a supervisor saw its process end by `cause`."""
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
 
@@ -311,22 +313,22 @@ def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:
 
 
 def availability(grace_us: int, roles: Sequence[str]) -> Call:
-    """Reads only: whether each role admits new requests, keeps those in flight, and how many of its workers are starting."""
+    """Read only: for each role, whether it admits new requests and retains running ones, and its number of starting workers."""
     return Call("availability", (grace_us, *roles))
 
 
 def drain(worker: WorkerId) -> Call:
-    """The worker says that it is leaving, when it stops taking grants; its goodbye (`fence_worker`) follows once it is done."""
+    """The worker leaves: it claims no more grants, and deregisters (`fence_worker`) once its tasks have ended."""
     return Call("drain", (worker,))
 
 
 def order(worker: WorkerId, what: WorkerOrder) -> Call:
-    """People's right: whoever may call the API. A worker that is leaving already takes no order but to leave."""
+    """An operator's order, by right of the API. A worker that is leaving accepts no order but to leave."""
     return Call("order", (worker, what))
 
 
 def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """People's right: whoever may call the API. `epoch` 0: whoever has the task by now."""
+    """Revoke a task from its owner, by right of the API. `epoch` 0: from the present owner."""
     return Call("redeliver", (request, stage, epoch))
 
 
@@ -335,17 +337,17 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 
 def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
-    """`counted` is added to this step of the time series; `seen` is what any gateway sees alike."""
+    """`counted` is added to this step of the time series; `seen` are gauges, equal for all gateways, which are overwritten."""
     return Call("record_metrics", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
 
 
 def queues(roles: Sequence[str]) -> Call:
-    """Reads only: what waits in each role's stream."""
+    """Read only: the pending grants of each role's stream."""
     return Call("queues", tuple(roles))
 
 
 def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new: bool, bound: int) -> Call:
-    """`new`: one that must not exist yet; else one that must, and is `owner`'s. `bound`: see the script."""
+    """`new`: the session must not exist yet; else it must exist and be `owner`'s. `bound`: see the script."""
     return Call("hold_voice", (session, holder, keep_ms, owner, "1" if new else "", bound))
 
 
@@ -355,11 +357,11 @@ def save_voice(session: str, epoch: int, ttl_ms: int, fields: Mapping[str, bytes
 
 
 VOICE_ENDED_MS = 600_000
-"""An operator's end of a voice session is kept for so long: a client that is away for longer begins another one."""
+"""Retention of the record that an operator ended a voice session: a client that returns later begins a new one."""
 
 
 def end_voice(session: str, epoch: int | None) -> Call:
-    """`epoch` None: by the API's right, whoever holds it."""
+    """`epoch` None: by right of the API, regardless of the holder."""
     return Call("end_voice", (session, "" if epoch is None else epoch, VOICE_ENDED_MS))
 
 

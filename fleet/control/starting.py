@@ -1,4 +1,4 @@
-"""Announcing that a worker is starting, so that requests wait for it: by its own process while it loads, by its keeper before."""
+"""Announcement of a starting worker, so that requests wait for it: by its own process while it loads, by its keeper before."""
 
 import logging
 import os
@@ -19,22 +19,22 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 LEASE_S = 10.0
-"""Several renewals long: a process that loads may hold the interpreter for seconds."""
+"""Several renewals long, because a loading process may hold the interpreter lock for seconds."""
 MAX_LOADING_S = 1800.0
-"""A start that takes longer hangs, and is announced no more."""
+"""A longer start is treated as hung, and is no longer announced."""
 TIMEOUT_S = 2.0
 
 
 def place_here(pid: int) -> str:
-    """A process of this host, as announcements name it."""
+    """Return the name of a process of this host in announcements."""
     return f"{socket.gethostname()}:{pid}"
 
 
 class StartAnnouncement:
-    """Announces this process as a starting worker of `role` from `__enter__` until `joined`, or until the process ends.
+    """Announce this process as a starting worker of `role` from `__enter__` until `joined`, or until the process ends.
 
-    Continues the announcement of the keeper that started the process, if one did. Renewed by a thread; a Redis that is away is
-    asked again.
+    Continues the announcement of the keeper that started the process, if one did. A thread renews it, and retries if Redis is
+    away.
     """
 
     def __init__(self, redis_url: str, role: Role) -> None:
@@ -51,11 +51,11 @@ class StartAnnouncement:
         self._end(failed=kind is not None and issubclass(kind, Exception))
 
     def joined(self) -> None:
-        """The worker is registered. Later calls change nothing."""
+        """End the announcement: the worker is registered. Later calls change nothing."""
         self._end(took_us=int((time.monotonic() - self._began) * 1e6))
 
     def end_by(self, signum: signal.Signals) -> None:
-        """Have the signal, which ends this process, end the announcement first: as a start that was stopped and did not fail."""
+        """Install a handler: a signal that ends this process first ends the announcement, as a start that was stopped."""
 
         def end(_signum: int, _frame: FrameType | None) -> None:
             self._end()
@@ -80,7 +80,7 @@ class StartAnnouncement:
             if self._over.wait(RENEW_S):
                 return
             if time.monotonic() - self._began > MAX_LOADING_S:
-                log.error("loading takes longer than %.0f s; requests wait for this worker no more", MAX_LOADING_S)
+                log.error("loading takes longer than %.0f s; requests no longer wait for this worker", MAX_LOADING_S)
                 return
 
     def _send(self, call: scripts.Call) -> None:
@@ -88,6 +88,6 @@ class StartAnnouncement:
         try:
             run(client, call)
         except RedisError as error:
-            log.warning("the start of this worker could not be announced: %s", error)
+            log.warning("the start of this worker could not be announced to Redis: %s", error)
         finally:
             client.close()

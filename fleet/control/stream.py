@@ -1,4 +1,4 @@
-"""One request as its gateway sees it: client-edge chunks in order per edge, each row once, acknowledged as they are taken."""
+"""A gateway's stream of one request: chunks of its client edges, in order per edge, each row once, acknowledged when read."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ClientStream:
-    """Iterate it for chunks; iteration ends when every requested edge is final. Abort it when the client leaves.
+    """Iterator over the chunks of one answer; ends when every requested edge is final. Abort it when the client leaves.
 
-    Invariants: per edge, rows come in order, each once; so do chunks, unless Redis lost some that were told and they were cut
-    otherwise when made again. Raises, while iterating: the FleetError the request ended with.
+    Invariants: per edge, rows arrive in order, each once; so do chunks, unless Redis lost delivered ones and the recomputed rows
+    were divided differently. Raises, while iterating: the FleetError of the request.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ClientStream:
         self._receipts = Receipts()
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
-        self.on_unheard: Callable[[], object] = lambda: None
+        self.on_unread: Callable[[], object] = lambda: None
         self._redis, self._keep = client, keep
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
@@ -54,7 +54,7 @@ class ClientStream:
         self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
-        """A chunk arrived, in whatever order; repeats are dropped. `from_log`: it may have lain there for long."""
+        """Add a chunk that arrived, in any order; repeated ones are dropped. `from_log`: its age is not that of its arrival."""
         edge = self._edges.get(chunk.edge)
         if edge is None or not edge.wants(chunk):
             return
@@ -64,15 +64,15 @@ class ClientStream:
         self._wake.set()
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
-        """The right to acknowledge and to abort is that of this incarnation of the gateway, at this epoch."""
+        """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""
         self.gateway, self.epoch = gateway, epoch
 
     def is_detached(self, gateway: WorkerId) -> bool:
-        """Whether its right was that of another incarnation than `gateway`, and the answer is still wanted."""
+        """Return True if the stream is held by another incarnation than `gateway`, and has not failed."""
         return bool(self.epoch) and self.gateway != gateway and self._error is None
 
     def ended(self, notice: EndNotice) -> None:
-        """The request has ended; anything but `finished` is an error for whoever still listens."""
+        """Note the end of the request; unless it is `finished`, the stream fails with the error of the notice."""
         if notice.state != "finished":
             self.fail(from_code(notice.code, notice.message or f"the request was {notice.state}", notice.param or None))
 
@@ -94,28 +94,28 @@ class ClientStream:
                     raise self._error
                 self._wake.clear()
                 await self._wake.wait()
-            untold = await self._take(self._ready.popleft())
-            if untold is not None:
-                return untold
+            new_part = await self._consume(self._ready.popleft())
+            if new_part is not None:
+                return new_part
 
     def _open(self) -> list[ClientEdge]:
         return [edge for edge in self._edges.values() if not edge.ended]
 
-    async def _take(self, chunk: Chunk) -> Chunk | None:
-        """What of it is new to the client. One that was told before is only acknowledged."""
+    async def _consume(self, chunk: Chunk) -> Chunk | None:
+        """Return the part of the chunk that is new to the client. A chunk without one is only acknowledged."""
         edge = self._edges[chunk.edge]
         try:
-            untold = edge.tell(chunk)
+            new_part = edge.consume(chunk)
         except FleetError as error:
             self._ready.clear()
             self.fail(error)
             return None
         if edge.ended or edge.consumed - edge.acked >= edge.stride:
             await self._send_acks()
-        return untold
+        return new_part
 
     async def _send_acks(self) -> None:
-        """Give credit back. What Redis did not take is given with the next, or by `catch_up`."""
+        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it."""
         due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
         if not due:
             return
@@ -123,15 +123,15 @@ class ClientStream:
         delivered = not self._open()
         acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
         try:
-            await asyncio.gather(*self._story_of(acks), run_async(self._redis, scripts.ack(acks)))
+            await asyncio.gather(*self._report_receipts(acks), run_async(self._redis, scripts.ack(acks)))
         except RedisError as error:
-            log.warning("credit for %s could not be given back: %s", self.request_id, error)
+            log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
             return
         for edge, consumed in sent:
-            edge.acked = min(consumed, edge.consumed)  # it may be followed anew by now
+            edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
 
-    def _story_of(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
-        """With the last of them, how the chunks came. It overtakes the acknowledgement, or is lost: nobody waits for it."""
+    def _report_receipts(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
+        """With the last acknowledgement, save the receipts in the trace. They may be lost if the acknowledgement is first."""
         line = self._receipts.line(self.gateway) if any(ack.delivered for ack in acks) else None
         if line is None:
             return []
@@ -145,103 +145,106 @@ class ClientStream:
         )  # fmt: skip
 
     def moved(self) -> bool:
-        """Whether each open edge has brought a chunk since this was last asked: then no notice can have been lost."""
+        """Return True if each open edge has advanced since the last call, so that no notice of it is missing."""
         before, self._next_before = self._next_before, {edge.name: edge.next for edge in self._edges.values()}
-        open_ = self._open()
-        return bool(open_) and all(edge.next > before[edge.name] and not edge.diverged for edge in open_)
+        unfinished = self._open()
+        return bool(unfinished) and all(edge.next > before[edge.name] and not edge.diverged for edge in unfinished)
 
     async def catch_up(self) -> None:
-        """Read from the logs what no notice brought, and give the credit that is still owed."""
-        epochs = await self._learn_credit()
+        """Read chunks from the logs whose notices are missing, and send acknowledgements that are due."""
+        epochs = await self._read_credit()
         for edge in self._open():
             await self._compare(edge, epochs[edge.name])
         await self._send_acks()
         if self._closed:
-            self._forget_when_square()
+            self._release_if_settled()
             return
         for edge in self._open():
             await self._read_log(edge)
-        await self._learn_end()
+        await self._read_end()
 
     async def _read_log(self, edge: ClientEdge) -> None:
         chunks = await self._logged(edge, edge.next)
         if any(after.first_row != before.first_row + before.num_rows for before, after in pairwise(chunks)):
-            self.fail(ChunkOrderError(f"edge {edge.name}: its log does not follow on itself; do all processes have one version?"))
+            self.fail(ChunkOrderError(f"edge {edge.name}: its log has a gap; do all processes have one version?"))
             return
         for chunk in chunks:
             self.put(chunk, from_log=True)
 
     async def _logged(self, edge: ClientEdge, first: int, last: int | None = None) -> list[Chunk]:
-        """The chunks of these indices, which the log names by one more."""
+        """Read the chunks of these indices; their entry ids in the log are index + 1."""
         end = "+" if last is None else f"{last + 1}-0"
         entries = await self._redis.xrange(keys.edge(self.request_id, edge.name), min=f"{first + 1}-0", max=end)
         return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
 
-    async def _learn_credit(self) -> dict[EdgeName, Epoch]:
-        """A Redis that lost its last writes may know of less than was given, and the producer waits for it.
+    async def _read_credit(self) -> dict[EdgeName, Epoch]:
+        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again.
 
-        Returns the epoch of the task that writes each edge.
+        Returns the epoch of each edge's producing task.
         """
         edges = list(self._edges.values())
         pipe = self._redis.pipeline(transaction=False)
         pipe.hmget(keys.task(self.request_id, CLIENT), [f"consumed:{edge.name}" for edge in edges])
         for edge in edges:
             pipe.hget(keys.task(self.request_id, edge.source), "epoch")
-        known, *epochs = cast("list[object]", await pipe.execute())
-        for edge, consumed in zip(edges, cast("list[bytes | None]", known), strict=True):
+        counts, *epochs = cast("list[object]", await pipe.execute())
+        for edge, consumed in zip(edges, cast("list[bytes | None]", counts), strict=True):
             edge.acked = min(edge.acked, int(consumed or 0))
         return {edge.name: Epoch(int(text(epoch) or 0)) for edge, epoch in zip(edges, epochs, strict=True)}
 
     async def _compare(self, edge: ClientEdge, epoch: Epoch) -> None:
-        """Whoever writes the log since `epoch` began where it ended then: before our last chunk, if Redis lost that."""
+        """Restart an edge whose log has diverged: a producer of a new epoch continues at the log's end, and if Redis lost writes
+        that is before the last chunk received here.
+        """
         if epoch != edge.checked:
-            edge.drop_early()  # it may be lost as well; if not, it is read anew
+            edge.drop_early()  # these may be lost too; if not, they are read again
             count, last = edge.next, edge.epoch
             if count and epoch != last:
                 found = await self._logged(edge, count - 1, count - 1)
                 edge.diverged |= not found or found[0].epoch != last
             edge.checked = epoch
         if edge.diverged and not edge.ended:
-            log.warning("redis lost chunks of %s that were told; edge %s is followed anew", self.request_id, edge.name)
+            line = "Redis lost delivered chunks of request %s; the log of edge %s is read again from its start"
+            log.warning(line, self.request_id, edge.name)
             self._ready = deque(chunk for chunk in self._ready if chunk.edge != edge.name)
             edge.begin_again()
 
     @property
-    def told_nothing(self) -> bool:
-        """Whether the client has got no chunk yet."""
-        return not any(edge.next or edge.told for edge in self._edges.values())
+    def is_undelivered(self) -> bool:
+        """Return True if the client has not received any chunk."""
+        return not any(edge.next or edge.rows_delivered for edge in self._edges.values())
 
     async def _fail_as_lost(self) -> None:
         self.fail(RedisUnreachable("Redis lost the request; try again"))
 
-    async def _learn_end(self) -> None:
+    async def _read_end(self) -> None:
         fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
         state, code, message, param = (text(field) for field in fields)
         if state == "finished" or not (state or self.epoch):
-            await self._learn_what_is_kept()
+            await self._check_retained()
         elif not state:
             await self.on_lost()
         elif state in ("failed", "aborted"):
             notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
             self.ended(notice)
 
-    async def _learn_what_is_kept(self) -> None:
-        """An answer is finished once all of it was told, so what its logs have no more will never come."""
+    async def _check_retained(self) -> None:
+        """Fail if a log is gone: the answer is finished, so its missing chunks will not be produced again."""
         complete = {chunk.edge for chunk in self._ready if chunk.final}
         awaited = [keys.edge(self.request_id, edge.name) for edge in self._open() if edge.name not in complete]
         if awaited and await self._redis.exists(*awaited) < len(awaited):
-            gone = f"the answer of {self.request_id} has ended, and its sound is kept for a minute after that; ask again"
-            self.fail(NotFound(gone, param="request_id"))
+            reason = f"the answer of {self.request_id} has ended, and its audio is deleted after a minute; send a new request"
+            self.fail(NotFound(reason, param="request_id"))
 
     def raise_if_gone(self) -> None:
-        """Raises: NotFound if the answer has ended and is no longer kept whole."""
+        """Raises: NotFound if the answer has ended and is no longer retained whole."""
         if isinstance(self._error, NotFound):
             raise self._error
 
     async def abort(self, reason: str) -> None:
-        """Stop everything for this request, unless it has ended or another gateway holds it now. Idempotent.
+        """Abort the request, unless it has ended or another gateway holds it now. Idempotent.
 
-        Raises: RedisUnreachable; the conductor aborts what a gateway that cannot renew its lease held.
+        Raises: RedisUnreachable; the conductor aborts the requests of a gateway that cannot renew its lease.
         """
         if self._closed:
             return
@@ -252,15 +255,15 @@ class ClientStream:
             raise RedisUnreachable(f"Redis does not answer ({error})") from error
 
     def run_on(self) -> None:
-        """Leave the rest of the answer to the gateway, which takes it until a client asks for it (`FleetClient.resume`).
+        """Leave the rest of the answer to the gateway, which reads it until a client resumes it (`GatewayRequests.resume`).
 
-        For `web.send_timeout_s` at most, or clients that read nothing could occupy workers with answers of any length.
+        For `web.send_timeout_s` at most, since clients that read nothing could otherwise occupy workers for a long time.
         """
         if not self._closed:
-            self.on_unheard()
+            self.on_unread()
 
     async def discard_rest(self, patience_s: float | None) -> None:
-        """Acknowledge the rest of the answer, which its log keeps. Abort what takes longer than `patience_s`; None: nothing."""
+        """Acknowledge the rest of the answer, which its log retains. Abort the request after `patience_s`; None: never."""
         try:
             try:
                 async with asyncio.timeout(patience_s):
@@ -273,10 +276,10 @@ class ClientStream:
 
     async def _close(self) -> None:
         self._closed = True
-        self._forget_when_square()
+        self._release_if_settled()
 
-    def _forget_when_square(self) -> None:
-        """A stream that still owes credit stays known, so that `catch_up` gives it: without it the request would never end."""
-        square = all(edge.consumed == edge.acked for edge in self._edges.values())
-        if self._error is not None or self._open() or square:
+    def _release_if_settled(self) -> None:
+        """Release the stream, unless acknowledgements are due: `catch_up` must send them, or the request would never end."""
+        is_settled = all(edge.consumed == edge.acked for edge in self._edges.values())
+        if self._error is not None or self._open() or is_settled:
             self.on_close()

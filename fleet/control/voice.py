@@ -21,9 +21,9 @@ OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVoice:
-    """A voice session held by this gateway: `epoch` is passed with every write, `fields` are the last holder's.
+    """A voice session held by this gateway: `epoch` accompanies every write, `fields` are the last holder's.
 
-    `replaced`: sessions of the same owner that ended for this one. Units: `age_s` on Redis's clock.
+    `replaced`: sessions of the same owner that were ended in favour of this one. Units: `age_s` on Redis's clock.
     """
 
     epoch: int
@@ -33,7 +33,7 @@ class HeldVoice:
 
 
 class VoiceStore:
-    """Raises, from any method: RedisUnreachable."""
+    """Store of voice sessions, client secrets and transcripts. Any method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership) -> None:
         self._redis, self._config, self._membership = client, config, membership
@@ -41,8 +41,8 @@ class VoiceStore:
     async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         """Take over a voice session: its former holder may no longer write to it.
 
-        Returns None if `owner` has no session of that name, or, with `new`, if there is one. `owner` is the credential that
-        opened it: "" is the API key, else a client secret by its hash.
+        Returns None if `owner` has no session of that name or, with `new`, if there is one. `owner` is the credential that opened
+        it: "" is the API key, else the hash of a client secret.
         Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others open.
         """
         bound = self._config.sessions_per_secret
@@ -51,8 +51,8 @@ class VoiceStore:
         if len(answer) == 1:
             have = "a session" if bound == 1 else f"{bound} sessions"
             raise SecretInUse(
-                f"this client secret has {have} open or in line, as many as it may "
-                "(voice.sessions_per_secret); continue one with ?session=ID, end one, or make another secret at "
+                f"this client secret has {have} open or queued, its maximum "
+                "(voice.sessions_per_secret); continue one with ?session=ID, end one, or create another secret at "
                 "/v1/realtime/client_secrets"
             )
         if not answer:
@@ -69,13 +69,13 @@ class VoiceStore:
         self, session: str, epoch: int, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
     ) -> bool:
         """Write fields of a held session, delete `removed`, and renew its time to live. Return False if it is no longer held."""
-        # The holder is written each time: a gateway has another id once its lease has lapsed.
+        # The holder is written each time: a gateway has a new id after its lease has lapsed.
         written = {**fields, "holder": self._membership.id.encode()}
         call = scripts.save_voice(session, epoch, int(ttl_s * 1000), written, removed)
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     async def end(self, session: str, epoch: int | None = None) -> bool:
-        """Delete a session; with `epoch`, only if it is still held at that. Return True if there was one."""
+        """Delete a session; with `epoch`, only if it is still held at that epoch. Return True if it was deleted."""
         return text(await answer_of(run_async(self._redis, scripts.end_voice(session, epoch)))) == "ok"
 
     async def was_ended(self, session: str, owner: str) -> bool:
@@ -83,7 +83,7 @@ class VoiceStore:
         return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
     async def views(self) -> dict[str, bytes]:
-        """Field `view` of each session, by name, as its holder wrote it."""
+        """Return the field `view` of each session, by name, as its holder wrote it."""
         return await answer_of(self._views())
 
     async def _views(self) -> dict[str, bytes]:
@@ -97,18 +97,18 @@ class VoiceStore:
         return {name: view for name, view in zip(names, views, strict=True) if view is not None}
 
     async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
-        """Save a client secret's settings for any gateway to find."""
+        """Save the settings of a client secret, for all gateways."""
         await answer_of(self._redis.set(keys.secret(name), value, ex=ttl_s))
 
     async def secret(self, name: str) -> bytes | None:
-        """None once it has expired."""
+        """Return the settings of a client secret; None once it has expired."""
         return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
     async def save_transcript(self, audio_id: str, transcript: str, ttl_s: int) -> None:
-        """Save the text of a spoken answer, for follow-up turns that name it by id, through any gateway."""
+        """Save the text of a spoken answer, for later turns that name it by id, at any gateway."""
         await answer_of(self._redis.set(keys.transcript(audio_id), transcript, ex=ttl_s))
 
     async def transcript(self, audio_id: str) -> str | None:
-        """None once it has expired."""
+        """Return the text of a spoken answer; None once it has expired."""
         raw = await answer_of(self._redis.get(keys.transcript(audio_id)))
         return None if raw is None else text(raw)

@@ -94,7 +94,7 @@ class AnswerDelivered(Event, frozen=True, kw_only=True):
 
 
 class ClientGone(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: no gateway has attached to the client edges since theirs was lost."""
+    """Produced by the driver's clock, never stored: no gateway has attached to the client edges since the last one was lost."""
 
     request: RequestId
     epoch: Epoch

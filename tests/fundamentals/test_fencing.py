@@ -379,7 +379,7 @@ def test_worker_registers_once_and_a_fenced_one_neither_renews_nor_drains(contro
 
 def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> None:
     def retain(epoch: Epoch, worker: WorkerId, kept: int = 3) -> str:
-        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", kept=kept, spared=2, keep_s=60))
+        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", kept=kept, reused=2, keep_s=60))
 
     old = control.own()
     assert retain(old, WORKER) == "ok"

@@ -69,7 +69,7 @@ class Bench:
         first = self.submit("first")
         assert self.grant(first) == ROLE
         assert self.claim(first, KEEPER) == "ok"
-        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), KEEPER, TALK, kept=9, spared=0, keep_s=60)
+        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), KEEPER, TALK, kept=9, reused=0, keep_s=60)
         assert self.ask(retain) == "ok"
         chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
         last = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=True, num_items=1)
@@ -398,7 +398,7 @@ async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
         loop = loop_of(fleet, keeper)
         stop(fleet, keeper)
         asked = await client.requests.submit(spec := turn(fleet, 1), None)
-        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
+        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, reused=0, keep_s=60)
         assert loop.engine.num_cached_rows(TALK)
         loop.cached_sessions._settle(TALK, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.num_cached_rows(TALK)

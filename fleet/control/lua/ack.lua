@@ -1,5 +1,5 @@
 -- ack: compares the consumer's epoch of each item; writes how much it consumed, which only grows, and gives the producer that credit.
--- With an event, the consumer has received everything: its task ends (a client's; workers end theirs by append).
+-- With an event, the consumer has received everything, and its task ends. Only gateways send one; append ends the tasks of workers.
 -- "closed": the consumer reads no more, so its producer gets unlimited credit.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
 local out = {}

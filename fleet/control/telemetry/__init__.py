@@ -1,1 +1,1 @@
-"""What people look at, read from Redis: bounded answers, no right needed, nothing on the way of a chunk."""
+"""State of the fleet for console and API, read from Redis: bounded answers, no fencing, nothing on the path of a chunk."""

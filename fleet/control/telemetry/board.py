@@ -39,7 +39,7 @@ from fleet.core.telemetry import (
 
 
 class Telemetry:
-    """Bounded reads, and the measurements that a gateway contributes. Raises, from any method: RedisUnreachable."""
+    """Bounded reads, and the measurements that a gateway contributes. Any method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
         self._redis, self._config = client, config
@@ -52,7 +52,7 @@ class Telemetry:
         await asyncio.gather(self._events.stop(), self._lines.stop())
 
     async def list_requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
-        """`before`: a page's `next`. Raises: BadInput."""
+        """Return a page of requests. `before`: the `next` of the page above. Raises: BadInput."""
         return await answer_of(read_page(self._redis, wanted, before=before, limit=limit))
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
@@ -62,7 +62,7 @@ class Telemetry:
         return await answer_of(read_first_outputs(self._redis, self._graph, request))
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
-        """Retained chunks of an edge, from the first; audio is retained for a minute only."""
+        """Return the retained chunks of an edge, from the first; audio is retained for a minute only."""
         entries = cast("list[tuple[bytes, object]]", await answer_of(self._redis.xrange(keys.edge(request, edge))))
         return [decode_chunk(pairs(raw)["h"]) for _, raw in entries]
 
@@ -70,7 +70,7 @@ class Telemetry:
         return bool(await answer_of(self._redis.exists(keys.edge(request, edge))))
 
     async def num_live(self) -> int:
-        """Number of live requests in the whole fleet."""
+        """Return the number of live requests in the whole fleet."""
         return int(await answer_of(self._redis.scard(keys.LIVE)))
 
     async def record_playback(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
@@ -86,7 +86,7 @@ class Telemetry:
         self._tally.rtf(rtf)
 
     async def write_series(self) -> None:
-        """Add the counts recorded here to the fleet's series, with the present gauges. Raises: redis's errors."""
+        """Add the counts recorded here to the fleet's series, with the present gauges. Raises: redis-py's errors."""
         counted = self._tally.take()
         try:
             pulls = await read_pulls(self._redis)
@@ -99,20 +99,20 @@ class Telemetry:
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
-        """Listed workers by role, then gateways; `with_gone`: then those that have gone in the last minutes, the latest first."""
+        """Return workers by role, then gateways; `with_gone`: then those that ended in the last minutes, the latest first."""
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
 
     async def roles(self) -> list[RoleView]:
-        """Roles of the deployment, then any other that is served."""
+        """Return the roles of the deployment, then any other that is served."""
         return await answer_of(read_roles(self._redis, self._role_names()))
 
     async def missing_roles(self) -> list[RoleName]:
-        """Roles of the deployment without a live worker that takes tasks, whether one is starting or not."""
+        """Return the roles of the deployment without a live worker that accepts tasks, even if one is starting."""
         served = {view.role for view in await self.workers() if view.takes_tasks}
         return [name for name in self._role_names() if name not in served]
 
     async def refused_workers(self) -> dict[str, str]:
-        """Workers of the last hour that were refused registration, and the reason."""
+        """Return the workers that were refused registration in the last hour, with the reason."""
         raw = cast("dict[bytes, bytes]", await answer_of(self._redis.hgetall(keys.REFUSED)))
         return {text(worker): text(entry).partition(" ")[2] for worker, entry in raw.items()}
 
@@ -124,7 +124,7 @@ class Telemetry:
         return await answer_of(read_queues(self._redis, roles, stages, rates))
 
     async def dead_letters(self) -> list[DeadLetterView]:
-        """The newest first."""
+        """Return the dead letters, the newest first."""
         return [letter_view(letter) for letter in await answer_of(read_letters_async(self._redis))]
 
     async def transfers(self) -> Transfers:
@@ -133,7 +133,7 @@ class Telemetry:
         return transfers_of(workers, counts, growth_of(steps, "pulled"))
 
     async def _pull_counts(self) -> dict[str, PullCounts]:
-        """Pulls by the listed workers since they joined, by edge; edges that carry remote tensors first, even without any."""
+        """Return the pulls of the listed workers since they joined, by edge; first the edges of remote tensors, even if zero."""
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
         counts = await answer_of(read_pulls(self._redis))
@@ -141,15 +141,15 @@ class Telemetry:
         return {name: counts.get(name, PullCounts()) for name in names}
 
     async def hop_counts(self) -> HopCounts:
-        """Ages of chunks on arrival at the listed workers, since they joined."""
+        """Return the ages of chunks on arrival at the listed workers, since they joined."""
         return await answer_of(read_hops(self._redis))
 
     async def series(self) -> list[SeriesPoint]:
-        """The last `SERIES_KEPT_S`, the oldest first, without a gap: a step without counts is a point of zeros."""
+        """Return the last `SERIES_KEPT_S`, the oldest first, without gaps: a step without counts is a point of zeros."""
         return await answer_of(self._series.points())
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
-        """Raises: BadInput."""
+        """Return a page of log lines. Raises: BadInput."""
         return await answer_of(read_log_page(self._redis, wanted, before=before, limit=limit))
 
     async def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:

@@ -1,6 +1,6 @@
-"""Following a stream without end, many readers over one blocking connection: who waits is woken, and reads what is new to him.
+"""Endless readers of a Redis stream: one blocking connection wakes all of them, and each reads the entries new to it.
 
-Knows neither facts nor log lines.
+Knows neither events nor log lines.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 BLOCK_MS, COUNT = 1000, 500
 GATHER_S = 0.1
-"""A reader that was woken waits so long for more, so that a busy stream costs it ten reads a second."""
+"""A woken reader waits this long for further entries, so that it reads a busy stream ten times a second at most."""
 Entry = tuple[str, dict[str, bytes]]
 
 
 class Feed:
-    """One stream. Its tailing task runs while anybody follows."""
+    """One stream. Its tailing task runs while it has followers."""
 
     def __init__(self, client: redis.asyncio.Redis, key: str) -> None:
         self._client, self._key = client, key
@@ -35,7 +35,7 @@ class Feed:
         return text(found[0][0]) if found else "0-0"
 
     async def kept(self, after: str) -> bool:
-        """Whether everything after this entry is still there."""
+        """Return True if all entries after this one are still stored."""
         if after == "0-0":
             return True
         found = cast("list[tuple[bytes, object]]", await self._client.xrange(self._key, count=1))
@@ -45,7 +45,7 @@ class Feed:
         return bool(await self._client.xrange(self._key, min=entry, max=entry))
 
     async def follow(self, after: str) -> AsyncGenerator[Entry, None]:
-        """Entries after `after`, in order, without end. Raises: redis's errors."""
+        """Yield the entries after `after`, in order, without end. Raises: redis-py's errors."""
         self._followers += 1
         if self._tail is None:
             self._tail = asyncio.create_task(self._wake())
@@ -71,25 +71,25 @@ class Feed:
             await asyncio.wait({tail})
 
     async def _wake(self) -> None:
-        """Wakes all at first, for what came while this began; then whenever something is added, and now and then while Redis is
-        away, so that they see it.
+        """Wake all followers at the start, for entries added before it, then at each addition. If Redis is away at the start, wake
+        them repeatedly, so that their own reads raise.
         """
         last, me = "", asyncio.current_task()
-        # Not for ever: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
+        # Not `while True`: the Redis client can swallow a cancellation that coincides with a read's own time-out.
         while self._tail is me:
             try:
-                came = await self._next(last)
+                newest = await self._next(last)
             except RedisError as error:
-                log.info("%s cannot be followed: %s", self._key, error)
+                log.info("the stream %s cannot be read (%s); it is tried again", self._key, error)
                 await asyncio.sleep(BLOCK_MS / 1000)
-                came = last
-            if came != last or not last:
+                newest = last
+            if newest != last or not last:
                 woken, self._woken = self._woken, asyncio.Event()
                 woken.set()
-            last = came
+            last = newest
 
     async def _next(self, last: str) -> str:
-        """The id of the last entry, after some time at the latest."""
+        """Return the id of the last entry, once one is added or after `BLOCK_MS`."""
         if not last:
             return await self.newest()
         reply = await self._client.xread({self._key: last}, count=COUNT, block=BLOCK_MS)

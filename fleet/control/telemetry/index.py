@@ -1,6 +1,6 @@
-"""The index of requests: pages in the order of their ids, that of their creation. The hashes are the truth; it only orders.
+"""Pages of the index of requests, in the order of their ids, which is that of creation. The index only orders; data is in hashes.
 
-A filter beyond the state is applied while reading, over a bounded number of requests a page.
+Filters other than the state are applied while reading, over a bounded number of requests per page.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FIELDS: tuple[str, ...] = (
 
 
 async def read_page(client: redis.asyncio.Redis, wanted: RequestFilter, *, before: str, limit: int) -> RequestPage:
-    """Raises: BadInput for a state there is not; redis's errors."""
+    """Read one page. Raises: BadInput for an unknown state; redis-py's errors."""
     if wanted.state and wanted.state not in STATES:
         raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
     pipe = client.pipeline(transaction=False)
@@ -61,7 +61,7 @@ async def _scan(
 
 
 async def read_rows(client: redis.asyncio.Redis, ids: Sequence[RequestId]) -> list[RequestRow]:
-    """Those of them that are still kept."""
+    """Read the rows of those requests that are retained."""
     if not ids:
         return []
     pipe = client.pipeline(transaction=False)
@@ -69,13 +69,13 @@ async def read_rows(client: redis.asyncio.Redis, ids: Sequence[RequestId]) -> li
         pipe.hmget(keys.request(request), FIELDS)
     raw = cast("list[list[bytes | None]]", await pipe.execute())
     heads = {r: head for r, fields in zip(ids, raw, strict=True) if (head := _head(fields))["state"]}
-    asked = [(r, stage, _edges(head)) for r, head in heads.items() for stage in _stages(head)]
-    for request, stage, edges in asked:
+    wanted = [(r, stage, _edges(head)) for r, head in heads.items() for stage in _stages(head)]
+    for request, stage, edges in wanted:
         pipe.hmget(keys.task(request, stage), ["state", "holder", *(f"first_us:{edge}" for edge in edges)])
-    answers = cast("list[list[bytes | None]]", await pipe.execute()) if asked else []
+    answers = cast("list[list[bytes | None]]", await pipe.execute()) if wanted else []
     tasks: dict[RequestId, list[TaskBrief]] = {request: [] for request in heads}
     first: dict[RequestId, dict[EdgeName, int]] = {request: {} for request in heads}
-    for (request, stage, edges), (state, holder, *times) in zip(asked, answers, strict=True):
+    for (request, stage, edges), (state, holder, *times) in zip(wanted, answers, strict=True):
         failed = heads[request]["failed_stage"] == stage
         tasks[request].append(TaskBrief(stage=stage, state="failed" if failed else text(state), worker=text(holder)))
         first[request] |= {edge: int(at) for edge, at in zip(edges, times, strict=True) if at}
@@ -111,7 +111,7 @@ def _edges(head: dict[str, str]) -> list[EdgeName]:
 
 
 def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
-    """See `RequestFilter`."""
+    """Return True if the row matches the filter."""
     took_us = (row.ended_us or now_us) - row.created_us
     return (
         wanted.state in ("", row.state)

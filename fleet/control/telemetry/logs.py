@@ -1,4 +1,4 @@
-"""The fleet's one log, searched: lines of all processes as `fleet.control.log_stream` sends them. Bounded as the stream is."""
+"""Search in the fleet's log: lines of all processes, as `fleet.control.log_stream` sends them. Bounded as the stream is."""
 
 import re
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ BATCH = 1000
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 
 REQUESTS = re.compile(r"\breq-[\w-]+")
-"""The requests that a message names: a line about a worker names all that it held, and its label at most one."""
+"""Request ids in a message: a line about a worker may name several, although its label has at most one."""
 
 
-def checked_entry(given: str, name: str) -> str:
-    """A stream's entry id from outside. Raises: BadInput."""
-    if not ENTRY.fullmatch(given) or any(int(part) >= 2**64 for part in given.split("-")):
-        raise BadInput(f"{name}: {given[:40]!r} is not an id of this list", param=name)
-    return given
+def checked_entry(entry: str, name: str) -> str:
+    """Return an entry id that a client sent. Raises: BadInput if it is malformed."""
+    if not ENTRY.fullmatch(entry) or any(int(part) >= 2**64 for part in entry.split("-")):
+        raise BadInput(f"{name}: {entry[:40]!r} is not an id of this list", param=name)
+    return entry
 
 
 async def read_log_page(client: redis.asyncio.Redis, wanted: LogQuery, *, before: str, limit: int) -> LogPage:
-    """Raises: BadInput for a level or a `before` there is not; redis's errors."""
+    """Read one page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's errors."""
     if wanted.level and wanted.level not in LEVELS:
         raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
     last = checked_entry(before, "before") if before else ""

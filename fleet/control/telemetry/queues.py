@@ -1,4 +1,4 @@
-"""What waits for each role, and the requests that were given up. Knows no worker's inside."""
+"""Pending grants of each role, and dead letters. Knows no internals of workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -19,7 +19,7 @@ Rates = Mapping[str, Mapping[str, float]]
 
 
 async def read_roles(client: redis.asyncio.Redis, names: Sequence[RoleName]) -> list[RoleView]:
-    """The named roles in their order, then any other that has a worker."""
+    """Read the named roles in their order, then any other that has a worker."""
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
@@ -49,7 +49,7 @@ def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starti
 async def read_queues(
     client: redis.asyncio.Redis, roles: Sequence[RoleView], stages: Mapping[RoleName, StageName], rates: Rates
 ) -> list[RoleQueue]:
-    """`stages`: by role. `rates`: tasks a second by role, under `in` and `out`."""
+    """Read the queues of these roles. `stages`: by role. `rates`: tasks per second by role, under `in` and `out`."""
     pipe = client.pipeline(transaction=False)
     for role in roles:
         pipe.xrange(keys.role(role.role), count=MAX_PENDING)
@@ -77,9 +77,9 @@ def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, grou
 
 
 def _delivered(groups: object) -> tuple[int, int]:
-    """The last entry that some worker has read."""
-    told = cast("list[dict[str, object]]", groups) if isinstance(groups, list) else []
-    return max((_order(text(group["last-delivered-id"])) for group in told), default=(0, 0))
+    """Return the id of the last entry that a worker has read."""
+    found = cast("list[dict[str, object]]", groups) if isinstance(groups, list) else []
+    return max((_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
 
 
 def _order(entry: str) -> tuple[int, int]:
@@ -99,13 +99,13 @@ def _pending(entry: str, fields: Mapping[str, bytes], delivered: tuple[int, int]
 
 
 async def read_letters_async(client: redis.asyncio.Redis) -> list[DeadLetter]:
-    """All letters, the newest first."""
+    """Return all letters, the newest first."""
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await client.xrevrange(keys.DEAD))
     return [letter_of(text(entry), fields) for entry, fields in entries]
 
 
 async def find_letter(client: redis.asyncio.Redis, request: RequestId) -> DeadLetter:
-    """Raises: NotFound."""
+    """Return the letter of one request. Raises: NotFound."""
     for letter in await read_letters_async(client):
         if letter.request == request:
             return letter

@@ -1,4 +1,4 @@
-"""One request's whole story, from its hashes and the lines that the scripts wrote. Knows nothing of words and sound."""
+"""The trace of one request, from its hashes and the trace lines that the scripts wrote. Decodes neither text nor audio."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -31,7 +31,7 @@ OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
 async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
-    """None once its retention is over. Two round trips."""
+    """Read a trace, in two round trips; None once its retention is over."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
     pipe.lrange(keys.trace(request), 0, -1)
@@ -45,19 +45,19 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     for stage in stages:
         pipe.hgetall(keys.task(request, stage))
     hashes = dict(zip(stages, map(pairs, cast("list[object]", await pipe.execute())), strict=True))
-    marks = tuple(mark for line in lines if (mark := _mark(text(line))) is not None)
-    return _story(spec, head, hashes, marks, seconds * 1_000_000 + micros)
+    events = tuple(event for line in lines if (event := _event(text(line))) is not None)
+    return _build_trace(spec, head, hashes, events, seconds * 1_000_000 + micros)
 
 
 async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
-    """Of each stage the first chunk on its edge to the client, or on its first edge where it has none."""
+    """Read the time of each stage's first chunk, on its edge to the client or, without one, on its first edge."""
     main = next(stage.name for stage in graph.stages if stage.main)
-    told = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
-    stages: list[StageName] = [stage for stage, edges in told.items() if edges]
+    outputs = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
+    stages: list[StageName] = [stage for stage, edges in outputs.items() if edges]
     pipe = client.pipeline(transaction=False)
     pipe.hget(keys.task(request, main), "claimed_us")
     for stage in stages:
-        pipe.xrange(keys.edge(request, told[stage][0].name), count=1)
+        pipe.xrange(keys.edge(request, outputs[stage][0].name), count=1)
     claimed, *firsts = cast("list[object]", await pipe.execute())
     first_us: dict[str, int] = {}
     for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
@@ -66,8 +66,8 @@ async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request:
     return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
-def _story(
-    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], marks: Sequence[TraceEvent], now_us: int
+def _build_trace(
+    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], events: Sequence[TraceEvent], now_us: int
 ) -> RequestTrace:
     graph, state = get_graph(spec.graph), text(head.get("state"))
     ended_us = _number(head, "ended_us")
@@ -95,9 +95,9 @@ def _story(
         audio=tuple(AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio),
         tasks=tuple(_task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()),
         edges=edges,
-        marks=tuple(marks),
-        kv=tuple(_kv(marks, list(hashes), ended_us)),
-        heard=_heard(text(head.get("playback"))),
+        marks=tuple(events),
+        kv=tuple(_kv(events, list(hashes), ended_us)),
+        heard=_playback_report(text(head.get("playback"))),
     )
 
 
@@ -122,32 +122,32 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
 
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
-    """In the order in which their owners had the task."""
-    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:"))
-    return tuple(receipt for _, raw in told for receipt in decode_receipts(raw))
+    """Return the receipts in the order of the task's owners."""
+    encoded = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:"))
+    return tuple(receipt for _, raw in encoded for receipt in decode_receipts(raw))
 
 
 def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeTrace]:
     for edge in graph.edges_for(spec.outputs):
-        made, taken = hashes[edge.source], hashes[edge.target]
+        source, target = hashes[edge.source], hashes[edge.target]
         yield EdgeTrace(
             name=edge.name,
             source=edge.source,
             target=edge.target,
-            produced=_number(made, f"produced:{edge.name}"),
-            consumed=_number(taken, f"consumed:{edge.name}"),
-            items=_number(made, f"items:{edge.name}"),
-            rows=_number(made, f"rows:{edge.name}"),
-            num_bytes=_number(made, f"bytes:{edge.name}"),
-            remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(taken) if receipt.edge == edge.name),
-            first_us=_number(made, f"first_us:{edge.name}"),
-            last_us=_number(made, f"last_us:{edge.name}"),
+            produced=_number(source, f"produced:{edge.name}"),
+            consumed=_number(target, f"consumed:{edge.name}"),
+            items=_number(source, f"items:{edge.name}"),
+            rows=_number(source, f"rows:{edge.name}"),
+            num_bytes=_number(source, f"bytes:{edge.name}"),
+            remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(target) if receipt.edge == edge.name),
+            first_us=_number(source, f"first_us:{edge.name}"),
+            last_us=_number(source, f"last_us:{edge.name}"),
             medium=graph.media.get(EdgeName(edge.name), ""),
         )
 
 
-def _mark(line: str) -> TraceEvent | None:
-    """`at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of another version."""
+def _event(line: str) -> TraceEvent | None:
+    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of another version."""
     parts = line.split("|", 5)
     if len(parts) != 6 or not parts[0].isdecimal():
         return None
@@ -156,25 +156,25 @@ def _mark(line: str) -> TraceEvent | None:
     return TraceEvent(at_us=int(at_us), what=what, stage=stage, epoch=number, worker=worker, detail=detail)
 
 
-def _kv(marks: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int) -> Iterator[KVSpan]:
-    """From each claim of a task until somebody else has it, or it is done."""
+def _kv(events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int) -> Iterator[KVSpan]:
+    """Yield a span from each claim of a task until another worker owns it or it ends."""
     for stage in stages:
         if stage == CLIENT:
             continue
-        own = [mark for mark in marks if mark.stage == stage and mark.what in OWNED_UNTIL]
-        taken = {mark.epoch for mark in marks if mark.stage == stage and mark.what == "confirmed"}
-        for mark, following in pairwise([*own, None]):
-            if mark is None or mark.what != "claimed":
+        own = [event for event in events if event.stage == stage and event.what in OWNED_UNTIL]
+        imported = {event.epoch for event in events if event.stage == stage and event.what == "confirmed"}
+        for event, following in pairwise([*own, None]):
+            if event is None or event.what != "claimed":
                 continue
-            how = "taken over" if mark.epoch in taken else "computed"
+            how = "taken over" if event.epoch in imported else "computed"
             until = following.at_us if following is not None else ended_us
-            yield KVSpan(stage=stage, worker=mark.worker, from_us=mark.at_us, to_us=until, how=how)
+            yield KVSpan(stage=stage, worker=event.worker, from_us=event.at_us, to_us=until, how=how)
 
 
-def _heard(told: str) -> PlaybackReport | None:
-    if not told:
+def _playback_report(line: str) -> PlaybackReport | None:
+    if not line:
         return None
-    played, underruns, at_us = (int(part) for part in told.split(","))
+    played, underruns, at_us = (int(part) for part in line.split(","))
     return PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
 
 

@@ -1,4 +1,4 @@
-"""Workers as people see them, those that have gone included; and what their transfers came to. Knows no request's story."""
+"""Views of workers, recent former ones included, and totals of their transfers. Knows no request's trace."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -18,7 +18,7 @@ MS = 1000
 
 
 async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
-    """Workers by role, then gateways, late ones included; then, `with_gone`, those of the last minutes, the latest first."""
+    """Read workers by role, then gateways, late ones included; `with_gone`: then those that ended lately, the latest first."""
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
     pipe.zrevrange(keys.GONE, 0, -1)
@@ -36,13 +36,13 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     replies = cast("list[object]", await pipe.execute()) if present or departed else []
     hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
     now_us = seconds * 1_000_000 + micros
-    there = [
+    listed_views = [
         _present(worker, pairs(fields), (deadline - now_us) / 1e6, cast("set[bytes]", held))
         for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
         if fields
     ]
-    left = [_gone(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
-    return [*sorted(there, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *left]
+    gone_views = [_gone(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
+    return [*sorted(listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *gone_views]
 
 
 def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerView:
@@ -52,8 +52,8 @@ def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[by
 def _state(fields: Fields, lease_left_s: float) -> str:
     if lease_left_s <= 0:
         return "late"
-    for mark, state in (("leaving", "leaving"), ("draining", "draining"), ("standby", "standby")):
-        if _number(fields, mark):
+    for state in ("leaving", "draining", "standby"):
+        if _number(fields, state):
             return state
     return "ready"
 
@@ -121,7 +121,7 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
 
 
 async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
-    """Sum of the pulls by edge over the listed workers."""
+    """Sum the pulls by edge over the listed workers."""
     total: dict[str, PullCounts] = {}
     for raw in await _field_of_all(client, "pulls"):
         for edge, counts in decode_pulls(raw).items():
@@ -130,7 +130,7 @@ async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
 
 
 async def read_hops(client: redis.asyncio.Redis) -> HopCounts:
-    """Ages of chunks on arrival, counted over the listed workers."""
+    """Sum the ages of chunks on arrival over the listed workers."""
     return sum(map(decode_hops, await _field_of_all(client, "hops")), HopCounts())
 
 
