@@ -25,7 +25,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurement:
     """One stream as a tool reads it. `chunks`: the decoded events, in order."""
 
     text: str = ""
@@ -72,9 +72,9 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(payload)
 
 
-def vllm(pieces: list[bytes]) -> Measured:
+def vllm(pieces: list[bytes]) -> Measurement:
     """Every event with a choice counts, the first as the first token; usage is read only from events without."""
-    measured = Measured()
+    measured = Measurement()
     for data in events(by_message(pieces, strips=True)):
         measured.chunks.append(data)
         if choices := data.get("choices"):
@@ -84,9 +84,9 @@ def vllm(pieces: list[bytes]) -> Measured:
     return measured
 
 
-def vllm_omni(pieces: list[bytes]) -> Measured:
+def vllm_omni(pieces: list[bytes]) -> Measurement:
     """By the event's modality: text in `content`, audio in `content` or `audio.data`, each piece a WAV file."""
-    measured = Measured()
+    measured = Measurement()
     for data in events(by_message(pieces, strips=False)):
         measured.chunks.append(data)
         measured.output_tokens = (data.get("usage") or {}).get("completion_tokens", 0)
@@ -107,9 +107,9 @@ def vllm_omni(pieces: list[bytes]) -> Measured:
     return measured
 
 
-def by_line(pieces: list[bytes]) -> Measured:
+def by_line(pieces: list[bytes]) -> Measurement:
     """SGLang and llmperf: every non-empty line is an event."""
-    measured = Measured()
+    measured = Measurement()
     lines = [line.strip().decode() for line in b"".join(pieces).split(b"\n")]
     for line in filter(None, lines):
         payload = line[len("data: ") :]
@@ -125,7 +125,7 @@ def by_line(pieces: list[bytes]) -> Measured:
 @pytest.mark.parametrize("fields", [{}, SPOKEN], ids=["text", "spoken"])
 @pytest.mark.parametrize("tool", [vllm, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_complete_stream(
-    gateway: Gateway, tool: Callable[[list[bytes]], Measured], fields: dict[str, object]
+    gateway: Gateway, tool: Callable[[list[bytes]], Measurement], fields: dict[str, object]
 ) -> None:
     fields = {**fields, "temperature": 0.0, "ignore_eos": True, "top_k": -1, "min_tokens": 1, "repetition_penalty": 1.0}
     assert tool(pieces_of(gateway, **fields)).text == Script().text
@@ -151,7 +151,7 @@ def test_vllm_omni_reads_text_and_audio(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("tool", [vllm, vllm_omni, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_a_stream_with_pauses(
-    gateway: Gateway, tool: Callable[[list[bytes]], Measured], monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, tool: Callable[[list[bytes]], Measurement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(text="Hello there.", gap_s=0.02)

@@ -112,7 +112,7 @@ class Driver:
         self.last_id = text(last[0][0]) if last else "0-0"
         self.state, self.orphans, self.took_over_at = self._empty(), {}, time.monotonic()
         live = read_live(self.client)
-        log.info("this conductor leads now; %d live requests", len(live))
+        log.info("conductor %s leads now; %d live requests", self.me, len(live))
         for request in live:
             if not self._still_leads():
                 return
@@ -157,7 +157,7 @@ class Driver:
         try:
             self.state, commands = step(self.state, event)
         except TransitionError as error:
-            log.error("%s: %s", event, error)
+            log.error("the event %s is ignored: %s", event, error)
             return
         self._carry_out(commands)
 

@@ -71,8 +71,8 @@ class Feed:
             await asyncio.wait({tail})
 
     async def _wake(self) -> None:
-        """Wake all followers at the start, for entries added before it, then at each addition. If Redis is away at the start, wake
-        them repeatedly, so that their own reads raise.
+        """Wake all followers at the start, for entries added before it, then at each addition. If Redis is away at the start,
+        wake them repeatedly, so that their own reads raise.
         """
         last, me = "", asyncio.current_task()
         # Not `while True`: the Redis client can swallow a cancellation that coincides with a read's own time-out.
