@@ -16,7 +16,7 @@ from fleet.core.clock import now_us
 from fleet.graphs import DEFAULT_GRAPH
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
 
     from fleet.control.client import FleetClient
