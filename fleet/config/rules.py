@@ -43,7 +43,7 @@ def _unknown_names(noun: str, names: Iterable[str], known: list[str], graph: str
 
 
 def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """A ramp needs kind ramp, except where the edge's items are windows: there it has a meaning with any kind."""
+    """A ramp requires kind ramp, except for edges whose items are windows: there it has a meaning with any kind."""
     for edge in config.graph_declaration().edges:
         given = config.edges[edge.name].policy if edge.name in config.edges else None
         if given and given.ramp and given.kind != "ramp" and edge.policy.kind != "ramp":
@@ -172,8 +172,8 @@ def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
 
 
 def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
-    """The halves of a stage read each other's KV cache as it is in memory, so both need one dtype. Where a device is "auto", the
-    workers compare their dtypes when they join.
+    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device is "auto", the workers compare
+    their dtypes when they join.
     """
     if config.dtype != "auto":
         return

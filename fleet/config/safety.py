@@ -17,7 +17,7 @@ MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(sec
 SECRET_PREFIX = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
-"""A random key of 16 hexadecimal digits has fewer different digits once in two million times."""
+"""A random key of 16 hexadecimal digits has fewer different digits with a probability of one in two million."""
 PLACEHOLDERS = (
     "admin", "apikey", "default", "example", "fleet", "fleetapikey", "key", "none", "null", "password", "secret", "test", "todo",
     "token", "yourapikey", "yourkey",
@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """A word for people, and the setting that permits the value."""
+        """The result in upper case, with the setting that permits the value."""
         if self.refused:
             return "REFUSED"
         return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "OK"

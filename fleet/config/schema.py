@@ -43,7 +43,7 @@ class Strict(BaseModel):
 
 class PolicyConfig(Strict):
     """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `low_buffer_s` and
-    `busy_first_chunk_factor` override those of `ChunkPolicy`; None keeps the graph's.
+    `busy_first_chunk_factor` override those of `ChunkPolicy`; None: the graph's.
     """
 
     kind: Literal["each", "ramp", "all"]
@@ -173,10 +173,10 @@ class VoiceConfig(Strict):
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a session waits for a client whose
     connection was lost. `speculate_ms`: the silence after which a response is started early, to be discarded if speech continues;
-    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long, and
-    which receives no response meanwhile, ends. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
+    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session ends when its client has sent nothing for this
+    long and has received no response meanwhile. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
     open or queued at one time, on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to
-    short-lived secrets; the rest is kept for the API key and the console.
+    short-lived secrets; the rest is reserved for the API key and the console.
     """
 
     max_sessions: Items = 64
@@ -237,7 +237,7 @@ class TransferConfig(Strict):
 class SecurityConfig(Strict):
     """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is refused at start otherwise.
 
-    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of workers carry a MAC.
+    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of workers have a MAC.
     """
 
     fleet_secret: Folder | None = None

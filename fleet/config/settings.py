@@ -44,7 +44,7 @@ def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
 
 
 def _api_key(given: str | None) -> str | None:
-    """Return the key without the line end that files and `echo` add. A blank key is kept, so that it is refused later."""
+    """Return the key without the line end that files and `echo` add. A blank key is not dropped, so that it is refused later."""
     return (given.strip() or given) if given else None
 
 

@@ -141,7 +141,7 @@ class FleetClient:
             log.error("a notice of this gateway's inbox could not be read: %s", error)
 
     async def _poll_slowly(self) -> None:
-        """Recover from lost notices. No chunk whose notice arrives waits for this."""
+        """Recover from lost notices. Chunks whose notices arrive do not wait for this."""
         while not self._stopping:
             await asyncio.sleep(SLOW_POLL_S)
             await self.requests.catch_up()

@@ -62,9 +62,7 @@ class ClientEdge:
         """
         num_repeated = self.rows_delivered - chunk.first_row
         if num_repeated > chunk.num_rows and chunk.final:
-            raise RedisUnreachable(
-                "Redis lost a part of the answer, and the recomputed answer is shorter; send the request again"
-            )
+            raise RedisUnreachable("Redis lost a part of the answer, and the recomputed one came out shorter; try again")
         new_part = chunk if not num_repeated else None
         if num_repeated and (num_repeated < chunk.num_rows or chunk.final):
             new_part = chunk.without(num_repeated)

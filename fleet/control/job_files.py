@@ -77,11 +77,11 @@ def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) ->
     root = data_dir.absolute() / FOLDER
     folders = [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
     folders.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
-    staying = kept([path.name for path in folders]) if folders else set[str]()
-    leaving = [path for path in folders if path.name not in staying]
-    leaving += [path for path in folders if path.name in staying][MAX_FOLDERS:]
+    stored = kept([path.name for path in folders]) if folders else set[str]()
+    removed = [path for path in folders if path.name not in stored]
+    removed += [path for path in folders if path.name in stored][MAX_FOLDERS:]
     failures: list[OSError] = []
-    for path in leaving:
+    for path in removed:
         try:
             _remove(path)
         except OSError as error:

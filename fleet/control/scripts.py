@@ -1,6 +1,6 @@
-"""The fenced scripts as typed calls. A `Call` is data; `Scripts` loads the Lua once and sends calls, alone or in a pipeline.
+"""The fenced scripts as typed calls. A `Call` is data; `fleet.control.connect` loads the Lua and sends calls.
 
-Each script's own header in `lua/` says what it compares and what it writes.
+The header of each script in `lua/` lists the values that it compares and writes.
 """
 
 import hashlib
@@ -289,18 +289,18 @@ def announce_start(
     role: RoleName, place: str, lease_us: int, *, instead_of: str = "", child: str = "", workers: int | None = None,
     begins_us: int | None = None, number: int | None = None, stopped: bool = False,
 ) -> Call:  # fmt: skip
-    """A worker of `role` is starting at `place` (host:pid). `workers`: how many the deployment has of the role.
+    """A worker of `role` is starting at `place` (host:pid). `workers`: number of the role's workers in the deployment.
 
     From its process: `instead_of` is the keeper, whose announcement it continues. From the keeper: `begins_us` is the time until
     the process starts, `number` counts the keeper's starts, `child` is that process once it runs, `instead_of` the one before;
     `stopped`: that one was stopped and did not fail.
     """
-    known = tuple("" if given is None else given for given in (workers, begins_us, number))
-    return Call("announce_start", (role, place, lease_us, instead_of, child, *known, "1" if stopped else ""))
+    options = tuple("" if option is None else option for option in (workers, begins_us, number))
+    return Call("announce_start", (role, place, lease_us, instead_of, child, *options, "1" if stopped else ""))
 
 
 def end_start(role: RoleName, place: str, *, child: str = "", took_us: int | None = None, failed: bool = False) -> Call:
-    """The announced start is over. `took_us`: its worker has joined, so long after the start was announced.
+    """The announced start is over. `took_us`: its worker has joined, this long after the start was announced.
 
     `failed`: it counts as a failed start; else it was stopped. From a keeper, `child` is the process that may continue it.
     """
@@ -322,9 +322,9 @@ def drain(worker: WorkerId) -> Call:
     return Call("drain", (worker,))
 
 
-def order(worker: WorkerId, what: WorkerOrder) -> Call:
+def order(worker: WorkerId, action: WorkerOrder) -> Call:
     """An operator's order, by right of the API. A worker that is leaving accepts no order but to leave."""
-    return Call("order", (worker, what))
+    return Call("order", (worker, action))
 
 
 def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:

@@ -123,8 +123,8 @@ def _require_socket(data_dir: Path) -> None:
         Path(SOCKET).unlink()
     except OSError as error:
         raise ConfigError(
-            f"redis.data_dir: no Unix socket can be made in {data_dir} ({error.strerror}); choose a folder on a local disk with "
-            "--set redis.data_dir=DIR",
+            f"redis.data_dir: no Unix socket can be created in {data_dir} ({error.strerror}); choose a folder on a local disk "
+            "with --set redis.data_dir=DIR",
             param="redis.data_dir",
         ) from error
 

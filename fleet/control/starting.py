@@ -80,7 +80,8 @@ class StartAnnouncement:
             if self._over.wait(RENEW_S):
                 return
             if time.monotonic() - self._began > MAX_LOADING_S:
-                log.error("loading takes longer than %.0f s; requests no longer wait for this worker", MAX_LOADING_S)
+                line = "this worker has been loading for more than %.0f s; requests no longer wait for it"
+                log.error(line, MAX_LOADING_S)
                 return
 
     def _send(self, call: scripts.Call) -> None:

@@ -270,7 +270,7 @@ class ClientStream:
                     async for _ in self:
                         continue
             except TimeoutError:
-                await self.abort(f"its client read nothing, and did not come back for {patience_s:g} s (web.send_timeout_s)")
+                await self.abort(f"its client read nothing, and did not resume it within {patience_s:g} s (web.send_timeout_s)")
         except FleetError as error:
             log.info("request %s, which has no client, ended with: %s", self.request_id, error.message)
 

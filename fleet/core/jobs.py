@@ -1,4 +1,4 @@
-"""Kinds of background job, and the arguments that each takes: names, types and ranges. Runs nothing.
+"""Kinds of background job and their arguments: names, types and ranges. Runs nothing.
 
 No argument names a path, an address or a configuration: a job measures the deployment whose `fleet jobs` runs it.
 """
@@ -25,7 +25,7 @@ MEASURE_TAKES: dict[Measure, tuple[str, ...]] = {
     "hop": ("hops",),
     "transfer": (),
 }
-"""The arguments that each measure takes, beside `check`."""
+"""Arguments of each measure, beside `check`."""
 LISTS = ("streams",)
 """The arguments that are lists."""
 
@@ -67,25 +67,25 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
     def given(self) -> dict[str, object]:
-        """The measure, and the arguments that differ from their defaults, as JSON has them."""
+        """Return the measure, and the arguments that differ from their defaults, as JSON values."""
         return msgspec.to_builtins(self)
 
 
 KINDS: dict[str, type[BenchArguments]] = {"bench": BenchArguments}
 
 
-def read_arguments(kind: str, given: object) -> BenchArguments:
+def read_arguments(kind: str, arguments: object) -> BenchArguments:
     """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the remedy."""
     if kind not in KINDS:
         raise BadInput(f"kind: unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")
-    if not isinstance(given, dict):
+    if not isinstance(arguments, dict):
         raise BadInput(
             f"arguments: a {kind} job takes an object of named arguments, and no options of a command line; send for example "
             f"{EXAMPLE}",
             param="arguments",
         )
     try:
-        return msgspec.convert(given, KINDS[kind])
+        return msgspec.convert(arguments, KINDS[kind])
     except msgspec.ValidationError as error:
         raise _refusal(kind, str(error)) from error
 

@@ -78,7 +78,7 @@ def busy(graph: Graph) -> FakeTelemetry:
         DeadLetterView(
             id=request_id(3, start),
             stage=stages[0],
-            why=f"worker after worker died over it {HOSTILE}",
+            why=f"3 workers died over it {HOSTILE}",
             died_us=now - 90_000_000,
             kind="text",
             num_prompt_tokens=23,
@@ -400,7 +400,7 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
         logger="fleet.worker.loop",
         process="worker",
         worker=worker_id(stage),
-        message=f"request {request} went on {HOSTILE}" if about else f"line {number} of what this worker has to say",
+        message=f"request {request} continues {HOSTILE}" if about else f"line {number} of this worker",
         stage=stage,
         request=request if about else "",
         trace=TRACE if level == "error" else "",
