@@ -265,14 +265,17 @@ class ClientStream:
     async def discard_rest(self, patience_s: float | None) -> None:
         """Acknowledge the rest of the answer, which its log retains. Abort the request after `patience_s`; None: never."""
         try:
-            try:
-                async with asyncio.timeout(patience_s):
-                    async for _ in self:
-                        continue
-            except TimeoutError:
-                await self.abort(f"its client read nothing, and did not resume it within {patience_s:g} s (web.send_timeout_s)")
+            await self._read_rest(patience_s)
         except FleetError as error:
             log.info("request %s, which has no client, ended with: %s", self.request_id, error.message)
+
+    async def _read_rest(self, patience_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                async for _ in self:
+                    continue
+        except TimeoutError:
+            await self.abort(f"its client read nothing, and did not resume it within {patience_s:g} s (web.send_timeout_s)")
 
     async def _close(self) -> None:
         self._closed = True

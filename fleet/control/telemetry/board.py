@@ -156,13 +156,18 @@ class Telemetry:
         """Yield lines as they are logged, without end; from now on, or from the line after `after`."""
         first = checked_entry(after, "after") if after else await answer_of(self._lines.newest())
         try:
-            async with aclosing(self._lines.follow(first)) as entries:
-                async for entry, fields in entries:
-                    line = line_of(entry, fields)
-                    if says(line, wanted):
-                        yield line
+            async with aclosing(self._matching_lines(first, wanted)) as lines:
+                async for line in lines:
+                    yield line
         except RedisError as error:
             raise unreachable(error) from error
+
+    async def _matching_lines(self, first: str, wanted: LogQuery) -> AsyncGenerator[LogLine, None]:
+        async with aclosing(self._lines.follow(first)) as entries:
+            async for entry, fields in entries:
+                line = line_of(entry, fields)
+                if says(line, wanted):
+                    yield line
 
     async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
         """Yield events as they happen, without end; from now on, or from the event after `after`."""
