@@ -173,8 +173,8 @@ class VoiceConfig(Strict):
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a session waits for a client whose
     connection was lost. `speculate_ms`: the silence after which a response is started early, to be discarded if speech continues;
-    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session ends when its client has sent nothing, and has
-    received no response, for this long. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
+    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session ends after this time without input from its
+    client and without a response. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
     open or queued at one time, on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to
     short-lived secrets; the rest is reserved for the API key and the console.
     """

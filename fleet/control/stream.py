@@ -166,7 +166,7 @@ class ClientStream:
     async def _read_log(self, edge: ClientEdge) -> None:
         chunks = await self._logged(edge, edge.next)
         if any(after.first_row != before.first_row + before.num_rows for before, after in pairwise(chunks)):
-            self.fail(ChunkOrderError(f"edge {edge.name}: its log has a gap; do all processes have one version?"))
+            self.fail(ChunkOrderError(f"edge {edge.name}: its log does not follow on itself; do all processes have one version?"))
             return
         for chunk in chunks:
             self.put(chunk, from_log=True)
