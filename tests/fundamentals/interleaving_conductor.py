@@ -1,5 +1,5 @@
-"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, carries out a command at a time, and
-watches; everybody else may act in between.
+"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, executes one command at a time and
+watches; other processes may act in between.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, RoleName, StageName, WorkerId
 from tests.fundamentals import interleaving_store as model
-from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task
-from tests.fundamentals.interleaving_world import Boss, Move, Worker, World
+from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, MirrorTask, R, Scripts, Store
+from tests.fundamentals.interleaving_world import Boss, MirrorWorker, Move, World
 
-RETOLD = 2
-"""How many events that were read already may be told again."""
+MAX_REPEATED = 2
+"""Number of already read events that may be delivered again."""
 Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
 
 
 class Conductor:
-    """Its moves. States are numbered, so that a world holds a number. `split`: the stage that has two roles, if one has."""
+    """Moves of the conductor. States are numbered, so that a world stores a number. `split`: the stage with two roles, if any."""
 
     def __init__(self, scripts: Scripts, split: int | None) -> None:
         self.scripts, self.split = scripts, split
@@ -35,7 +35,7 @@ class Conductor:
         return step(state, event)
 
     def record_of(self, world: World) -> RequestRecord | None:
-        """What it takes the request for."""
+        """Return the conductor's own record of the request."""
         return self.states[world.boss.known].requests.get(R)
 
     def moves(self, world: World) -> Iterator[Move]:
@@ -46,14 +46,14 @@ class Conductor:
         elif boss.phase == "noted":
             record = read_request(store)
             state, orders = resume(self.nothing_known, record) if record else (self.nothing_known, ())
-            yield "it reads the hashes", world._replace(boss=Boss("read", self._number(state), (), orders))
+            yield "the conductor reads the hashes", world._replace(boss=Boss("read", self._number(state), (), orders))
         elif boss.orders:
             after, answer = self.carry_out(store, boss.orders[0])
             label = f"{type(boss.orders[0]).__name__} -> {answer}"
             yield label, world._replace(store=after, boss=boss._replace(orders=boss.orders[1:]))
         elif boss.phase == "read":
             facts = missed_facts(store) if self.states[boss.known].requests else ()
-            yield "it reads what was missed", world._replace(boss=boss._replace(phase="up", facts=facts))
+            yield "the conductor reads the missed events", world._replace(boss=boss._replace(phase="up", facts=facts))
         elif boss.facts:
             yield self._apply(world._replace(boss=boss._replace(facts=boss.facts[1:])), boss.facts[0])
         else:
@@ -68,7 +68,7 @@ class Conductor:
         yield from self.overdue(world, hasty=False)
 
     def overdue(self, world: World, *, hasty: bool) -> Iterator[Move]:
-        """A delivered grant that is not claimed in time: because its worker is gone, or (`hasty`) only slow."""
+        """A delivered grant that is not claimed in time, because its worker is gone or (`hasty`) only slow."""
         record = self.record_of(world)
         for stage, name in enumerate(STAGES if record is not None else ()):
             assert record is not None
@@ -87,10 +87,10 @@ class Conductor:
             self._steps[key] = self._number(state), commands
         known, commands = self._steps[key]
         boss = world.boss._replace(known=known, orders=commands)
-        return f"it learns {_said(event)}", world._replace(boss=boss)
+        return f"the conductor reads {_describe(event)}", world._replace(boss=boss)
 
     def carry_out(self, store: Store, command: Command) -> Answer:
-        """As the driver's `_call`, by the leader of this term."""
+        """Run the script of a command as the leader of this term, as the driver's `_call` does."""
         match command:
             case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
                 return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone, remake=remake)
@@ -113,7 +113,7 @@ class Conductor:
         return self._numbers[records]
 
     def gist(self, task: TaskRecord) -> tuple[object, ...]:
-        """Told of no role, the conductor grants the first one."""
+        """A task without a role is granted to its stage's first role."""
         role = task.role or self.nothing_known.first_roles.get(task.stage, RoleName(task.stage))
         return task.state, task.epoch, task.owner, role
 
@@ -127,7 +127,7 @@ def read_request(store: Store) -> RequestRecord | None:
     return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
 
 
-def _record(name: StageName, task: Task) -> TaskRecord:
+def _record(name: StageName, task: MirrorTask) -> TaskRecord:
     return TaskRecord(
         stage=name,
         state=TaskState(task.state),
@@ -151,20 +151,20 @@ def missed_facts(store: Store) -> tuple[ev.Event, ...]:
 
 
 def tidy(world: World) -> World:
-    """Forget events that nobody will read again, so that equal worlds are one."""
+    """Drop events that cannot be read again, so that equivalent worlds compare equal."""
     boss, events = world.boss, world.store.events
     if boss.phase == "down":
         return world._replace(store=world.store._replace(events=())) if events else world
-    old = boss.read - (RETOLD if world.budget.retold else 0)
+    old = boss.read - (MAX_REPEATED if world.budget.repeats else 0)
     if old <= 0:
         return world
     return world._replace(store=world.store._replace(events=events[old:]), boss=boss._replace(read=boss.read - old))
 
 
-def acts(world: World, worker: Worker) -> bool:
+def acts(world: World, worker: MirrorWorker) -> bool:
     return worker.id in world.store.listed and not worker.dead
 
 
-def _said(event: ev.Event) -> str:
-    told = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
-    return " ".join([type(event).__name__, *told])
+def _describe(event: ev.Event) -> str:
+    values = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
+    return " ".join([type(event).__name__, *values])

@@ -1,4 +1,4 @@
-"""A request is admitted before its audio is decoded: the check answers as its submission would, and takes no place."""
+"""A request is admitted before its audio is decoded: the check replies as its submission would, and reserves no place."""
 
 import asyncio
 

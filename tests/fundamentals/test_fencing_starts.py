@@ -1,4 +1,4 @@
-"""Announced starts and lost workers: who is expected, by the one rule that admission and the conductor ask."""
+"""Announced starts and lost workers: the one rule by which admission and the conductor expect workers."""
 
 from typing import cast
 
@@ -13,7 +13,7 @@ from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, 
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
 KEEPER, LOADING = "test:1", "test:2"
-"""`LOADING` is the place of `OTHER`."""
+"""`LOADING` is the place of worker `OTHER`."""
 MAX_FAILED_STARTS = 3
 
 
@@ -59,7 +59,7 @@ def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
     assert expected(control, grace_us=0) == (False, False, 0)
     assert submit(control, "req-2", ROLE)[0] == "ok"
     assert submit(control, "req-3", ROLE, grace_us=0) == ["no_worker", "5000000", ROLE]
-    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "what is refused is not written"
+    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "a refused request is not written"
     control.client.hset(keys.availability(ROLE), "lost_us", 1)
     assert expected(control) == (False, False, 0)
 
@@ -120,7 +120,7 @@ def test_announced_start_counts_until_its_lease_lapses_or_it_ends(control: Contr
     assert control.run(scripts.end_start(ROLE, LOADING)) == "ok"
     assert expected(control, grace_us=0) == (False, False, 0)
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=7_000_000)) == "unknown"
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late word changed nothing"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late report changed nothing"
 
 
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
@@ -142,7 +142,7 @@ def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(c
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=2_500_000)) == "ok"
     assert keep(control, child=LOADING) == "begun"
     control.kill(OTHER)
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "a start took so long"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "the last start took this long"
 
 
 @pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
@@ -162,7 +162,7 @@ def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(control: Cont
     assert counted == [True] * MAX_FAILED_STARTS + [False] * 2
     if "keeper" in announced_by:
         retry_us = int(submit(control, "req-2", ROLE, grace_us=0)[1])
-        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, and as long as one takes"
+        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, plus the duration of a start"
     assert control.register(OTHER) == "ok"
     control.kill(OTHER)
     announce(control, LOADING)
@@ -239,14 +239,14 @@ def test_repeated_announcement_of_a_start_counts_once(control: Control) -> None:
     assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
 
 
-@pytest.mark.parametrize("forgotten_by", ["a new keeper", "the minute since", "none"])
-def test_failed_starts_are_reset_without_an_announced_start(control: Control, forgotten_by: str) -> None:
+@pytest.mark.parametrize("reset_by", ["a new keeper", "a minute without starts", "none"])
+def test_failed_starts_are_reset_without_an_announced_start(control: Control, reset_by: str) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS):
         assert announce(control, f"test:{number + 10}") == "ok"
         assert control.run(scripts.end_start(ROLE, f"test:{number + 10}", failed=True)) == "ok"
-    if forgotten_by == "the minute since":
+    if reset_by == "a minute without starts":
         seconds, _ = control.client.time()
         control.client.hset(keys.availability(ROLE), "tried_us", (seconds - 61) * 1_000_000)
-    assert keep(control) if forgotten_by == "a new keeper" else announce(control, LOADING)
-    assert expected(control, grace_us=0)[0] == (forgotten_by != "none")
+    assert keep(control) if reset_by == "a new keeper" else announce(control, LOADING)
+    assert expected(control, grace_us=0)[0] == (reset_by != "none")

@@ -13,7 +13,7 @@ from fleet.core import events as ev
 from fleet.core.chunk import Chunk, Location, TensorRef, decode_location
 from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, R, Scripts, Store, Task
+from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, MirrorTask, R, Scripts, Store
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
 WORKERS = (("A0", PRODUCER), ("B0", PRODUCER), ("c0", CONSUMER))
@@ -249,7 +249,7 @@ def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
 
 def test_differing_mirror_is_detected(redis_url: str) -> None:
     class AppendsAtAnyEpoch(Scripts):
-        def may_append(self, task: Task, epoch: int) -> bool:
+        def may_append(self, task: MirrorTask, epoch: int) -> bool:
             return True
 
     class CountsEveryDeath(Scripts):

@@ -16,7 +16,7 @@ from fleet.core import events as ev
 from fleet.graphs import GRAPHS
 from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_search import Broken, Search
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, Scripts, Store, Task
+from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, MirrorTask, Scripts, Store
 from tests.fundamentals.interleaving_world import Budget, World
 
 TWO_PRODUCERS, TWO_CONSUMERS = "ABc", "Acd"
@@ -45,7 +45,7 @@ def explored(fleet: Fleet) -> Search:
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
         pytest.param(Budget(freezes=1, failures=1), id="a worker freezes and wakes, a task fails"),
-        pytest.param(Budget(crashes=1, retold=1, hasty=1), id="the conductor dies, hears events twice, grants hastily"),
+        pytest.param(Budget(crashes=1, repeats=1, hasty=1), id="the conductor dies, hears events twice, grants hastily"),
     ],
 )
 def test_producer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -70,7 +70,7 @@ def was_remade(world: World) -> bool:
     "budget",
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
-        pytest.param(Budget(freezes=1, retold=1), id="a worker freezes and wakes, events are told again"),
+        pytest.param(Budget(freezes=1, repeats=1), id="a worker freezes and wakes, events are told again"),
     ],
 )
 def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -101,17 +101,17 @@ def split_of(places: str) -> int:
 
 
 class GrantsWithoutRaising(Scripts):
-    def raised(self, task: Task, by: str) -> int:
+    def raised(self, task: MirrorTask, by: str) -> int:
         return task.epoch if by == "grant" else super().raised(task, by)
 
 
 class FencesWithoutRaising(Scripts):
-    def raised(self, task: Task, by: str) -> int:
+    def raised(self, task: MirrorTask, by: str) -> int:
         return task.epoch if by == "lose" else super().raised(task, by)
 
 
 class AppendsAtAnyEpoch(Scripts):
-    def may_append(self, task: Task, epoch: int) -> bool:
+    def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return True
 
 
@@ -129,14 +129,14 @@ class AppendsAgain(Scripts):
 class TakesWhatIsNotOffered(Scripts):
     """Blocks are taken although their source has left, and may use its pages for something else."""
 
-    def may_take(self, store: Store, task: Task) -> bool:
+    def may_take(self, store: Store, task: MirrorTask) -> bool:
         return task.offer == "offered"
 
 
 class LetsItSkip(Scripts):
     """Whoever took the blocks over is thought to make again what was published before."""
 
-    def skips(self, task: Task) -> bool:
+    def skips(self, task: MirrorTask) -> bool:
         return False
 
 
