@@ -1,4 +1,4 @@
-"""The mirror of the interleaving check answers as the scripts do: the same random calls on both, compared after each."""
+"""The mirror of the interleaving check replies as the scripts do: the same random calls on both, compared after each."""
 
 import random
 from collections.abc import Callable
@@ -26,7 +26,7 @@ UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
 class Twins:
-    """The same request in Redis and in the mirror. `epochs` translates: by stage, the mirror's epoch to Redis's."""
+    """The same request in Redis and in the mirror. `epochs` maps, by stage, the mirror's epoch to that of Redis."""
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
         client.flushdb()
@@ -43,8 +43,8 @@ class Twins:
     def both(self, answer: Answer, call: scripts.Call) -> None:
         self.store, mirrored = answer
         reply = run(self.client, call)
-        said = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
-        assert said == mirrored, f"{call}: Redis says {said}, the mirror {mirrored}"
+        replied = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        assert replied == mirrored, f"{call}: Redis replies {replied}, the mirror {mirrored}"
         self.compare(str(call))
 
     def compare(self, after: str) -> None:
@@ -82,22 +82,22 @@ class Twins:
             taken = str(self.epochs[stage][task.taken]) if task.taken else ""
             assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, taken], after
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
-        told = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
-        assert list(map(gist, told)) == list(map(gist, self.store.events)), after
+        events = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
+        assert list(map(without_epoch, events)) == list(map(without_epoch, self.store.events)), after
 
     def inboxes(self) -> set[tuple[str, str]]:
-        """What workers are told that they cannot learn from an answer: a task to drop, blocks that were taken."""
-        told: set[tuple[str, str]] = set()
+        """Inbox entries that the mirror models: a task to drop ("x"), blocks that were imported ("f")."""
+        notices: set[tuple[str, str]] = set()
         for worker, _ in WORKERS:
             lines = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.inbox(WorkerId(worker))))
-            told |= {(worker, text(fields[b"k"])) for _, fields in lines}
-        return {(worker, kind) for worker, kind in told if kind in ("x", "f")}
+            notices |= {(worker, text(fields[b"k"])) for _, fields in lines}
+        return {(worker, kind) for worker, kind in notices if kind in ("x", "f")}
 
     def real(self, stage: int, epoch: int) -> Epoch:
         return Epoch(self.epochs[stage].get(epoch, 1))
 
     def any_epoch(self, stage: int) -> int:
-        """Mostly the task's own, sometimes an older one."""
+        """Mostly the task's own epoch, sometimes an older one."""
         now = self.store.tasks[stage].epoch
         return now if self.rng.random() < 0.75 else self.rng.choice(sorted(self.epochs[stage]))
 
@@ -172,7 +172,7 @@ class Twins:
         self.both(self.mirror.lose_tensors(self.store, epoch), call)
 
     def hand_off(self) -> None:
-        """To the same role, so that any worker of the stage may claim it."""
+        """Hand off to the same role, so that any worker of the stage may claim the task."""
         worker, stage = self.rng.choice(WORKERS)
         epoch, role = self.any_epoch(stage), RoleName(STAGES[stage])
         call = scripts.hand_off(R, STAGES[stage], self.real(stage, epoch), WorkerId(worker), role, num_rows=1, data=b"blocks")
@@ -200,7 +200,7 @@ class Twins:
         self.both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
 
     def fence(self) -> None:
-        """Late or not; a fenced worker joins again at once."""
+        """Fence a late or a live worker; it registers again immediately."""
         worker, stage = self.rng.choice(WORKERS)
         if self.rng.random() < 0.7:
             self.client.zadd(keys.WORKERS, {worker: 1})
@@ -211,7 +211,7 @@ class Twins:
         self.store = self.store._replace(listed=self.store.listed | {worker})
 
     def end(self) -> None:
-        """Rarely; nothing is accepted afterwards."""
+        """End the request, rarely, since no later call is accepted."""
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
             call = scripts.end_request(self.leader, R, state, "", "", None, KEEP)
@@ -223,32 +223,32 @@ def place(worker: str) -> Location:
     return {"rows": ref}
 
 
-def gist(event: ev.Event) -> tuple[object, ...]:
-    """An event without its epoch, which the mirror counts otherwise."""
+def without_epoch(event: ev.Event) -> tuple[object, ...]:
+    """Return an event without its epoch, which the mirror numbers differently."""
     return type(event), *(getattr(event, name, None) for name in ("stage", "owner", "deaths", "alone", "state"))
 
 
-def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
-    """Random calls on both twins; which facts and states came of them."""
+def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
+    """Make random calls on both twins; return the events and states that occurred."""
     seen: set[str] = set()
     for seed in range(NUM_WALKS):
         twins = Twins(client, random.Random(seed), mirror)
         for _ in range(NUM_CALLS):
             twins.any_call()()
-            seen |= {told for task in twins.store.tasks for told in (task.state, task.offer)}
+            seen |= {state for task in twins.store.tasks for state in (task.state, task.offer)}
         seen |= {type(event).__name__ for event in twins.store.events}
     return seen
 
 
 def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
     with connect(redis_url) as client:
-        seen = walk(client, Scripts())
+        seen = run_walks(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
 def test_differing_mirror_is_detected(redis_url: str) -> None:
-    class AppendsAtAnyEpoch(Scripts):
+    class MirrorAppendsAtAnyEpoch(Scripts):
         def may_append(self, task: MirrorTask, epoch: int) -> bool:
             return True
 
@@ -258,6 +258,6 @@ def test_differing_mirror_is_detected(redis_url: str) -> None:
 
     with connect(redis_url) as client:
         with pytest.raises(AssertionError, match="stale"):
-            walk(client, AppendsAtAnyEpoch())
+            run_walks(client, MirrorAppendsAtAnyEpoch())
         with pytest.raises(AssertionError, match="deaths"):
-            walk(client, CountsEveryDeath())
+            run_walks(client, CountsEveryDeath())
