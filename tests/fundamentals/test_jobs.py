@@ -93,7 +93,7 @@ async def test_record_of_another_version_is_shown_but_not_retried(connection: re
     (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments) == ("bench", None)
     await client.jobs.stop(old.id)
-    with pytest.raises(Conflict, match="another version; submit it retried"):
+    with pytest.raises(Conflict, match="another version; submit it again"):
         await client.jobs.retry(old.id)
     await client.stop()
 

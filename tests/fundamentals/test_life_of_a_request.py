@@ -1,4 +1,4 @@
-"""The life of a request: submitted, granted, claimed, streamed, ended; its answer is independent of walk driver and chunk sizes."""
+"""The life of a request: submitted, granted, claimed, streamed, ended; the answer is independent of walk driver and chunking."""
 
 import asyncio
 from dataclasses import replace
