@@ -1,4 +1,4 @@
-"""Where chunk sizes depend on timing, chunks lost by Redis are recomputed with other sizes: each row is still received once."""
+"""Chunks lost by Redis are recomputed with other sizes where sizes depend on timing: each row is still received once."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""A gateway that was fenced goes on with every answer it held, however often it is interrupted in taking them back."""
+"""A fenced gateway resumes every answer it held, even if its reattachment is interrupted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ Send = Callable[[], Awaitable[object]]
 
 
 async def begin(client: FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
-    """Answers that nobody has begun to read: each waits for its credit."""
+    """Submit answers that are not read yet: each waits for its credit."""
     held: list[tuple[RequestSpec, ClientStream]] = []
     for _ in range(HELD):
         spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -36,20 +36,20 @@ def fence(fleet: ThreadFleet, client: FleetClient) -> None:
     run(fleet.clients[0], scripts.fence_worker("", client.id, died=True))
 
 
-def at_attach_of(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
-    """As `run_async`, but the first attach of the request is done by `once`."""
-    struck: list[RequestId] = []
+def intercept_attach(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
+    """Return a `run_async` whose first attach of the request is done by `once`."""
+    intercepted: list[RequestId] = []
 
     async def send(redis: Redis, call: scripts.Call) -> object:
-        if call.script != "attach" or call.args[0] != request or struck:
+        if call.script != "attach" or call.args[0] != request or intercepted:
             return await run_async(redis, call)
-        struck.append(request)
+        intercepted.append(request)
         return await once(lambda: run_async(redis, call))
 
     return send
 
 
-@pytest.mark.parametrize("is_done", [False, True], ids=["before it is done", "before the answer"])
+@pytest.mark.parametrize("is_done", [False, True], ids=["before the attach", "before its reply"])
 async def test_failed_reattachment_is_repeated_at_the_next_renewal(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
 ) -> None:
@@ -62,14 +62,14 @@ async def test_failed_reattachment_is_repeated_at_the_next_renewal(
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)
-            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, break_off))
+            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, break_off))
             fence(fleet, client)
-            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(heard, expected)
+            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(received, expected)
 
 
 async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
+    """Without a further renewal: the caller that found the fence is cancelled during the rejoin, and every answer is resumed."""
     with thread_fleet(redis_url, RENEWS_NEVER, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -83,10 +83,10 @@ async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, mo
                 await left.wait()
                 return await send()
 
-            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, give_up))
+            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, give_up))
             fence(fleet, client)
             impatient = asyncio.create_task(client.requests.submit(other, None))
             with pytest.raises(asyncio.CancelledError):
                 await impatient
-            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(heard, expected)
+            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(received, expected)

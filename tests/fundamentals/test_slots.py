@@ -1,4 +1,4 @@
-"""More requests than slots, and tasks that come into them in another order than their requests: nobody waits in a ring."""
+"""More requests than slots, and tasks that claim slots in another order than their requests arrived: no deadlock."""
 
 import asyncio
 from pathlib import Path
@@ -33,12 +33,12 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
             await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
             fleet.kill(fleet.owner(first, THINKER))
             fleet.add_worker("thinker")
-            for spoken, usual in zip(answers, expected, strict=True):
-                assert_same(await spoken, usual)
+            for pending_answer, expected_answer in zip(answers, expected, strict=True):
+                assert_same(await pending_answer, expected_answer)
 
 
 class Reader(FakeEngine):
-    """Reads the prompt of `last` when it may, and those of others at once."""
+    """An engine that reads other prompts immediately, and that of `last` only once `last` is cleared."""
 
     def __init__(self) -> None:
         super().__init__(max_batch=2, source=True)
@@ -49,7 +49,7 @@ class Reader(FakeEngine):
 
 
 async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str) -> None:
-    """Credit for its prompt, and not for its answer: it is in the only slot for answers, and its consumer in a queue."""
+    """The second has credit for its prompt but not for its answer: it holds the only decode slot, its consumer is queued."""
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
     role = "thinker.prefill"
     with thread_fleet(redis_url, *TIGHT, split, "edges.thought.credits=20", without=role) as fleet:
@@ -67,7 +67,7 @@ async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str)
                 view = await client.telemetry.trace(specs[1].id)
                 return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
 
-            await await_until(second_is_being_answered, "the second to come to the end of its credit")
+            await await_until(second_is_being_answered, "the second to use up its credit")
             engine.last = RequestId("")
-            for spoken, usual in zip(answers, expected, strict=True):
-                assert_same(await spoken, usual)
+            for pending_answer, expected_answer in zip(answers, expected, strict=True):
+                assert_same(await pending_answer, expected_answer)

@@ -1,4 +1,4 @@
-"""Where a worker's threads are: told when people ask, and when its loop stands still; by another thread than what hangs."""
+"""Stacks of a worker's threads are logged on request and when its loop hangs, by another thread than the hanging one."""
 
 import logging
 import threading
@@ -28,7 +28,7 @@ def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
     assert [control.run(scripts.order(WORKER, "dump")) for _ in range(2)] == ["ok", "ok"]
     assert [control.run(renew), control.run(renew)] == ["dump", "ok"]
     control.run(scripts.order(WORKER, "stop"))
-    assert control.run(scripts.order(WORKER, "dump")) == "ok", "one that leaves, and does not go, is asked too"
+    assert control.run(scripts.order(WORKER, "dump")) == "ok", "a leaving worker can be dumped too"
     assert control.client.hget(keys.worker(WORKER), "leaving") == b"1"
 
 
@@ -46,36 +46,36 @@ def traces(client: redis.Redis) -> list[str]:
 
 @pytest.fixture
 def hanging() -> Iterator[None]:
-    """A thread of this process that stands in a function with a name."""
-    going = threading.Event()
+    """Start a thread that blocks in a named function."""
+    release = threading.Event()
 
     def where_the_loop_hangs() -> None:
-        going.wait(60)
+        release.wait(60)
 
     thread = threading.Thread(target=where_the_loop_hangs, daemon=True)
     thread.start()
     yield
-    going.set()
+    release.set()
     thread.join(timeout=10)
 
 
 def test_threads_with_equal_stacks_are_logged_once() -> None:
-    done, met = threading.Event(), threading.Barrier(9)
+    done, barrier = threading.Event(), threading.Barrier(9)
 
     def an_idle_one_of_many() -> None:
-        met.wait()
+        barrier.wait()
         done.wait(60)
 
     with ThreadPoolExecutor(8, "many") as pool:
         for _ in range(8):
             pool.submit(an_idle_one_of_many)
-        met.wait()
+        barrier.wait()
         place = f"in {an_idle_one_of_many.__name__}"
         wait_until(lambda: stacks().count(place) == 1, "all of them to be idle")
-        told = stacks()
+        dump = stacks()
         done.set()
-    assert all(f"many_{number}" in told for number in range(8))
-    assert told.rindex("MainThread") > told.rindex(place)
+    assert all(f"many_{number}" in dump for number in range(8))
+    assert dump.rindex("MainThread") > dump.rindex(place)
 
 
 def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str, hanging: None) -> None:

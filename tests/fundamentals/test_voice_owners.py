@@ -1,4 +1,4 @@
-"""A voice session belongs to the credential that opened it, and one client secret has a bounded number of them, fleet-wide."""
+"""A voice session belongs to the credential that opened it; the sessions of one client secret are bounded across the fleet."""
 
 from typing import cast
 
@@ -46,7 +46,7 @@ def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None
 
 
 def test_session_without_owner_belongs_to_the_api_key(control: Control) -> None:
-    """An older gateway wrote it."""
+    """Sessions of an older gateway have no owner field."""
     control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
     assert not resumed(control, "old", SECRET) and resumed(control, "old", API)
 
@@ -78,10 +78,10 @@ def test_longest_absent_session_is_replaced_first(control: Control) -> None:
     assert keep(control, "a", first[0], {"away_us": b"20"}) == keep(control, "b", second[0], {"away_us": b"10"}) == "ok"
     replaced = answer(control, "c", SECRET, new=True, bound=2)
     assert replaced[3] == [b"b"] and open_of(control, SECRET) == {"a", "c"}
-    assert keep(control, "b", second[0], {}) == "stale", "its gateway learns so"
+    assert keep(control, "b", second[0], {}) == "stale", "the write notifies its gateway"
     assert not resumed(control, "b", SECRET)
     assert resumed(control, "a", SECRET)
-    assert not opened(control, "d", SECRET, bound=2), "a client that came back is not away"
+    assert not opened(control, "d", SECRET, bound=2), "a client that returned is not absent"
 
 
 def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
@@ -92,7 +92,7 @@ def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
 
 
 def test_unrenewed_session_is_not_counted(control: Control) -> None:
-    """Neither its record nor its place in the count outlives its time, whatever became of its gateway."""
+    """A session's record and its count expire together, even if its gateway is gone."""
     client: redis.Redis = control.client
     assert opened(control, "a", SECRET)
     assert 0 < client.pttl(keys.voices_of(SECRET)) <= KEEP_MS
@@ -101,11 +101,11 @@ def test_unrenewed_session_is_not_counted(control: Control) -> None:
 
 
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
-    """The age of a queued session starts when it is held again; a session that was written keeps its start."""
+    """The age of a queued session restarts when it is held again; a session with stored state keeps its start."""
     held = answer(control, "a", API, new=True)
     began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
     control.client.hset(keys.voice("a"), "started_us", str(began_us))
-    assert int(text(answer(control, "a", API)[1])) < HOUR_US, "it only waited"
+    assert int(text(answer(control, "a", API)[1])) < HOUR_US, "the session was only queued"
     control.client.hset(keys.voice("a"), mapping={"started_us": str(began_us), "state": b"x"})
     again = answer(control, "a", API)
     assert int(text(again[1])) >= HOUR_US and pairs(again[2])["state"] == b"x"
