@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fleet.core.commands import FenceWorker
 from tests.fundamentals.interleaving_conductor import Conductor, acts, tidy
 from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, SUBMITTED, MirrorTask, Scripts, Store
-from tests.fundamentals.interleaving_world import Boss, Budget, MirrorWorker, Move, World
+from tests.fundamentals.interleaving_world import Budget, MirrorConductor, MirrorWorker, Move, World
 
 SECOND_HALVES = "XYZxyz"
 """Worker places that serve the second role of a split stage."""
@@ -19,18 +19,18 @@ class Fleet(Conductor):
 
     def __init__(
         self, places: str, budget: Budget, scripts: Scripts | None = None,
-        *, frail: str = "", sizes: tuple[int, int] = (2, 1), split: int | None = None, credits: int = 99,
+        *, faulty: str = "", sizes: tuple[int, int] = (2, 1), split: int | None = None, credits: int = 99,
         reports_once: bool = False,
     ) -> None:  # fmt: skip
-        """`places`: one letter per worker, upper case for the producer's stage. `frail`: the places that may have faults.
+        """`places`: one letter per worker, upper case for the producer's stage. `faulty`: the places that may have faults.
         `sizes`: chunks produced per stage. `credits`: chunks the producer may be ahead. `reports_once`: a consumer reports lost
         tensors only once.
         """
         super().__init__(scripts or Scripts(), split)
-        self.frail, self.credits, self.reports_once = frail, credits, reports_once
+        self.faulty, self.credits, self.reports_once = faulty, credits, reports_once
         workers = tuple(MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places)
         store = Store(sizes, listed=frozenset(worker.id for worker in workers), events=(SUBMITTED,))
-        self.start = World(store, workers, self.at_first, budget)
+        self.start = World(store, workers, self.initial, budget)
 
     def role_of(self, place: str) -> str:
         stage = _stage_of(place)
@@ -39,29 +39,29 @@ class Fleet(Conductor):
 
     def ended(self, world: World) -> bool:
         """The request has ended, and the conductor has read that event."""
-        return bool(world.store.end) and world.boss.phase == "up" and not self.states[world.boss.known].requests
+        return bool(world.store.end) and world.conductor.phase == "up" and not self.states[world.conductor.known].requests
 
     def faults(self, world: World) -> Iterator[Move]:
         """Faults that the budget still allows."""
-        budget, boss = world.budget, world.boss
+        budget, conductor = world.budget, world.conductor
         if world.store.end == "":
             yield from self._worker_faults(world)
-        if budget.crashes and boss.phase != "down":
+        if budget.crashes and conductor.phase != "down":
             after = budget._replace(crashes=budget.crashes - 1)
-            yield "the conductor dies", tidy(world._replace(boss=Boss(phase="down"), budget=after))
-        if budget.repeats and boss.read and boss.is_idle():
+            yield "the conductor dies", tidy(world._replace(conductor=MirrorConductor(phase="down"), budget=after))
+        if budget.repeats and conductor.read and conductor.is_idle():
             after = budget._replace(repeats=budget.repeats - 1)
-            yield "events are delivered again", world._replace(boss=boss._replace(read=0), budget=after)
-        if budget.hasty and boss.is_idle():
-            after = budget._replace(hasty=budget.hasty - 1)
-            for label, late in self.overdue(world, hasty=True):
+            yield "events are delivered again", world._replace(conductor=conductor._replace(read=0), budget=after)
+        if budget.early_grants and conductor.is_idle():
+            after = budget._replace(early_grants=budget.early_grants - 1)
+            for label, late in self.overdue(world, early_grants=True):
                 yield label, late._replace(budget=after)
 
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
         for n, worker in enumerate(world.workers):
             holds = worker.hand or worker.run or worker.lends or worker.id in store.at
-            if worker.id not in store.listed or worker.dead or worker.place not in self.frail or not holds:
+            if worker.id not in store.listed or worker.dead or worker.place not in self.faulty or not holds:
                 continue
             late = store._replace(late=store.late | {worker.id})
             if budget.deaths:
@@ -84,12 +84,12 @@ class Fleet(Conductor):
             after, answer = self.scripts.lose_task(world.store, worker.stage, worker.run)
             yield f"{worker.id}: lose_task -> {answer}", tidy(world.with_worker(n, worker.idle(), after)._replace(budget=left))
 
-    def tame(self, world: World) -> Iterator[Move]:
+    def fault_free_moves(self, world: World) -> Iterator[Move]:
         """Moves that are not faults."""
-        for label, after in self._tame(world):
+        for label, after in self._fault_free_moves(world):
             yield label, tidy(after)
 
-    def _tame(self, world: World) -> Iterator[Move]:
+    def _fault_free_moves(self, world: World) -> Iterator[Move]:
         yield from self.moves(world)
         if world.store.end:
             return
@@ -121,11 +121,11 @@ class Fleet(Conductor):
             yield f"{worker.id}: renew", world._replace(store=store._replace(late=store.late - {worker.id}))
         if worker.hand:
             yield self._claim(world, n, worker)
-        elif task.waits and task.role == worker.role and not self._is_spare(world, n) and not _has_mail(store, worker):
+        elif task.waits and task.role == worker.role and not self._is_spare(world, n) and not _has_notices(store, worker):
             assert not worker.run, f"{worker.id} reads a grant of the task that it still holds"
             taken = store.with_task(worker.stage, task._replace(waits=False))
             yield f"{worker.id} reads a grant", world.with_worker(n, worker._replace(hand=task.epoch), taken)
-        if worker.lends or _has_mail(store, worker):
+        if worker.lends or _has_notices(store, worker):
             yield from self._lend(world, n, worker)
         if worker.run:
             yield from self._run(world, n, worker, task)
@@ -245,7 +245,7 @@ class Fleet(Conductor):
 
     def _is_quiet(self, world: World) -> bool:
         """No pending move would restore the input of the consumer, so that its wait counts as long."""
-        idle = world.boss.is_idle() and world.boss.read == len(world.store.events)
+        idle = world.conductor.is_idle() and world.conductor.read == len(world.store.events)
         under_way = any(worker.again or (worker.pull and worker.stage == PRODUCER) for worker in world.workers)
         task = world.store.tasks[PRODUCER]
         return idle and not under_way and (task.state == "finished" or (self.split == PRODUCER and task.state == "running"))
@@ -254,7 +254,7 @@ class Fleet(Conductor):
         """The preceding worker of the same role is equally untouched, so that its moves cover those of this one."""
         if n == 0 or world.workers[n].role != world.workers[n - 1].role:
             return False
-        fencing = any(isinstance(order, FenceWorker) for order in world.boss.orders)
+        fencing = any(isinstance(order, FenceWorker) for order in world.conductor.orders)
         return not fencing and all(_is_untouched(world, worker) for worker in world.workers[n - 1 : n + 1])
 
 
@@ -262,7 +262,7 @@ def _stage_of(place: str) -> int:
     return PRODUCER if place.isupper() else CONSUMER
 
 
-def _has_mail(store: Store, worker: MirrorWorker) -> bool:
+def _has_notices(store: Store, worker: MirrorWorker) -> bool:
     return any(worker_id == worker.id for worker_id, _ in store.notices)
 
 

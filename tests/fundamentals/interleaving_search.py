@@ -36,8 +36,8 @@ class Search:
             if self.fleet.ended(world):
                 continue
             try:
-                tame = list(self.fleet.tame(world))
-                moves = [*tame, *self.fleet.faults(world)]
+                fault_free_moves = list(self.fleet.fault_free_moves(world))
+                moves = [*fault_free_moves, *self.fleet.faults(world)]
             except (TransitionError, AssertionError) as error:
                 raise Broken(f"{error}\n{self.moves_to(here)}") from error
             self.num_moves += len(moves)
@@ -48,7 +48,7 @@ class Search:
                     assert there < limit, f"more than {limit} worlds"
                     self._add(after, here, label)
                     due.append(there)
-                if position < len(tame):
+                if position < len(fault_free_moves):
                     self.before[there].append(here)
         self._check_every_world_leads_to_an_end()
 
@@ -56,7 +56,7 @@ class Search:
         self.worlds.append(world)
         self.reached.append((previous, label))
         self.before.append([])
-        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_copy(self.fleet, world)]
+        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_conductor_state(self.fleet, world)]
         wrong += late_writes(self.fleet.scripts, world)
         if wrong:
             raise Broken("; ".join(wrong) + "\n" + self.moves_to(len(self.worlds) - 1))
@@ -79,7 +79,7 @@ class Search:
 
     def _check_every_world_leads_to_an_end(self) -> None:
         """The end is reached without another fault, and is a success unless a task failed."""
-        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and may_end_so(self.fleet, world)]
+        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and is_expected_end(self.fleet, world)]
         leads = bytearray(len(self.worlds))
         for number in well:
             leads[number] = 1
@@ -93,7 +93,7 @@ class Search:
             raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.moves_to(stuck)}")
 
 
-def may_end_so(fleet: Fleet, world: World) -> bool:
+def is_expected_end(fleet: Fleet, world: World) -> bool:
     """A request fails only if a task failed."""
     return world.store.end == "finished" or world.budget.failures < fleet.start.budget.failures
 
@@ -118,18 +118,18 @@ def wrong_owners(world: World) -> list[str]:
     return wrong
 
 
-def wrong_copy(fleet: Fleet, world: World) -> list[str]:
+def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
     """A conductor that has read every event has the same records as the hashes."""
-    boss = world.boss
-    if boss.phase != "up" or boss.orders or boss.facts or boss.read < len(world.store.events):
+    conductor = world.conductor
+    if conductor.phase != "up" or conductor.orders or conductor.facts or conductor.read < len(world.store.events):
         return []
-    known, true = fleet.states[boss.known].requests.get(R), read_request(world.store)
+    known, true = fleet.states[conductor.known].requests.get(R), read_request(world.store)
     if known is None or true is None:
         return [] if known is true else ["the conductor and `live` differ about the request"]
     return [
         f"the conductor's record of {name} is {known.tasks[name]}, the hash has {task}"
         for name, task in true.tasks.items()
-        if fleet.gist(known.tasks[name]) != fleet.gist(task)
+        if fleet.comparable(known.tasks[name]) != fleet.comparable(task)
     ]
 
 

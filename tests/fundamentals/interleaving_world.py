@@ -42,7 +42,7 @@ class MirrorWorker(NamedTuple):
         return self == MirrorWorker(self.place, self.stage, self.role)
 
 
-class Boss(NamedTuple):
+class MirrorConductor(NamedTuple):
     """The conductor. Phases: down, noted (the last event's id), read (the hashes), up.
 
     `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders` are commands not yet sent.
@@ -67,7 +67,7 @@ class Budget(NamedTuple):
     freezes: int = 0
     crashes: int = 0
     repeats: int = 0
-    hasty: int = 0
+    early_grants: int = 0
     failures: int = 0
     steps: int = 0
 
@@ -75,12 +75,12 @@ class Budget(NamedTuple):
 class World(NamedTuple):
     store: Store
     workers: tuple[MirrorWorker, ...]
-    boss: Boss
+    conductor: MirrorConductor
     budget: Budget
 
     def with_worker(self, n: int, worker: MirrorWorker, store: Store | None = None) -> "World":
         workers = (*self.workers[:n], worker, *self.workers[n + 1 :])
-        return World(store or self.store, workers, self.boss, self.budget)
+        return World(store or self.store, workers, self.conductor, self.budget)
 
     def worker_of(self, id: str) -> MirrorWorker | None:
         """Return the worker of an incarnation whose process still exists."""

@@ -16,7 +16,7 @@ SPLITS = ("thinker_pd", "talker_pd", "both_pd")
 ENDLESS = 100_000
 NUM_ABORTS, MAX_CONCURRENT, MOST_TURNS = 350, 32, 12
 """Per split. A request's first turns are its claims and hand-offs; later ones fall into its decode."""
-UNHURRIED = (f"limits.max_requests={MAX_CONCURRENT}", "lease.worker_ttl_s=60")
+LONG_LEASES = (f"limits.max_requests={MAX_CONCURRENT}", "lease.worker_ttl_s=60")
 """A gateway on a busy machine may renew its lease late, which is not tested here."""
 
 
@@ -27,7 +27,7 @@ async def test_concurrent_aborts_of_split_stages_leave_no_tasks_or_keys(
 ) -> None:
     """`--aborts 1000` lengthens the test."""
     file = REPO / "configs" / f"{split}.yaml"
-    with thread_fleet(redis_url, *UNHURRIED, *in_step(OMNI, 8), file=file, transfer="nixl") as fleet:
+    with thread_fleet(redis_url, *LONG_LEASES, *in_step(OMNI, 8), file=file, transfer="nixl") as fleet:
         storm = Storm(fleet, random.Random(11))
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
@@ -47,7 +47,7 @@ def stop_claims(fleet: ThreadFleet, role: str) -> None:
 
 
 async def test_unimported_blocks_are_freed_with_their_request(redis_url: str) -> None:
-    with thread_fleet(redis_url, *UNHURRIED, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
+    with thread_fleet(redis_url, *LONG_LEASES, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
         source = next(loop for loop in fleet.loops if loop.role == "thinker.prefill")
         stop_claims(fleet, "thinker.decode")
         async with gateway(fleet) as client:

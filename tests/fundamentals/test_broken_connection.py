@@ -1,4 +1,4 @@
-"""A connection to Redis that read_or_break during a task fails no request: the worker rejoins, and the task is granted again."""
+"""A connection to Redis that breaks during a task fails no request: the worker rejoins, and the task is granted again."""
 
 from pathlib import Path
 

@@ -67,7 +67,7 @@ class Log:
         return bool(self.chunks) and self.chunks[-1].final
 
     async def cut(self, num_kept: int) -> None:
-        """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task recut_size."""
+        """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task again."""
         self.chunks = self.chunks[:num_kept]
         await self.client.delete(keys.edge(self.spec.id, self.edge))
         for position, chunk in enumerate(self.chunks):
@@ -186,7 +186,7 @@ async def test_recomputed_answer_shorter_than_received_rows_fails() -> None:
     log.rows = log.rows[:30]
     await log.append(10)
     await log.stream.catch_up()
-    with pytest.raises(RedisUnreachable, match="came out shorter; try recut_size"):
+    with pytest.raises(RedisUnreachable, match="came out shorter; try again"):
         await log.receive()
     assert log.received_rows == list(range(40))
 

@@ -23,7 +23,7 @@ STAGE, GATEWAY, BLOB = GRAPH.stages[0].name, WorkerId("gateway@test:1:a"), b"\x0
 CAUSE = "3 workers died"
 
 
-def a_spec(request: str) -> RequestSpec:
+def make_spec(request: str) -> RequestSpec:
     sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
     outputs = tuple(GRAPH.media)
     return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=outputs, sampling=sampling)
@@ -34,7 +34,7 @@ def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None 
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
     for request in requests:
-        spec, keep = a_spec(request), scripts.Retention()
+        spec, keep = make_spec(request), scripts.Retention()
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
         run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
@@ -62,7 +62,7 @@ def test_dead_letter_contains_spec_and_blob_of_its_request(redis_url: str) -> No
         assert (first.request, second.request) == ("req-1", "req-2")
         assert (first.stage, first.why, first.blob) == (STAGE, CAUSE, BLOB)
         assert abs(first.died_us / 1e6 - seconds) < 10
-        assert spec_of(first) == a_spec("req-1")
+        assert spec_of(first) == make_spec("req-1")
         assert drop_letters(client, [first]) == 1
         assert drop_letters(client, [first]) == 0
         assert drop_letters(client, []) == 0
@@ -111,7 +111,7 @@ def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_suc
 
         async def undisturbed() -> tuple[int, int]:
             async with gateway(fleet) as client:
-                tensors = await answer(client, a_spec("req-other"), BLOB)
+                tensors = await answer(client, make_spec("req-other"), BLOB)
             return len(tensors[EdgeName("text")]), len(tensors[EdgeName("audio")])
 
         tokens, samples = asyncio.run(undisturbed())

@@ -144,10 +144,10 @@ async def test_refusal_for_a_missing_worker_is_one_warning_and_hides_no_other(
             fields = fields_of(warning, Labels("web", client.id))
             assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
             assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
-            written = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
-            await client.requests.submit(written[0], None)
+            text_specs = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
+            await client.requests.submit(text_specs[0], None)
             with pytest.raises(Overloaded):
-                await client.requests.submit(written[1], None)
+                await client.requests.submit(text_specs[1], None)
             (line,) = lines(fleet.clients[0])
             assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 

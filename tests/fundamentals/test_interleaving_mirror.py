@@ -40,7 +40,7 @@ class Twins:
         self.store = Store(SIZES, listed=frozenset(w for w, _ in WORKERS), events=(submitted,))
         self.epochs = [{0: 0}, {0: 0}]
 
-    def both(self, answer: Answer, call: scripts.Call) -> None:
+    def call_both(self, answer: Answer, call: scripts.Call) -> None:
         self.store, mirrored = answer
         reply = run(self.client, call)
         replied = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
@@ -96,37 +96,37 @@ class Twins:
     def real(self, stage: int, epoch: int) -> Epoch:
         return Epoch(self.epochs[stage].get(epoch, 1))
 
-    def any_epoch(self, stage: int) -> int:
+    def random_epoch(self, stage: int) -> int:
         """Mostly the task's own epoch, sometimes an older one."""
         now = self.store.tasks[stage].epoch
         return now if self.rng.random() < 0.75 else self.rng.choice(sorted(self.epochs[stage]))
 
-    def any_call(self) -> Callable[[], None]:
-        often = [self.grant, self.claim, self.append] * 3
-        seldom = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.client_takes, self.end]
-        seldom += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.rest]
-        return self.rng.choice([*often, *seldom])
+    def random_call(self) -> Callable[[], None]:
+        frequent = [self.grant, self.claim, self.append] * 3
+        rare = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.ack_by_client, self.end]
+        rare += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.rest]
+        return self.rng.choice([*frequent, *rare])
 
     def grant(self) -> None:
         stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
-        epoch, leads = self.any_epoch(stage), self.rng.random() < 0.9
+        epoch, leads = self.random_epoch(stage), self.rng.random() < 0.9
         role = RoleName(STAGES[stage])
         call = scripts.grant(
             self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone, remake=remake
         )
         term = self.store.term + (not leads)
-        self.both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
+        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
 
     def claim(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        epoch = self.any_epoch(stage)
+        epoch = self.random_epoch(stage)
         role = RoleName(STAGES[stage])
         call = scripts.claim(WorkerId(worker), role, "0-1", R, STAGES[stage], self.real(stage, epoch), INPUTS[stage])
-        self.both(self.mirror.claim(self.store, worker, stage, epoch), call)
+        self.call_both(self.mirror.claim(self.store, worker, stage, epoch), call)
 
     def append(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        epoch, index, finish = self.any_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
+        epoch, index, finish = self.random_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
         chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
         location = place(worker) if stage == PRODUCER else {}
         item = scripts.Append(
@@ -138,66 +138,68 @@ class Twins:
         self.compare(f"append {worker} {stage} {epoch} {index} {finish}")
 
     def relocate(self) -> None:
-        worker, epoch, index = self.rng.choice("AB") + "0", self.any_epoch(PRODUCER), self.rng.randrange(3)
+        worker, epoch, index = self.rng.choice("AB") + "0", self.random_epoch(PRODUCER), self.rng.randrange(3)
         moved = scripts.Relocation(
             request=R, stage=STAGES[PRODUCER], epoch=self.real(PRODUCER, epoch), edge=EDGES[PRODUCER],
             consumer=STAGES[CONSUMER], index=index, location=place(worker),
         )  # fmt: skip
-        self.both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
+        self.call_both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
 
     def consume(self) -> None:
-        epoch, consumed = self.any_epoch(CONSUMER), self.rng.randrange(3)
+        epoch, consumed = self.random_epoch(CONSUMER), self.rng.randrange(3)
         ack = scripts.Ack(
             request=R, stage=STAGES[CONSUMER], epoch=self.real(CONSUMER, epoch), edge=EDGES[PRODUCER], consumed=consumed,
             producer=STAGES[PRODUCER],
         )  # fmt: skip
-        self.both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
+        self.call_both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
 
     def rest(self) -> None:
-        epoch, taken = self.any_epoch(CONSUMER), self.rng.randrange(3)
+        epoch, taken = self.random_epoch(CONSUMER), self.rng.randrange(3)
         call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
-        self.both(self.mirror.rest(self.store, epoch, taken), call)
+        self.call_both(self.mirror.rest(self.store, epoch, taken), call)
 
-    def client_takes(self) -> None:
+    def ack_by_client(self) -> None:
         raw = text(self.client.hget(keys.task(R, CLIENT), "epoch"))
         ack = scripts.Ack(
             request=R, stage=CLIENT, epoch=Epoch(int(raw)), edge=EDGES[CONSUMER], consumed=SIZES[CONSUMER],
             producer=STAGES[CONSUMER], delivered=True,
         )  # fmt: skip
-        self.both(self.mirror.ack_by_client(self.store, SIZES[CONSUMER]), scripts.ack([ack]))
+        self.call_both(self.mirror.ack_by_client(self.store, SIZES[CONSUMER]), scripts.ack([ack]))
 
     def lose(self) -> None:
-        epoch = self.any_epoch(CONSUMER)
+        epoch = self.random_epoch(CONSUMER)
         call = scripts.lose_tensors(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), STAGES[PRODUCER])
-        self.both(self.mirror.lose_tensors(self.store, epoch), call)
+        self.call_both(self.mirror.lose_tensors(self.store, epoch), call)
 
     def hand_off(self) -> None:
         """Hand off to the same role, so that any worker of the stage may claim the task."""
         worker, stage = self.rng.choice(WORKERS)
-        epoch, role = self.any_epoch(stage), RoleName(STAGES[stage])
+        epoch, role = self.random_epoch(stage), RoleName(STAGES[stage])
         call = scripts.hand_off(R, STAGES[stage], self.real(stage, epoch), WorkerId(worker), role, num_rows=1, data=b"blocks")
-        self.both(self.mirror.hand_off(self.store, worker, stage, epoch, role), call)
+        self.call_both(self.mirror.hand_off(self.store, worker, stage, epoch, role), call)
 
     def confirm(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
-        self.both(self.mirror.confirm(self.store, stage, epoch), scripts.confirm(R, STAGES[stage], self.real(stage, epoch)))
+        epoch = self.random_epoch(stage)
+        self.call_both(self.mirror.confirm(self.store, stage, epoch), scripts.confirm(R, STAGES[stage], self.real(stage, epoch)))
 
     def release(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        self.both(self.mirror.release(self.store, worker, stage), scripts.release(R, STAGES[stage], WorkerId(worker)))
+        self.call_both(self.mirror.release(self.store, worker, stage), scripts.release(R, STAGES[stage], WorkerId(worker)))
 
     def lose_task(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
-        self.both(self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch)))
+        epoch = self.random_epoch(stage)
+        self.call_both(
+            self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch))
+        )
 
     def fail(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
+        epoch = self.random_epoch(stage)
         real = self.real(stage, epoch)
         fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=real, code="engine_error", message="")
-        self.both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
+        self.call_both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
 
     def fence(self) -> None:
         """Fence a late or a live worker; it registers again immediately."""
@@ -206,7 +208,7 @@ class Twins:
             self.client.zadd(keys.WORKERS, {worker: 1})
             self.store = self.store._replace(late=self.store.late | {worker})
         fenced = self.mirror.fence_worker(self.store, self.store.term, worker)
-        self.both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
+        self.call_both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
         run(self.client, scripts.register(WorkerId(worker), STAGES[stage], HOUR_US, {"kind": "test"}))
         self.store = self.store._replace(listed=self.store.listed | {worker})
 
@@ -215,7 +217,7 @@ class Twins:
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
             call = scripts.end_request(self.leader, R, state, "", "", None, KEEP)
-            self.both(self.mirror.end_request(self.store, self.store.term, state), call)
+            self.call_both(self.mirror.end_request(self.store, self.store.term, state), call)
 
 
 def place(worker: str) -> Location:
@@ -234,7 +236,7 @@ def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
     for seed in range(NUM_WALKS):
         twins = Twins(client, random.Random(seed), mirror)
         for _ in range(NUM_CALLS):
-            twins.any_call()()
+            twins.random_call()()
             seen |= {state for task in twins.store.tasks for state in (task.state, task.offer)}
         seen |= {type(event).__name__ for event in twins.store.events}
     return seen

@@ -58,11 +58,11 @@ async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> N
             stream = await client.requests.submit(fake_spec(fleet, seed=9), None)
             stages = {edge.name: edge for edge in fleet.config.graph_declaration().edges}
 
-            async def text_is_out() -> bool:
+            async def text_is_complete() -> bool:
                 view = await client.telemetry.trace(stream.request_id)
                 return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
 
-            await await_until(text_is_out, "the whole text, while speech waits for its walk")
+            await await_until(text_is_complete, "the whole text, while speech waits for its walk")
             fleet.driver.client.delete(keys.CONDUCTOR)
             samples = [
                 np.frombuffer(tensor.data or b"", tensor.dtype)

@@ -27,11 +27,11 @@ LABELS = Labels("worker", "lm@test:1:a", "lm")
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
     """A logger used by this test only."""
-    found = logging.getLogger("fleet.test_logs")
-    found.setLevel(logging.INFO)
-    found.propagate = False
-    yield found
-    found.handlers.clear()
+    own_logger = logging.getLogger("fleet.test_logs")
+    own_logger.setLevel(logging.INFO)
+    own_logger.propagate = False
+    yield own_logger
+    own_logger.handlers.clear()
 
 
 @pytest.fixture

@@ -74,11 +74,11 @@ def test_new_leader_keeps_its_lease_while_it_reads_many_requests(redis_url: str,
         driver, live = open_driver(redis_url, client)
         left_s: list[int] = []
 
-        def lapse_soon(_read: int) -> None:
+        def shorten_lead(_read: int) -> None:
             left_s.append(client.ttl(keys.CONDUCTOR))
             client.expire(keys.CONDUCTOR, LEASE_S // 2)
 
-        reads = SlowReads(driver, lapse_soon)
+        reads = SlowReads(driver, shorten_lead)
         monkeypatch.setattr(driver_loop, "read_request", reads)
         driver.turn()
         assert reads.seen == live, "each request is read once"
@@ -170,14 +170,14 @@ def test_leader_reads_role_availability_once_for_many_overdue_grants(redis_url: 
             scripts_run.append(call.script)
             return run(to, call)
 
-        def is_nobodys_slowly(*_: object) -> bool:
+        def read_owner_slowly(*_: object) -> bool:
             left_s.append(client.ttl(keys.CONDUCTOR))
             driver.led_at -= LEASE_S
             client.expire(keys.CONDUCTOR, LEASE_S // 2)
             return False
 
         monkeypatch.setattr(driver_loop, "run", record_run)
-        monkeypatch.setattr(driver_loop, "is_nobodys", is_nobodys_slowly)
+        monkeypatch.setattr(driver_loop, "is_nobodys", read_owner_slowly)
         driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
         for at in driver.granted_at:
             driver.granted_at[at] -= 3600

@@ -22,38 +22,38 @@ from tests.support import wait_until
 
 POISON, OTHERS = 666, (1, 2, 3)
 """Seeds, by which the engine distinguishes the requests."""
-NUM_TOKENS, HARMLESS = 40, 5
+NUM_TOKENS, NUM_TOKENS_BEFORE_FAILURE = 40, 5
 TEXT, ROLE = EdgeName("text"), "lm"
 
 
-class Fragile(FakeEngine):
-    """An engine whose steps fail from the poisoned request's `HARMLESS`th token on; outputs of other requests in them are lost.
+class FailingEngine(FakeEngine):
+    """An engine whose steps fail from the poisoned request's `NUM_TOKENS_BEFORE_FAILURE`th token on; outputs of other requests in them are lost.
 
-    `awaited`: number of requests required before anything runs. `company`: minimum number of requests in the first failing step.
+    `num_required`: number of requests needed before anything runs. `min_batch`: minimum number of requests in the first failing step.
     """
 
     def __init__(self, max_batch: int, error: Exception) -> None:
         super().__init__(max_batch=max_batch, source=True)
         self.error, self.failed_with = error, list[int]()
-        self.awaited, self.company = 0, 1
+        self.num_required, self.min_batch = 0, 1
 
     def due_in_s(self) -> float:
-        if len(self._running) >= self.awaited:
-            self.awaited = 0
-        return math.inf if self.awaited else super().due_in_s()
+        if len(self._running) >= self.num_required:
+            self.num_required = 0
+        return math.inf if self.num_required else super().due_in_s()
 
     def step(self) -> Sequence[EngineOutput]:
         outputs = super().step()
         poisoned_tasks = [running for running in self._running.values() if running.request.sampling.seed == POISON]
-        is_poisoned = any(running.made >= HARMLESS and not running.paused for running in poisoned_tasks)
-        if is_poisoned and (self.failed_with or len(outputs) >= self.company):
+        is_poisoned = any(running.made >= NUM_TOKENS_BEFORE_FAILURE and not running.paused for running in poisoned_tasks)
+        if is_poisoned and (self.failed_with or len(outputs) >= self.min_batch):
             self.failed_with.append(len(outputs))
             raise self.error
         return outputs
 
 
-def add_fragile(fleet: ThreadFleet, error: Exception) -> Fragile:
-    engine = Fragile(16, error)
+def add_failing_engine(fleet: ThreadFleet, error: Exception) -> FailingEngine:
+    engine = FailingEngine(16, error)
     whole = build_stage(fleet.config, fleet.config.role(ROLE).stage, Path())
     fleet.add_worker(ROLE, BuiltStage(engine=engine, adapter=whole.adapter))
     return engine
@@ -77,11 +77,11 @@ async def answer_or_error(client: FleetClient, spec: RequestSpec) -> EdgeArrays 
 )
 async def test_poisoned_request_fails_alone(redis_url: str, error: Exception, code: str, phrases: tuple[str, ...]) -> None:
     with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
-        engine = add_fragile(fleet, error)
+        engine = add_failing_engine(fleet, error)
         async with gateway(fleet) as client:
             expected = {seed: await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in OTHERS}
             specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *OTHERS)]
-            engine.awaited = len(specs)
+            engine.num_required = len(specs)
             poisoned, *others = await asyncio.gather(*(answer_or_error(client, spec) for spec in specs))
             assert isinstance(poisoned, FleetError), "the poisoned request was answered"
             assert poisoned.code == code and all(phrase in poisoned.message for phrase in phrases), poisoned.message
@@ -96,9 +96,9 @@ async def test_poisoned_request_fails_alone(redis_url: str, error: Exception, co
 
 
 async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> None:
-    """A task that paused_stream for its client keeps its place and its state when other tasks fail beside it."""
+    """A task that waits for its client keeps its place and its state when other tasks fail beside it."""
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2", without=ROLE) as fleet:
-        engine = add_fragile(fleet, RuntimeError("poison"))
+        engine = add_failing_engine(fleet, RuntimeError("poison"))
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -112,7 +112,10 @@ async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> Non
                 return await collected(paused_stream, spec)
 
             specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *OTHERS)]
-            engine.awaited, engine.company = 1 + len(specs), 2  # with so few credits the other requests also pause at times
+            engine.num_required, engine.min_batch = (
+                1 + len(specs),
+                2,
+            )  # with so few credits the other requests also pause at times
             received, poisoned, *_ = await asyncio.gather(read_late(), *(answer_or_error(client, each) for each in specs))
             assert isinstance(poisoned, EngineError) and max(engine.failed_with) > 1
             assert not isinstance(received, FleetError)

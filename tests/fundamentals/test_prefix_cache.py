@@ -25,29 +25,29 @@ from tests.support import await_until, wait_until
 
 GRAPH = get_graph("text")
 STAGE, ROLE, TEXT = GRAPH.stages[0].name, RoleName(GRAPH.stages[0].name), GRAPH.edges[0].name
-TALK, CACHING, OTHER, GATEWAY = "talk", WorkerId("lm@test:1:a"), WorkerId("lm@test:2:b"), WorkerId("gateway@test:1:a")
+SESSION, CACHING, OTHER, GATEWAY = "talk", WorkerId("lm@test:1:a"), WorkerId("lm@test:2:b"), WorkerId("gateway@test:1:a")
 HOUR_US = 3_600_000_000
 NEVER_OVERDUE = ("lease.claim_timeout_s=3600", "lease.no_worker_timeout_s=3600")
 
 
 @dataclass(slots=True)
 class PrefixCacheBench:
-    """A leader, a gateway and two workers, one of which caches the prefix of TALK since its first turn; no process."""
+    """A leader, a gateway and two workers, one of which caches the prefix of SESSION since its first turn; no process."""
 
     client: redis.Redis
     leader: str
 
-    def ask(self, call: scripts.Call) -> str:
+    def call_script(self, call: scripts.Call) -> str:
         reply = run(self.client, call)
         return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
 
     def join(self, worker: WorkerId, role: str = ROLE) -> None:
-        assert self.ask(scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})) == "ok"
+        assert self.call_script(scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})) == "ok"
 
     def submit(self, name: str) -> RequestId:
-        spec = RequestSpec(id=RequestId(name), graph=GRAPH.name, prompt_ids=(1,), outputs=(TEXT,), session=TALK)
+        spec = RequestSpec(id=RequestId(name), graph=GRAPH.name, prompt_ids=(1,), outputs=(TEXT,), session=SESSION)
         call = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
-        assert self.ask(call) == "ok"
+        assert self.call_script(call) == "ok"
         return spec.id
 
     def epoch(self, request: RequestId) -> Epoch:
@@ -55,7 +55,7 @@ class PrefixCacheBench:
 
     def grant(self, request: RequestId) -> str:
         """Grant the task; return the role or worker whose queue holds the grant."""
-        assert self.ask(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request))) == "ok"
+        assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request))) == "ok"
         waits = {ROLE: self.client.xlen(keys.role(ROLE))}
         waits |= {worker: self.client.xlen(keys.inbox(worker)) for worker in (CACHING, OTHER)}
         return ",".join(name for name, count in waits.items() if count)
@@ -63,17 +63,17 @@ class PrefixCacheBench:
     def claim(self, request: RequestId, worker: WorkerId) -> str:
         entries = cast("list[tuple[bytes, object]]", self.client.xrange(keys.role(ROLE)))
         entry = text(entries[0][0]) if entries else ""
-        return self.ask(scripts.claim(worker, ROLE, entry, request, STAGE, self.epoch(request)))
+        return self.call_script(scripts.claim(worker, ROLE, entry, request, STAGE, self.epoch(request)))
 
     def first_turn(self) -> None:
         first = self.submit("first")
         assert self.grant(first) == ROLE
         assert self.claim(first, CACHING) == "ok"
-        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, TALK, kept=9, spared=0, keep_s=60)
-        assert self.ask(retain) == "ok"
+        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, SESSION, kept=9, spared=0, keep_s=60)
+        assert self.call_script(retain) == "ok"
         chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
         last = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=True, num_items=1)
-        assert self.ask(scripts.append([last])) == "ok"
+        assert self.call_script(scripts.append([last])) == "ok"
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ def lapse(bench: PrefixCacheBench) -> None:
 
 
 def fence(bench: PrefixCacheBench) -> None:
-    bench.ask(scripts.fence_worker("", CACHING))
+    bench.call_script(scripts.fence_worker("", CACHING))
 
 
 def drain(bench: PrefixCacheBench) -> None:
-    bench.ask(scripts.drain(CACHING))
+    bench.call_script(scripts.drain(CACHING))
 
 
 def stand_by(bench: PrefixCacheBench) -> None:
@@ -129,7 +129,7 @@ def reserve_a_slot(bench: PrefixCacheBench) -> None:
 
 
 def forget(bench: PrefixCacheBench) -> None:
-    bench.client.delete(keys.cached_prefix(TALK))
+    bench.client.delete(keys.cached_prefix(SESSION))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_overdue_turn_is_granted_to_the_role(bench: PrefixCacheBench) -> None:
     bench.client.hset(keys.worker(CACHING), "capacity", "9")  # a grant may not return even to a worker with room for another task
     bench.grant(second)
     assert bench.client.xlen(keys.role(ROLE)) == 1
-    assert bench.ask(late) == "stale"
+    assert bench.call_script(late) == "stale"
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0, "its slot is free again"
     assert bench.claim(second, OTHER) == "ok"
 
@@ -176,12 +176,12 @@ def test_turn_reserved_for_a_leaving_worker_is_granted_again(
 def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
     bench.grant(second)
-    bench.ask(scripts.abort(second, scripts.API_RIGHT, "stop", scripts.Retention()))
+    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop", scripts.Retention()))
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
     assert bench.claim(second, CACHING) == "ended"
 
 
-def turn(fleet: ThreadFleet, number: int, *, session: str = TALK, num_tokens: int = 12) -> RequestSpec:
+def make_turn(fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12) -> RequestSpec:
     """Return a turn whose prompt begins with that of the preceding turn."""
     return replace(fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number), session=session)
 
@@ -192,7 +192,7 @@ def two_workers(url: str, *overrides: str) -> Iterator[ThreadFleet]:
         yield fleet
 
 
-async def served(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
+async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
     """Submit a request; return the worker that answered and the number of cached rows."""
     await answer(client, spec)
     view = await client.telemetry.trace(spec.id)
@@ -204,7 +204,7 @@ def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
     return next(loop for loop in fleet.loops if loop.worker == worker)
 
 
-def caching_workers(fleet: ThreadFleet, session: str = TALK) -> set[WorkerId]:
+def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]:
     return {loop.worker for loop in fleet.loops if loop.engine.num_cached_rows(session)}
 
 
@@ -217,35 +217,35 @@ def fleet(request: pytest.FixtureRequest, redis_url: str) -> Iterator[ThreadFlee
 
 async def test_turn_is_served_by_the_caching_worker_and_computes_only_new_rows(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        first, num_cached = await served(client, turn(fleet, 0))
+        first, num_cached = await serve(client, make_turn(fleet, 0))
         assert num_cached == 0
         for number in range(1, 8):
-            spec = turn(fleet, number)
-            assert await served(client, spec) == (first, 10 + 5 * (number - 1))
+            spec = make_turn(fleet, number)
+            assert await serve(client, spec) == (first, 10 + 5 * (number - 1))
             assert_same(await answer(client, repeat(spec)), await answer(client, repeat(spec, session="")))
     assert caching_workers(fleet) == {first}
     wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
-def repeat(spec: RequestSpec, *, session: str = TALK) -> RequestSpec:
+def repeat(spec: RequestSpec, *, session: str = SESSION) -> RequestSpec:
     return replace(spec, id=new_request_id(), session=session)
 
 
 async def test_diverging_prompt_reuses_only_the_common_prefix(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        await answer(client, turn(fleet, 2))
-        spec = turn(fleet, 2)
+        await answer(client, make_turn(fleet, 2))
+        spec = make_turn(fleet, 2)
         other = replace(spec, prompt_ids=(*spec.prompt_ids[:7], 99, *spec.prompt_ids[8:]))
-        assert (await served(client, other))[1] == 7
-        again = turn(fleet, 2)
-        assert (await served(client, again))[1] == 7, "only the last turn is cached"
+        assert (await serve(client, other))[1] == 7
+        again = make_turn(fleet, 2)
+        assert (await serve(client, again))[1] == 7, "only the last turn is cached"
         assert_same(await answer(client, repeat(other)), await answer(client, repeat(other, session="")))
 
 
 async def test_request_without_session_caches_nothing(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        assert (await served(client, turn(fleet, 1, session="")))[1] == 0
-        assert (await served(client, turn(fleet, 2, session="")))[1] == 0
+        assert (await serve(client, make_turn(fleet, 1, session="")))[1] == 0
+        assert (await serve(client, make_turn(fleet, 2, session="")))[1] == 0
     assert not caching_workers(fleet) and not caching_workers(fleet, "")
     assert not fleet.clients[0].exists(keys.cached_prefix(""))
 
@@ -256,30 +256,30 @@ FULL = ("stages.lm.max_batch=1", *in_step(GRAPH))
 @pytest.mark.parametrize("fleet", [FULL], indirect=True)
 async def test_full_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
-        blocking = await client.requests.submit(turn(fleet, 1), None)
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
+        blocking = await client.requests.submit(make_turn(fleet, 1), None)
         wait_until(
             lambda: blocking.request_id in loop_of(fleet, caching_worker).tasks,
             "the caching worker to be busy with the second turn",
         )
-        other, num_cached = await served(client, turn(fleet, 2))
+        other, num_cached = await serve(client, make_turn(fleet, 2))
         assert (other != caching_worker, num_cached) == (True, 0)
         await blocking.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
         assert caching_workers(fleet) == {caching_worker, other}, "the aborted turn returns the prefix it began with"
-        assert await served(client, turn(fleet, 3)) == (other, 20)
+        assert await serve(client, make_turn(fleet, 3)) == (other, 20)
 
 
 async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
     """A user who continues speaking after a pause aborts a turn each time."""
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         for _ in range(3):
-            aborted = await client.requests.submit(turn(fleet, 1), None)
+            aborted = await client.requests.submit(make_turn(fleet, 1), None)
             wait_until(lambda: aborted.request_id in loop_of(fleet, caching_worker).tasks, "the turn to be claimed")  # noqa: B023
             await aborted.abort("the user continues")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
-        worker, num_cached = await served(client, turn(fleet, 1))
+        worker, num_cached = await serve(client, make_turn(fleet, 1))
     assert worker == caching_worker and num_cached >= 10
 
 
@@ -287,7 +287,7 @@ async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
 async def test_aborted_first_turn_caches_nothing(fleet: ThreadFleet) -> None:
     """The answer is not read, so that the task runs until it is aborted."""
     async with gateway(fleet) as client:
-        first = await client.requests.submit(turn(fleet, 0, num_tokens=2000), None)
+        first = await client.requests.submit(make_turn(fleet, 0, num_tokens=2000), None)
         wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be claimed")
         await first.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
@@ -296,29 +296,29 @@ async def test_aborted_first_turn_caches_nothing(fleet: ThreadFleet) -> None:
 
 async def test_dead_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         stop(fleet, caching_worker)
         fleet.fence(loop_of(fleet, caching_worker))
-        other, num_cached = await served(client, turn(fleet, 1))
+        other, num_cached = await serve(client, make_turn(fleet, 1))
     assert (other != caching_worker, num_cached) == (True, 0)
 
 
 async def test_draining_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         assert text(run(fleet.clients[0], scripts.drain(caching_worker))) == "ok"
         loop = loop_of(fleet, caching_worker)
         loop.availability.draining, last_poll = True, loop.maintenance.next_poll_s
         wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "its loop to have turned since")
-        assert (await served(client, turn(fleet, 1)))[0] != caching_worker
+        assert (await serve(client, make_turn(fleet, 1)))[0] != caching_worker
 
 
 async def test_turn_reserved_for_a_lost_worker_is_granted_again(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         stop(fleet, caching_worker)
-        spec = turn(fleet, 1)
-        pending = asyncio.create_task(served(client, spec))
+        spec = make_turn(fleet, 1)
+        pending = asyncio.create_task(serve(client, spec))
         key = keys.task(spec.id, STAGE)
         await await_until(
             lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "reserved_for"),
@@ -332,20 +332,20 @@ async def test_turn_reserved_for_a_lost_worker_is_granted_again(fleet: ThreadFle
 async def test_frozen_caching_worker_loses_an_overdue_turn(fleet: ThreadFleet) -> None:
     """Its lease is still valid, so that only the overdue claim shows the freeze."""
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         stop(fleet, caching_worker)
-        assert (await served(client, turn(fleet, 1)))[0] != caching_worker
+        assert (await serve(client, make_turn(fleet, 1)))[0] != caching_worker
 
 
 @pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3", *in_step(GRAPH))], indirect=True)
 async def test_caching_worker_running_a_suspect_claims_no_turn(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
-        suspect = await client.requests.submit(turn(fleet, 1), None)
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
+        suspect = await client.requests.submit(make_turn(fleet, 1), None)
         loop = loop_of(fleet, caching_worker)
         wait_until(lambda: suspect.request_id in loop.tasks, "the caching worker to be busy with the second turn")
         loop.tasks[suspect.request_id].alone = True
-        assert (await served(client, turn(fleet, 2)))[0] != caching_worker
+        assert (await serve(client, make_turn(fleet, 2)))[0] != caching_worker
         await suspect.abort("enough")
 
 
@@ -361,11 +361,11 @@ def stop(fleet: ThreadFleet, worker: WorkerId) -> None:
 @pytest.mark.parametrize("fleet", [("lease.prefix_cache_s=0.5",)], indirect=True)
 async def test_cached_prefix_expires(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
-        await answer(client, turn(fleet, 0))
+        await answer(client, make_turn(fleet, 0))
         assert caching_workers(fleet)
         wait_until(lambda: not caching_workers(fleet), "the prefix to be dropped")
-        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(TALK)), "its key to expire")
-        assert (await served(client, turn(fleet, 1)))[1] == 0
+        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(SESSION)), "its key to expire")
+        assert (await serve(client, make_turn(fleet, 1)))[1] == 0
 
 
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
@@ -374,7 +374,7 @@ async def test_number_of_cached_conversations_is_bounded(fleet: ThreadFleet) -> 
     fleet.fence(fleet.loops[1])
     async with gateway(fleet) as client:
         for session in ("a", "b", "a", "c"):
-            await answer(client, turn(fleet, 0, session=session))
+            await answer(client, make_turn(fleet, 0, session=session))
     assert [session for session in "abc" if caching_workers(fleet, session)] == ["a", "c"]
 
 
@@ -382,7 +382,7 @@ async def test_number_of_cached_conversations_is_bounded(fleet: ThreadFleet) -> 
 async def test_prefix_cache_can_be_disabled(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         for number in range(3):
-            assert (await served(client, turn(fleet, number)))[1] == 0
+            assert (await serve(client, make_turn(fleet, number)))[1] == 0
     assert not caching_workers(fleet)
 
 
@@ -392,20 +392,22 @@ async def test_split_stage_caches_nothing(redis_url: str) -> None:
     with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *halves) as fleet:
         async with gateway(fleet) as client:
             for number in range(3):
-                assert (await served(client, turn(fleet, number)))[1] == 0
-                assert_same(await answer(client, turn(fleet, number)), await answer(client, turn(fleet, number, session="")))
+                assert (await serve(client, make_turn(fleet, number)))[1] == 0
+                assert_same(
+                    await answer(client, make_turn(fleet, number)), await answer(client, make_turn(fleet, number, session=""))
+                )
         assert not caching_workers(fleet)
 
 
 async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
     """The worker was fenced after its engine finished the task, and before it could write the cache entry."""
     async with gateway(fleet) as client:
-        caching_worker, _ = await served(client, turn(fleet, 0))
+        caching_worker, _ = await serve(client, make_turn(fleet, 0))
         loop = loop_of(fleet, caching_worker)
         stop(fleet, caching_worker)
-        pending = await client.requests.submit(spec := turn(fleet, 1), None)
-        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), caching_worker, TALK, kept=3, spared=0, keep_s=60)
-        assert loop.engine.num_cached_rows(TALK)
-        loop.cached_sessions._settle(TALK, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
-        assert not loop.engine.num_cached_rows(TALK)
+        pending = await client.requests.submit(spec := make_turn(fleet, 1), None)
+        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), caching_worker, SESSION, kept=3, spared=0, keep_s=60)
+        assert loop.engine.num_cached_rows(SESSION)
+        loop.cached_sessions._settle(SESSION, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
+        assert not loop.engine.num_cached_rows(SESSION)
         await pending.abort("enough")

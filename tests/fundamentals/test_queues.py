@@ -33,10 +33,10 @@ class QueueBench:
     def join(self, role: RoleName, number: int) -> WorkerId:
         worker = WorkerId(f"{role}@test:{number}:a")
         fields: dict[str, str | bytes] = {"kind": "worker", "pid": str(number), "capacity": str(CAPACITY)}
-        assert self.ask(scripts.register(worker, role, LEASE_US, fields)) == "ok"
+        assert self.call_script(scripts.register(worker, role, LEASE_US, fields)) == "ok"
         return worker
 
-    def ask(self, call: scripts.Call) -> str:
+    def call_script(self, call: scripts.Call) -> str:
         reply = run(self.client, call)
         return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
 
@@ -48,7 +48,7 @@ class QueueBench:
     def grant(self, request: RequestId) -> Epoch:
         task = keys.task(request, STAGE)
         expected = Epoch(int(text(self.client.hget(task, "epoch"))))
-        assert self.ask(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
+        assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
         return Epoch(int(text(self.client.hget(task, "epoch"))))
 
     def read_one(self) -> str:
@@ -79,7 +79,7 @@ async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
     assert (waiting.queue_depth, waiting.lag) == (2, 2) and 0 <= waiting.oldest_s < 10
     entry = bench.read_one()
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
-    assert bench.ask(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
+    assert bench.call_script(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
@@ -104,10 +104,10 @@ async def test_draining_worker_is_no_capacity(bench: QueueBench) -> None:
     """It keeps its lease and finishes its tasks; a request that needs its role is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
-    assert bench.ask(scripts.order(leaving, "drain")) == "ok"
+    assert bench.call_script(scripts.order(leaving, "drain")) == "ok"
     view = await bench.role()
     assert (view.workers, view.draining, view.capacity) == (0, 1, 0)
-    assert bench.ask(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
+    assert bench.call_script(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
     assert await bench.gateway.telemetry.missing_roles() == [STAGE]
     with pytest.raises(NoWorker, match=STAGE):
         await bench.submit()
@@ -121,6 +121,6 @@ async def test_draining_worker_is_no_capacity(bench: QueueBench) -> None:
 
 async def test_fenced_worker_cannot_drain(bench: QueueBench) -> None:
     worker = bench.workers[STAGE]
-    assert bench.ask(scripts.fence_worker("", worker)) == "ok"
-    assert bench.ask(scripts.drain(worker)) == "unlisted"
+    assert bench.call_script(scripts.fence_worker("", worker)) == "ok"
+    assert bench.call_script(scripts.drain(worker)) == "unlisted"
     assert bench.client.exists(keys.worker(worker)) == 0

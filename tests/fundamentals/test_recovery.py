@@ -32,7 +32,7 @@ OMNI, TEXT = get_graph("qwen3_omni"), get_graph("text")
 SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 
 
-def replace(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
+def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
     """Add a worker, then kill the one that runs the stage."""
     dying = fleet.owner(spec.id, stage)
     fleet.add_worker(stage)
@@ -50,7 +50,7 @@ async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, gra
 
                 def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, stage: StageName = stage.name) -> None:
                     if edge == graph.edges[0].name and index in (at, at + 4):
-                        replace(fleet, spec, stage)
+                        replace_worker(fleet, spec, stage)
 
                 assert_same(await answer_disturbed(client, spec, None, kill), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
@@ -65,7 +65,7 @@ async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url
             def kill(edge: EdgeName, index: int) -> None:
                 if (edge, index) == ("text", 8):
                     for stage in OMNI.stages:
-                        replace(fleet, spec, stage.name)
+                        replace_worker(fleet, spec, stage.name)
 
             assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
@@ -98,7 +98,7 @@ async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(
             for death in range(3):
                 both = {poison.request_id, other.request_id}
                 together = both if death < 2 else {poison.request_id}
-                await asyncio.to_thread(kill_over, fleet, poison.request_id, together, 2 if death == 1 else 1)
+                await asyncio.to_thread(kill_with_tasks, fleet, poison.request_id, together, 2 if death == 1 else 1)
             with pytest.raises(FleetError, match=f"3 workers of stage {stage} died") as caught:
                 _ = [chunk async for chunk in poison]
             assert caught.value.code == "worker_lost"
@@ -109,7 +109,7 @@ async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(
         assert [fields[b"r"].decode() for _, fields in letters] == [poison.request_id]
 
 
-def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
+def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
     """Add workers, then kill the request's worker while it runs exactly these requests, all paused."""
     dying = fleet.owner(request, StageName("lm"))
     wait_until(lambda: set(dying.tasks) == together, f"{together} to run together")
@@ -131,7 +131,7 @@ async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> Non
             )
             stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
-                await asyncio.to_thread(replace, fleet, spec, SINK)
+                await asyncio.to_thread(replace_worker, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
             assert not reader.hget(keys.task(spec.id, SINK), "deaths")
             slow.availability.draining = False
@@ -156,19 +156,19 @@ async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> 
                     f"produced:{into_sink.name}", into_sink.source
                 )
 
-            def kill_them() -> None:
+            def kill_workers() -> None:
                 wait_until(lambda: task_field(f"produced:{into_sink.name}", into_sink.source), "some of the answer")
                 fleet.kill(fleet.owner(spec.id, SOURCE))
                 for _ in range(10):  # a death after progress restarts the count
-                    replace(fleet, spec, SINK)
+                    replace_worker(fleet, spec, SINK)
                     wait_until(lambda: task_field("state", SINK) == "running", "another worker to continue")
                     if task_field("alone", SINK) == "1":
                         break
                 for _ in range(2):
                     wait_until(is_idle, "the task to run alone and to have processed all input")
-                    replace(fleet, spec, SINK)
+                    replace_worker(fleet, spec, SINK)
 
-            await asyncio.to_thread(kill_them)
+            await asyncio.to_thread(kill_workers)
             await asyncio.to_thread(fleet.add_worker, SOURCE)
             assert_same(await receiving, expected)
 

@@ -64,22 +64,22 @@ def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Call
 
 
 @pytest.fixture
-def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
     """Record every claim of a task: request, stage and epoch."""
-    rights: list[tuple[RequestId, StageName, Epoch]] = []
+    claims: list[tuple[RequestId, StageName, Epoch]] = []
     open_task = grants.open_task
 
     def open_and_record(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
-        rights.append((spec.id, stage, epoch))
+        claims.append((spec.id, stage, epoch))
         return open_task(spec, stage, epoch, *others, **more)
 
     monkeypatch.setattr(grants, "open_task", open_and_record)
-    return rights
+    return claims
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
-    server: RedisProcess, tmp_path: Path, owned: list[tuple[RequestId, StageName, Epoch]], seed: int
+    server: RedisProcess, tmp_path: Path, claims: list[tuple[RequestId, StageName, Epoch]], seed: int
 ) -> None:
     """Any part of the last writes may be lost, at any moment of the answers: no epoch is granted twice."""
     rng = random.Random(seed)
@@ -102,7 +102,7 @@ async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
                 assert_same(received, expected)
         finally:
             await client.stop()
-    assert len(owned) == len(set(owned)) >= 5 * len(OMNI.stages)
+    assert len(claims) == len(set(claims)) >= 5 * len(OMNI.stages)
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])

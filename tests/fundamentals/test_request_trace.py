@@ -121,26 +121,28 @@ async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
             for spec in specs:
                 await answer(client, spec)
                 await wait_ended(client, spec.id)
-            stuck = fake_spec(fleet, num_tokens=4)
-            await (await client.requests.submit(stuck, None)).abort("no more")
-            board, newest_first = client.telemetry, sorted([*(s.id for s in specs), stuck.id], reverse=True)
+            aborted_spec = fake_spec(fleet, num_tokens=4)
+            await (await client.requests.submit(aborted_spec, None)).abort("no more")
+            telemetry, newest_first = client.telemetry, sorted([*(s.id for s in specs), aborted_spec.id], reverse=True)
             seen: list[str] = []
             before = ""
             while True:
-                page = await board.list_requests(RequestFilter(), before=before, limit=3)
+                page = await telemetry.list_requests(RequestFilter(), before=before, limit=3)
                 seen += [row.id for row in page.rows]
                 if not (before := page.next):
                     break
             assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
-            whole = await board.list_requests(RequestFilter(state="finished"), limit=7)
+            whole = await telemetry.list_requests(RequestFilter(state="finished"), limit=7)
             assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
             owner = whole.rows[0].tasks[0].worker
-            assert len((await board.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
-            assert not (await board.list_requests(RequestFilter(kind="text"))).rows
-            assert not (await board.list_requests(RequestFilter(min_ms=3_600_000))).rows
-            assert [r.id for r in (await board.list_requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
+            assert len((await telemetry.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
+            assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
+            assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
+            assert [r.id for r in (await telemetry.list_requests(RequestFilter(text=aborted_spec.id[8:]))).rows] == [
+                aborted_spec.id
+            ]
             with pytest.raises(BadInput, match="no state 'asleep'"):
-                await board.list_requests(RequestFilter(state="asleep"))
+                await telemetry.list_requests(RequestFilter(state="asleep"))
 
 
 def test_request_index_removes_expired_requests(control: Control) -> None:
@@ -236,17 +238,17 @@ def test_rates_cover_the_last_minute() -> None:
 async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
     with thread_fleet(redis_url, without="talker") as fleet:
         client = redis.Redis.from_url(redis_url)
-        async with gateway(fleet) as port:
+        async with gateway(fleet) as client_of_fleet:
             fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
             run(client, scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
             spec = fake_spec(fleet)
-            stream = await port.requests.submit(spec, None)
+            stream = await client_of_fleet.requests.submit(spec, None)
 
             async def waits() -> bool:
-                return any(queue.pending for queue in await port.telemetry.queues() if queue.role == "talker")
+                return any(queue.pending for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
 
             await await_until(waits, "an unclaimed grant")
-            queue = next(queue for queue in await port.telemetry.queues() if queue.role == "talker")
+            queue = next(queue for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
             (grant,) = queue.pending
             assert grant.request == spec.id and grant.stage == "talker" and not grant.read and 0 <= grant.age_s < 60
             await stream.abort("enough")

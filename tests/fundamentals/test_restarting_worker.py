@@ -28,7 +28,7 @@ SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 START_LEASE_US = 600_000_000
-SOON = "lease.claim_timeout_s=0.2"
+SHORT_CLAIM_TIMEOUT = "lease.claim_timeout_s=0.2"
 """A killed worker that still reads may take a grant with it; the grant is then overdue."""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
 
@@ -64,7 +64,7 @@ async def role_of(client: FleetClient, name: RoleName) -> RoleView:
 async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the_next(
     redis_url: str, file: Path | None, role: str
 ) -> None:
-    with thread_fleet(redis_url, SOON, file=file) as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, file=file) as fleet:
         async with gateway(fleet) as client:
             kill(fleet, role)
             streams: list[ClientStream] = []
@@ -147,17 +147,17 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
 async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
     """The failure of the second request shows that the conductor checks continue after the grace time."""
-    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SOON) as fleet:
+    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
             kill(fleet, THINKER)
             set_time_since_loss(fleet, THINKER, 60.0)
-            written = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
-            waiting = await client.requests.submit(written, None)
-            spoken = await submit(fleet, client)
+            text_spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+            waiting = await client.requests.submit(text_spec, None)
+            speech_stream = await submit(fleet, client)
             kill(fleet, TALKER)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
-                await num_tokens(spoken)
+                await num_tokens(speech_stream)
             assert await client.telemetry.num_live() == 1
             if joins:
                 fleet.add_worker(THINKER)
@@ -180,7 +180,7 @@ async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: s
 
 
 async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
-    with thread_fleet(redis_url, SOON) as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
             kill(fleet, THINKER)
@@ -190,7 +190,7 @@ async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_t
 
 
 async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
-    with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
             streams = [await submit(fleet, client) for _ in range(2)]

@@ -19,7 +19,7 @@ from fleet.worker.stacks import stacks
 from tests.fundamentals.control_plane import WORKER, Control
 from tests.support import stream_entries, wait_until
 
-HANGS = "where_the_loop_hangs"
+BLOCKED_FUNCTION = "blocked_function"
 
 
 def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
@@ -49,10 +49,10 @@ def hanging() -> Iterator[None]:
     """Start a thread that blocks in a named function."""
     release = threading.Event()
 
-    def where_the_loop_hangs() -> None:
+    def blocked_function() -> None:
         release.wait(60)
 
-    thread = threading.Thread(target=where_the_loop_hangs, daemon=True)
+    thread = threading.Thread(target=blocked_function, daemon=True)
     thread.start()
     yield
     release.set()
@@ -62,15 +62,15 @@ def hanging() -> Iterator[None]:
 def test_threads_with_equal_stacks_are_logged_once() -> None:
     done, barrier = threading.Event(), threading.Barrier(9)
 
-    def an_idle_one_of_many() -> None:
+    def idle_thread() -> None:
         barrier.wait()
         done.wait(60)
 
     with ThreadPoolExecutor(8, "many") as pool:
         for _ in range(8):
-            pool.submit(an_idle_one_of_many)
+            pool.submit(idle_thread)
         barrier.wait()
-        place = f"in {an_idle_one_of_many.__name__}"
+        place = f"in {idle_thread.__name__}"
         wait_until(lambda: stacks().count(place) == 1, "all of them to be idle")
         dump = stacks()
         done.set()
@@ -85,7 +85,7 @@ def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str,
         run(client, scripts.order(WORKER, "dump"))
         found = wait_until(lambda: traces(client), "the stacks")
         lease.stop()
-    assert found is not None and HANGS in found[0] and "MainThread" in found[0]
+    assert found is not None and BLOCKED_FUNCTION in found[0] and "MainThread" in found[0]
     assert not lease.lost.is_set()
 
 
@@ -103,4 +103,4 @@ def test_hanging_loop_is_logged_once(
         wait_until(lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again")
         wait_until(lambda: len(traces(client)) == 2, "the second time")
         lease.stop()
-    assert found is not None and len(found) == 1 and HANGS in found[0]
+    assert found is not None and len(found) == 1 and BLOCKED_FUNCTION in found[0]

@@ -92,7 +92,7 @@ def test_recovered_edge_sends_its_first_chunk_early() -> None:
     assert released[0] == (6, 1) and released[-1][1] == 16
 
 
-def on_the_wire(draft: Draft) -> Chunk:
+def to_chunk(draft: Draft) -> Chunk:
     return Chunk(
         request=RequestId("r"), edge=EDGE.name, index=draft.index, epoch=Epoch(1), walk=draft.walk,
         producer_walk=draft.producer_walk, boundary=draft.boundary, final=draft.final,
@@ -117,7 +117,7 @@ def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
 ) -> None:
     """In any order of arrival, with repeats, and with producer-driven or conductor-driven walks."""
     drafts = chunks_of(policy, prefill, decode, marks=producer_drives)
-    arrivals = [on_the_wire(draft) for draft in drafts] * 2
+    arrivals = [to_chunk(draft) for draft in drafts] * 2
     rng.shuffle(arrivals)
     reports = [(d.index, d.producer_walk, d.ordinal) for d in drafts if d.boundary] * 2
     rng.shuffle(reports)
@@ -149,7 +149,7 @@ def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
 def test_conductor_driven_consumer_waits_for_its_walk() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=True)
     for draft in chunks_of(EACH, 1, 1, marks=False):
-        edge.put(on_the_wire(draft), {})
+        edge.put(to_chunk(draft), {})
     assert edge.peek() is None
     edge.assign_walk(0, PREFILL)
     assert edge.take()[2] == PREFILL
@@ -160,7 +160,7 @@ def test_conductor_driven_consumer_waits_for_its_walk() -> None:
 
 def test_final_chunk_before_earlier_chunks_does_not_end_the_edge() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=False)
-    first, *_, last = [on_the_wire(draft) for draft in chunks_of(EACH, 1, 2)]
+    first, *_, last = [to_chunk(draft) for draft in chunks_of(EACH, 1, 2)]
     edge.put(last, {})
     edge.put(first, {})
     edge.take()

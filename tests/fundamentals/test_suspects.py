@@ -45,7 +45,7 @@ class BusyFleet:
         wait_until(seen, "the suspect to be overdue several times")
 
 
-async def begun(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tuple[RequestSpec, ClientStream]:
+async def begin_answer(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tuple[RequestSpec, ClientStream]:
     """Submit a request and wait until it runs at the worker, where it pauses for its client."""
     spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
     stream = await client.requests.submit(spec, None)
@@ -54,15 +54,15 @@ async def begun(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tupl
 
 
 @asynccontextmanager
-async def busy(url: str) -> AsyncGenerator[BusyFleet]:
+async def open_busy_fleet(url: str) -> AsyncGenerator[BusyFleet]:
     with thread_fleet(url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE) as fleet:
         async with gateway(fleet) as client:
             first = fleet.add_worker(STAGE)
-            suspect = await begun(client, fleet, first)
-            answers = {first: await begun(client, fleet, first)}
+            suspect = await begin_answer(client, fleet, first)
+            answers = {first: await begin_answer(client, fleet, first)}
             await asyncio.to_thread(drain, first)
             second = fleet.add_worker(STAGE)
-            answers[second] = await begun(client, fleet, second)
+            answers[second] = await begin_answer(client, fleet, second)
             first.availability.draining = False
             busy_fleet = BusyFleet(fleet=fleet, client=client, answers=answers, suspect=suspect)
             # Two deaths are recorded in the task's hash, and no worker owns it.
@@ -79,7 +79,7 @@ def drain(loop: WorkerLoop) -> None:
 
 
 async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: str) -> None:
-    async with busy(redis_url) as fleet:
+    async with open_busy_fleet(redis_url) as fleet:
         (reserving_worker,) = fleet.reserving_workers()
         await asyncio.to_thread(fleet.wait_overdue)
         assert fleet.reserving_workers() == [reserving_worker], "no other worker is reserved"
@@ -94,18 +94,18 @@ async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: s
 
 async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
     """The worker that had reserved the suspect still has work, and claims new tasks again."""
-    async with busy(redis_url) as fleet:
+    async with open_busy_fleet(redis_url) as fleet:
         (reserving_worker,) = fleet.reserving_workers()
         other = next(loop for loop in fleet.fleet.loops if loop is not reserving_worker)
         await fleet.answers[other][1].abort("enough")
         spec, stream = fleet.suspect
         await asyncio.to_thread(wait_until, lambda: spec.id in other.tasks, "the suspect to run where nothing else does")
         await asyncio.to_thread(wait_until, lambda: not reserving_worker.intake.reserved, "the reservation to be dropped")
-        bystander, received = await begun(fleet.client, fleet.fleet, reserving_worker)
+        bystander, received = await begin_answer(fleet.client, fleet.fleet, reserving_worker)
         assert_same(await collected(received, bystander), await collected(stream, spec))
 
 
 async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
-    async with busy(redis_url) as fleet:
+    async with open_busy_fleet(redis_url) as fleet:
         await fleet.suspect[1].abort("enough")
         await asyncio.to_thread(wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped")
