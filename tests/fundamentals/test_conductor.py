@@ -201,7 +201,7 @@ def test_missing_row_of_the_transition_table_raises() -> None:
             next_state(state, happened)
 
 
-def test_walk_rule_is_defined_in_one_module() -> None:
+def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     decode = Walk("decode")
     assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == ["last_prefill", "decode", "decode", "decode"]

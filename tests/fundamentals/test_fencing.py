@@ -341,7 +341,7 @@ def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: C
     assert control.append(epoch, 1) == "stale"
 
 
-def test_request_without_a_dead_stage_is_no_dead_letter(control: Control) -> None:
+def test_failed_request_without_a_dead_stage_writes_no_dead_letter(control: Control) -> None:
     ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP)
     assert control.run(ended) == "ok"
     assert control.client.exists(keys.DEAD) == 0
@@ -389,7 +389,7 @@ def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> No
     control.register(OTHER)
     new = control.own(OTHER)
     assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "it caches nothing itself"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "the new owner caches nothing"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
     assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
     assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000

@@ -211,7 +211,7 @@ def test_stopped_starts_are_not_counted_as_failed(control: Control, stopped_by: 
         assert (num_starts(control), read_availability(control, grace_us=0)) == (0, (False, False, 0))
 
 
-def test_stopped_process_is_no_failed_start_of_its_keeper(control: Control) -> None:
+def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(control: Control) -> None:
     control.kill()
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):

@@ -28,7 +28,7 @@ NUM_LIVE, LEASE_S = 6, 60
 
 @dataclass(slots=True)
 class SlowReads:
-    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is called after each."""
+    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is called at each."""
 
     driver: Driver
     then: Callable[[int], None]

@@ -27,9 +27,9 @@ TEXT, ROLE = EdgeName("text"), "lm"
 
 
 class FailingEngine(FakeEngine):
-    """An engine whose steps fail from the poisoned request's `NUM_TOKENS_BEFORE_FAILURE`th token on; outputs of other requests in them are lost.
+    """An engine whose steps fail once the poisoned request has `NUM_TOKENS_BEFORE_FAILURE` tokens; such a step loses all outputs.
 
-    `num_required`: number of requests needed before anything runs. `min_batch`: minimum number of requests in the first failing step.
+    `num_required`: requests needed before anything runs. `min_batch`: minimum number of requests in the first failing step.
     """
 
     def __init__(self, max_batch: int, error: Exception) -> None:
@@ -104,7 +104,7 @@ async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> Non
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
             paused_stream = await client.requests.submit(spec, None)
             task = await asyncio.to_thread(lambda: fleet.owner(spec.id, fleet.loops[0].stage).tasks[spec.id])
-            await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "it to wait for its client"))
+            await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "the task to wait for its client"))
 
             async def read_late() -> EdgeArrays:
                 await asyncio.to_thread(lambda: wait_until(lambda: engine.failed_with, "a step to fail beside it"))

@@ -100,7 +100,7 @@ async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
     assert (await bench.role()).queue_depth == 0
 
 
-async def test_draining_worker_is_no_capacity(bench: QueueBench) -> None:
+async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> None:
     """It keeps its lease and finishes its tasks; a request that needs its role is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)

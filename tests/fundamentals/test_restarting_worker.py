@@ -126,7 +126,7 @@ async def test_worker_that_cannot_load_is_not_expected(redis_url: str) -> None:
                 await submit(fleet, client)
 
 
-def test_loading_process_that_is_stopped_is_no_failed_start(own_redis: RedisProcess) -> None:
+def test_stopped_loading_process_is_not_counted_as_failed_start(own_redis: RedisProcess) -> None:
     load = f"""
 import signal
 from fleet.config import load_config
@@ -168,7 +168,7 @@ async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: s
                     await num_tokens(waiting)
 
 
-async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: str) -> None:
+async def test_drained_role_refuses_requests_until_it_is_resumed(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)

@@ -71,7 +71,7 @@ def test_threads_with_equal_stacks_are_logged_once() -> None:
             pool.submit(idle_thread)
         barrier.wait()
         place = f"in {idle_thread.__name__}"
-        wait_until(lambda: stacks().count(place) == 1, "all of them to be idle")
+        wait_until(lambda: stacks().count(place) == 1, "all threads to be idle")
         dump = stacks()
         done.set()
     assert all(f"many_{number}" in dump for number in range(8))

@@ -87,7 +87,7 @@ def test_loss_without_standby_is_replaced_by_the_next_worker(client: redis.Redis
     assert [role.join(name) for name in "cd"] == ["ok", "standby"]
 
 
-def test_lost_standby_worker_is_no_loss_of_its_role(client: redis.Redis) -> None:
+def test_lost_standby_worker_promotes_no_other(client: redis.Redis) -> None:
     role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.lose("b")

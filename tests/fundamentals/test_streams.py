@@ -1,4 +1,4 @@
-"""Edges without processes: the index names a chunk, its first arrival counts, no chunk spans a transition, final is a count."""
+"""Edges without processes: chunks are identified by index, the first copy counts, and no chunk spans a walk transition."""
 
 import random
 from dataclasses import replace

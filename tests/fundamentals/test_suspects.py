@@ -49,7 +49,7 @@ async def begin_answer(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) 
     """Submit a request and wait until it runs at the worker, where it pauses for its client."""
     spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
     stream = await client.requests.submit(spec, None)
-    await asyncio.to_thread(wait_until, lambda: spec.id in at.tasks, "it to run there")
+    await asyncio.to_thread(wait_until, lambda: spec.id in at.tasks, "the task to run at the worker")
     return spec, stream
 
 
