@@ -19,7 +19,7 @@ async def test_abort_ends_every_stage(redis_url: str) -> None:
                     break
             assert held(fleet) == {stream.request_id}
             await stream.abort("the client left")
-            wait_until(lambda: not held(fleet), "every worker to drop it", timeout_s=1.0)
+            wait_until(lambda: not held(fleet), "every worker to drop the request", timeout_s=1.0)
             assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
             view = await client.telemetry.trace(stream.request_id)
             assert view is not None and view.state == "aborted"

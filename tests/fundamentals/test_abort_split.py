@@ -43,7 +43,7 @@ def stop_claims(fleet: ThreadFleet, role: str) -> None:
     """Stop the role's worker from claiming, but keep its lease: its grants wait."""
     loop = next(loop for loop in fleet.loops if loop.role == role)
     loop.availability.draining, before = True, loop.maintenance.vitals
-    wait_until(lambda: loop.maintenance.vitals is not before, "its last read of grants to be over")
+    wait_until(lambda: loop.maintenance.vitals is not before, "the last read of grants to end")
 
 
 async def test_unimported_blocks_are_freed_with_their_request(redis_url: str) -> None:
@@ -53,7 +53,7 @@ async def test_unimported_blocks_are_freed_with_their_request(redis_url: str) ->
         async with gateway(fleet) as client:
             stream = await client.requests.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
             offer = keys.kv(stream.request_id, StageName("thinker"))
-            wait_until(lambda: text(fleet.clients[0].hget(offer, "state")) == "offered", "an offer")
+            wait_until(lambda: text(fleet.clients[0].hget(offer, "state")) == "offered", "the blocks to be offered")
             wait_until(lambda: source.maintenance.vitals["slots_used"] == 1, "the source to hold the blocks")
             await stream.abort("the client left")
         assert_nothing_left(fleet)

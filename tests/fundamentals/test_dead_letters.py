@@ -142,7 +142,7 @@ def test_failed_retry_keeps_the_dead_letter(redis_url: str) -> None:
 def test_dead_letters_help_shows_examples(arguments: tuple[str, ...], redis_url: str) -> None:
     done = fleet_command(redis_url, *arguments, "--help")
     assert done.exit_code == 0, done.output
-    assert "Example" in done.output if arguments else "kill workers" in done.output
+    assert "Example" in done.output if arguments else "Manage dead letters" in done.output
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])

@@ -98,7 +98,7 @@ async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> Non
         async with gateway(fleet) as client:
             draining = next(loop for loop in fleet.loops if loop.stage == "talker")
             last_poll, draining.availability.draining = draining.maintenance.next_poll_s, True
-            wait_until(lambda: draining.maintenance.next_poll_s != last_poll, "the worker to take nothing new")
+            wait_until(lambda: draining.maintenance.next_poll_s != last_poll, "the worker to stop claiming")
             stream = await client.requests.submit(fake_spec(fleet), None)
             fleet.driver.client.zrem(keys.WORKERS, draining.worker)
             with pytest.raises(FleetError, match="no worker serves the role talker"):

@@ -309,7 +309,7 @@ async def test_draining_caching_worker_is_skipped_immediately(fleet: ThreadFleet
         assert text(run(fleet.clients[0], scripts.drain(caching_worker))) == "ok"
         loop = loop_of(fleet, caching_worker)
         loop.availability.draining, last_poll = True, loop.maintenance.next_poll_s
-        wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "its loop to have turned since")
+        wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "the loop to run another turn")
         assert (await serve(client, make_turn(fleet, 1)))[0] != caching_worker
 
 
@@ -364,7 +364,7 @@ async def test_cached_prefix_expires(fleet: ThreadFleet) -> None:
         await answer(client, make_turn(fleet, 0))
         assert caching_workers(fleet)
         wait_until(lambda: not caching_workers(fleet), "the prefix to be dropped")
-        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(SESSION)), "its key to expire")
+        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(SESSION)), "the key of the prefix to expire")
         assert (await serve(client, make_turn(fleet, 1)))[1] == 0
 
 

@@ -82,7 +82,7 @@ async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> 
                     stale = fleet.owner(spec.id, StageName("talker"))
                     fleet.add_worker(StageName("talker"))
                     fleet.fence(stale)
-                    wait_until(lambda: stale.worker in fleet.killed, "the stale worker to notice")
+                    wait_until(lambda: stale.worker in fleet.killed, "the stale worker to end")
 
             assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
@@ -127,7 +127,7 @@ async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> Non
             slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
             last_poll, slow.availability.draining = slow.maintenance.next_poll_s, True
             await asyncio.to_thread(
-                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to take nothing"
+                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to stop claiming"
             )
             stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
@@ -157,7 +157,9 @@ async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> 
                 )
 
             def kill_workers() -> None:
-                wait_until(lambda: task_field(f"produced:{into_sink.name}", into_sink.source), "some of the answer")
+                wait_until(
+                    lambda: task_field(f"produced:{into_sink.name}", into_sink.source), "a part of the answer to be produced"
+                )
                 fleet.kill(fleet.owner(spec.id, SOURCE))
                 for _ in range(10):  # a death after progress restarts the count
                     replace_worker(fleet, spec, SINK)

@@ -247,7 +247,7 @@ async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
             async def waits() -> bool:
                 return any(queue.pending for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
 
-            await await_until(waits, "an unclaimed grant")
+            await await_until(waits, "a grant to be pending")
             queue = next(queue for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
             (grant,) = queue.pending
             assert grant.request == spec.id and grant.stage == "talker" and not grant.read and 0 <= grant.age_s < 60

@@ -83,7 +83,7 @@ def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str,
     with shipping(redis_url, Labels("worker", WORKER)):
         lease.start()
         run(client, scripts.order(WORKER, "dump"))
-        found = wait_until(lambda: traces(client), "the stacks")
+        found = wait_until(lambda: traces(client), "the stacks to be logged")
         lease.stop()
     assert found is not None and BLOCKED_FUNCTION in found[0] and "MainThread" in found[0]
     assert not lease.lost.is_set()
@@ -97,10 +97,10 @@ def test_hanging_loop_is_logged_once(
     lease.progress()
     with shipping(redis_url, Labels("worker", WORKER)), caplog.at_level(logging.WARNING):
         lease.start()
-        found = wait_until(lambda: traces(client), "the stacks")
+        found = wait_until(lambda: traces(client), "the stacks to be logged")
         lease.progress()
         deadline = client.zscore(keys.WORKERS, WORKER)
         wait_until(lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again")
-        wait_until(lambda: len(traces(client)) == 2, "the second time")
+        wait_until(lambda: len(traces(client)) == 2, "the stacks to be logged again")
         lease.stop()
     assert found is not None and len(found) == 1 and BLOCKED_FUNCTION in found[0]
