@@ -90,7 +90,7 @@ def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control
         assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
     ordered, drained = lines(control.client)
     assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
-    assert drained.message == f"worker {WORKER} is drained: it holds nothing and takes nothing new"
+    assert drained.message == f"worker {WORKER} is drained: it holds no tasks and accepts none"
     assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {("info", WORKER, STAGE)}
     assert control.run(scripts.order(WORKER, "drain")) == "ok"
     assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
@@ -98,7 +98,7 @@ def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control
         assert control.run(scripts.order(WORKER, order)) == "ok"
     assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
     later_messages = [line.message.partition(";")[0].removeprefix(f"worker {WORKER} is ") for line in lines(control.client)[2:]]
-    assert later_messages == ["ordered to resume", "ordered to drain", "drained: it holds nothing and takes nothing new"]
+    assert later_messages == ["ordered to resume", "ordered to drain", "drained: it holds no tasks and accepts none"]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
