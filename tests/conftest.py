@@ -60,13 +60,13 @@ def thorough(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def num_aborts(pytestconfig: pytest.Config) -> int | None:
-    """What `--aborts` says."""
+    """The value of `--aborts`."""
     return pytestconfig.getoption("--aborts")
 
 
 @pytest.fixture(scope="session")
 def num_events(pytestconfig: pytest.Config) -> int:
-    """What `--events` says."""
+    """The value of `--events`."""
     return int(str(pytestconfig.getoption("--events")))
 
 
@@ -103,7 +103,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProc
 
 @pytest.fixture
 def redis_url(redis_server: RedisProcess) -> Iterator[str]:
-    """The URL of an empty Redis; afterwards every key of ours must have a row in the key table."""
+    """The URL of an empty Redis; afterwards every key of Fleet must have a row in the key table."""
     with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
         client.flushall()
         yield redis_server.url

@@ -33,7 +33,7 @@ from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
 from web.ports import FleetPort
 from web.realtime.clock import Clock
-from web.realtime.transport.refusal import RefusalLog, refuse_socket
+from web.realtime.transport.refusal import VoiceRefusalLog, refuse_socket
 from web.realtime.transport.routes import VoiceRoutes
 
 
@@ -45,7 +45,7 @@ def create_app(
     has_key = api_key is not None
     origins = AllowedOrigins(config.web, has_key=has_key)
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
-    refusal_log = RefusalLog()
+    refusal_log = VoiceRefusalLog()
     rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
     templates = Templates()
     login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
@@ -65,7 +65,7 @@ def create_app(
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: VoiceRefusalLog, clock: Clock | None) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),

@@ -16,7 +16,7 @@ from fleet.core.clock import now_us
 from fleet.graphs import DEFAULT_GRAPH
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
 
     from fleet.control.client import FleetClient
@@ -55,7 +55,6 @@ def status(
 
 async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
     from rich.console import Console
-    from rich.live import Live
 
     from fleet.control.client import FleetClient
 
@@ -68,12 +67,19 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
         elif once or not console.is_terminal:
             console.print(_render(state))
         else:
-            with Live(_render(state), console=console, refresh_per_second=4) as live:
-                while True:
-                    await asyncio.sleep(REFRESH_S)
-                    live.update(_render(await _read_state(client)))
+            await _follow(client, state, console)
     finally:
         await client.stop()
+
+
+async def _follow(client: "FleetClient", state: "FleetState", console: "Console") -> None:
+    """Redraw the state until interrupted."""
+    from rich.live import Live
+
+    with Live(_render(state), console=console, refresh_per_second=4) as live:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            live.update(_render(await _read_state(client)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def demo(
 ) -> None:
     """Send three questions to a running fleet, one of them spoken; write the answers as three WAV files and one picture.
 
-    Example: fleet pocket demo sounds
+    Example: fleet pocket demo recordings
     """
     try:
         from fleet.pocket.judge.demo import demonstrate

@@ -167,7 +167,7 @@ def _blocks(data: AudioSource, max_s: float, where: str, plain_only: bool) -> It
         return
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; send a file in {READABLE}", param=where)
+        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
     raw = without_tags(raw)
     if (plain := _plain_header(raw)) is not None:
         yield from _plain_blocks(raw, *plain, max_s, where)

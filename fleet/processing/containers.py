@@ -134,6 +134,12 @@ def check_format(rate_hz: int, num_channels: int, where: str) -> None:
         raise BadInput(f"{where}: {num_channels} channels of audio; use at most {MAX_CHANNELS}", param=where)
 
 
+def check_same_rate(frame_rate_hz: int, rate_hz: int, where: str) -> None:
+    """Raises: BadInput naming `where`."""
+    if frame_rate_hz != rate_hz:
+        raise BadInput(f"{where}: the sample rate changes within the clip; send one clip per rate", param=where)
+
+
 def check_length(num_samples: float, rate_hz: int, max_s: float, where: str) -> None:
     """Raises: InputTooLarge naming `where`."""
     if num_samples > max_s * rate_hz:
@@ -154,12 +160,10 @@ def read_blocks(raw: bytes, demuxer: str, max_s: float, where: str) -> Iterator[
             for frame in _frames(container, max_s, where):
                 rate_hz = rate_hz or frame.sample_rate
                 check_format(rate_hz, frame.layout.nb_channels, where)
-                if frame.sample_rate != rate_hz:
-                    raise BadInput(f"{where}: the sample rate changes within the clip; send one clip per rate", param=where)
+                check_same_rate(frame.sample_rate, rate_hz, where)
                 num_samples += frame.samples
                 check_length(num_samples, rate_hz, max_s, where)
-                for readable in packing.frames(frame):
-                    yield rate_hz, _mono(readable)
+                yield from ((rate_hz, _mono(readable)) for readable in packing.frames(frame))
     except errors.FFmpegError as error:
         raise NotReadable(str(error)) from error
     if not rate_hz:

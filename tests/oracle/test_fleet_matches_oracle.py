@@ -22,6 +22,9 @@ WAYS = {
     "prompts seven at a time": ("stages.thinker.prefill_chunk_tokens=7", "stages.talker.prefill_chunk_tokens=7"),
 }
 
+SAMPLED_WAYS = ("as configured", "prompts one position at a time")
+"""Sampled in the ordinary run; the other ways with `--thorough`."""
+
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_eight_concurrent_requests_match_single_generate_calls(
@@ -44,8 +47,14 @@ def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
     yield {}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "temperature"),
+    [
+        *((way, 0.0) for way in WAYS),
+        *((way, 0.9) for way in SAMPLED_WAYS),
+        *(pytest.param(way, 0.9, marks=pytest.mark.thorough) for way in WAYS if way not in SAMPLED_WAYS),
+    ],
+)
 async def test_invariant_numerics_are_byte_equal_in_every_deployment(
     redis_url: str,
     tiny_checkpoint: Path,

@@ -115,7 +115,7 @@ def test_data_url_with_a_comma_in_its_media_type_is_read() -> None:
         read("data:audio/webm;base64,")
 
 
-def test_samples_of_a_wav_file_stay_what_they_are() -> None:
+def test_wav_samples_are_unchanged() -> None:
     pcm = (rising(RATE_HZ) * 32_767).astype("<i2")
     assert np.array_equal(read(encode_whole(pcm.tobytes(), RATE_HZ, "wav")), pcm / np.float32(32_768))
 
@@ -129,7 +129,7 @@ def wav_with_sizes(wave: Wave, riff: int, data: int, trailer: bytes = b"") -> by
 
 @pytest.mark.parametrize("riff", [0, 8, 36, 48, 64_036, 0xFFFFFFFF])
 @pytest.mark.parametrize("wave", [rising(RATE_HZ), np.zeros(2 * RATE_HZ, np.float32)], ids=["tone", "silence"])
-def test_wav_whose_header_counts_no_samples_is_read_to_the_end(wave: Wave, riff: int) -> None:
+def test_wav_with_zero_samples_in_its_header_is_read_to_the_end(wave: Wave, riff: int) -> None:
     heard = read(wav_with_sizes(wave, riff, 0))
     assert np.array_equal(heard, read(wav_with_sizes(wave, riff, 0xFFFFFFFF))) and len(heard) == len(wave)
     with pytest.raises(InputTooLarge, match="longer than 1 s"):

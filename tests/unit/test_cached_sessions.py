@@ -23,20 +23,20 @@ class EngineWithCachedRows:
         self.sessions.discard(session)
 
 
-class ManualClock:
+class SteppedClock:
     now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
 
 
-def new_sessions(clock: ManualClock | None = None) -> CachedSessions:
+def new_sessions(clock: SteppedClock | None = None) -> CachedSessions:
     engine = cast(Engine, EngineWithCachedRows())
-    return CachedSessions(engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or ManualClock())
+    return CachedSessions(engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or SteppedClock())
 
 
-def sessions_after_one_turn() -> tuple[CachedSessions, ManualClock]:
-    clock = ManualClock()
+def sessions_after_one_turn() -> tuple[CachedSessions, SteppedClock]:
+    clock = SteppedClock()
     sessions = new_sessions(clock)
     end_turn(sessions, "first", b"ok")
     return sessions, clock

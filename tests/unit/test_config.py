@@ -146,7 +146,7 @@ def test_overrides_change_only_their_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_configuration_survives_yaml_round_trip(file: Path, tmp_path: Path) -> None:
-    """What `fleet up` does for its processes."""
+    """Write the resolved configuration as `fleet up` does for its processes."""
     config = load_config(file, ("web.model_name=m", "async_chunk=false"))
     path = tmp_path / "resolved.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

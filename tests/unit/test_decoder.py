@@ -1,4 +1,4 @@
-"""Audio files decoded by processes that are bounded in number, time and memory, whatever the files hold."""
+"""Audio files decoded by processes that are bounded in number, time and memory for any content."""
 
 import asyncio
 import base64

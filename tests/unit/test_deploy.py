@@ -192,7 +192,7 @@ def test_container_example_keeps_redis_and_tensors_inside_and_requires_secrets()
     assert re.sub(r">\$\{.*?\}", ">change-me", users) == cluster, "one set of permissions for both examples"
 
 
-def test_systemd_unit_is_confined_and_keeps_what_the_fleet_needs() -> None:
+def test_systemd_unit_is_confined_and_permits_needed_access() -> None:
     unit = RawConfigParser(strict=False)
     unit.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
     unit.read(DEPLOY / "fleet.service")

@@ -161,7 +161,7 @@ def test_each_command_keeps_the_secrets_it_uses_and_all_that_is_none() -> None:
     assert all(("FLEET_API_KEY" in used) == (command in ("web", "jobs")) for command, used in USES.items())
 
 
-def test_data_folder_of_an_embedded_server_is_refused_where_others_may_replace_what_lies_in_it(tmp_path: Path) -> None:
+def test_data_folder_replaceable_by_other_users_is_refused(tmp_path: Path) -> None:
     check_data_dir(tmp_path)
     tmp_path.chmod(0o777)
     (tmp_path / "resolved.yaml").touch()

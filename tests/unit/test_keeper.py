@@ -81,19 +81,19 @@ def test_pause_is_short_again_after_a_stable_run() -> None:
 
 
 async def test_keeper_restarts_command_that_had_served() -> None:
-    """A command that ends with an error at its first start, at once: it cannot start, but for who says that it had served."""
-    told: list[int] = []
+    """A command that fails at its first start is restarted only if the fleet reports that it had served."""
+    reported: list[int] = []
 
     async def had_served(pid: int, cause: str) -> bool:
         assert cause == "exit status 2"
-        told.append(pid)
-        return len(told) == 1
+        reported.append(pid)
+        return len(reported) == 1
 
     keeper = Keeper(arguments=["no-such-command"], stop=asyncio.Event(), when_dead=had_served)
     ending = asyncio.create_task(keeper.run())
 
     async def started_again() -> bool:
-        return len(told) == 2
+        return len(reported) == 2
 
     await await_until(started_again, "it to be started again", timeout_s=60.0)
     keeper.stop.set()

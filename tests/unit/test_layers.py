@@ -68,14 +68,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.bench"),
-    # Chaos puts the benchmark's load on a fleet; two modules of it look into Redis: for what is there, and for what is told.
+    # Chaos puts the benchmark's load on a fleet; two of its modules read Redis: keys in use, and log lines.
     "fleet.chaos": ("fleet.core", "fleet.config", *MEASURING, "fleet.bench", "fleet.chaos"),
     "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
     "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
 }
-"""Layer -> what of ours it may import besides itself; a module belongs to the longest prefix that fits."""
+"""Layer -> the packages of Fleet that it may import besides itself; a module belongs to the longest prefix that fits."""
 
 NO_TORCH = ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.conductor", "fleet.processing", "web")
 KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/pocket/", "tests/")
@@ -85,7 +85,7 @@ OWN_LIBRARY = {
     "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.train", "fleet.jobs", "fleet.cli"),
     "nixl": ("fleet.transfer",),
 }
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 60, 4
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
 
 
 @cache
@@ -132,7 +132,7 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_layer_imports_only_what_the_table_allows() -> None:
+def test_layer_imports_only_layers_in_its_row() -> None:
     wrong = [
         f"{relative(path)}:{line} imports {target}"
         for path in SOURCES
@@ -229,6 +229,7 @@ def test_files_and_functions_keep_the_size_limits() -> None:
 
 def excesses(path: Path) -> Iterator[str]:
     num_lines = len(path.read_text().splitlines())
+    max_nesting = MAX_TEST_NESTING if relative(path).startswith("tests/") else MAX_NESTING
     if num_lines > MAX_FILE_LINES:
         yield f": {num_lines} lines, limit {MAX_FILE_LINES}"
     for function in functions(path):
@@ -236,12 +237,12 @@ def excesses(path: Path) -> Iterator[str]:
         length = function.end_lineno - function.lineno + 1
         if length > MAX_FUNCTION_LINES:
             yield f":{function.lineno}: {function.name} has {length} lines, limit {MAX_FUNCTION_LINES}"
-        if (depth := nesting(function.body)) > MAX_NESTING:
-            yield f":{function.lineno}: {function.name} nests {depth} deep, limit {MAX_NESTING}"
+        if (depth := nesting(function.body)) > max_nesting:
+            yield f":{function.lineno}: {function.name} nests {depth} deep, limit {max_nesting}"
 
 
 def nesting(body: list[ast.stmt]) -> int:
-    """How deep blocks lie in one another; `elif` is no deeper than its `if`, and a function inside counts for itself."""
+    """Return the depth of nested blocks; `elif` is no deeper than its `if`, and a function inside counts for itself."""
     return max((depth_of(statement) for statement in body), default=0)
 
 
@@ -309,7 +310,7 @@ def test_modules_have_docstrings() -> None:
     assert not [relative(path) for path in SOURCES if not ast.get_docstring(parsed(path))]
 
 
-def test_checks_find_what_they_look_for() -> None:
+def test_checks_find_violations() -> None:
     assert nesting(ast.parse("if a:\n  for b in c:\n    while d:\n      with e:\n        f()\n").body) == 4
     assert nesting(ast.parse("try:\n  f()\nfinally:\n  if a: g()\n").body) == 2
     assert nesting(ast.parse("if a: b()\nelif c: d()\nelif e: f()\n").body) == 1

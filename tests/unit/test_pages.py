@@ -16,19 +16,19 @@ def pages(*numbers: int, address: int = 0, num_pages: int = 10, num_layers: int 
     )
 
 
-def test_neighbours_on_both_sides_are_read_at_once() -> None:
+def test_pages_adjacent_on_both_sides_are_read_together() -> None:
     assert spans_between(pages(2, 3, 4), pages(5, 6, 7, address=1000, num_layers=NUM_LAYERS)) == [
         Span(layer * 80 + 16, 1000 + layer * 80 + 40, 24) for layer in range(NUM_LAYERS)
     ]
 
 
 @pytest.mark.parametrize(("remote", "local"), [((2, 3), (5, 7)), ((2, 4), (5, 6)), ((3, 2), (7, 6))])
-def test_what_is_apart_on_one_side_is_read_block_by_block(remote: tuple[int, ...], local: tuple[int, ...]) -> None:
+def test_pages_apart_on_one_side_are_read_block_by_block(remote: tuple[int, ...], local: tuple[int, ...]) -> None:
     spans = spans_between(pages(*remote), pages(*local))
     assert [span.length_bytes for span in spans] == [BLOCK_BYTES] * 2 * NUM_LAYERS
 
 
-def test_whatever_the_pages_each_block_comes_to_its_place() -> None:
+def test_each_block_arrives_at_its_place_for_any_pages() -> None:
     chance = random.Random(7)
     for _ in range(50):
         count = chance.randrange(1, 8)

@@ -1,4 +1,4 @@
-"""The first voiced sample: what counts as voice, and how much of the silence before it is kept, however a sound is cut."""
+"""The first voiced sample: what counts as voice, and how much of the silence before it is kept, for any chunk sizes."""
 
 import numpy as np
 import pytest

@@ -22,7 +22,7 @@ PING = b"\x89\x80\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AttackTarget:
     """The attacked gateway. `key`: an API key for attacks that need an answer."""
 
     host: str
@@ -30,9 +30,9 @@ class Target:
     key: str | None = None
 
     @staticmethod
-    def of(url: str, key: str | None = None) -> "Target":
+    def of(url: str, key: str | None = None) -> "AttackTarget":
         host, _, port = url.partition("://")[2].rpartition(":")
-        return Target(host, int(port), key)
+        return AttackTarget(host, int(port), key)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
         """Connect. With a small `receive_buffer` a client that does not read blocks the gateway sooner."""
@@ -69,7 +69,7 @@ def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
     return received
 
 
-def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+def flood(target: AttackTarget, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
 
     Return the number of bytes sent, and the response until then.
@@ -88,26 +88,26 @@ def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 
     return sent, received
 
 
-def header_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+def header_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     return flood(target, b"GET /health HTTP/1.1\r\n", b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
 
 
-def trailer_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+def trailer_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     beginning = HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     return flood(target, beginning, b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
 
 
-def chunk_extension_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+def chunk_extension_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     return flood(target, HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2;x=", b"a" * 1000, max_bytes)
 
 
-def pipeline_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+def pipeline_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send endless requests behind one with an endless answer."""
     beginning = b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
     return flood(target, beginning, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", max_bytes)
 
 
-def half_open(target: Target, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: ") -> list[socket.socket]:
+def half_open(target: AttackTarget, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: ") -> list[socket.socket]:
     """Open connections with an unfinished head; the caller closes them."""
     wires: list[socket.socket] = []
     for _ in range(count):
@@ -117,19 +117,19 @@ def half_open(target: Target, count: int, sent: bytes = b"GET /health HTTP/1.1\r
     return wires
 
 
-def idle_sockets(target: Target, count: int) -> list[socket.socket]:
+def idle_sockets(target: AttackTarget, count: int) -> list[socket.socket]:
     """Open silent connections; the caller closes them."""
     return half_open(target, count, b"")
 
 
-def slow_body(target: Target, declared: int = 100_000) -> socket.socket:
+def slow_body(target: AttackTarget, declared: int = 100_000) -> socket.socket:
     """Send a request whose body stops after its first byte; the caller closes it."""
     wire = target.connect()
     wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n{" % declared)
     return wire
 
 
-def unread_stream(target: Target, body: dict[str, object]) -> socket.socket:
+def unread_stream(target: AttackTarget, body: dict[str, object]) -> socket.socket:
     """Request a streamed answer without reading it; the caller closes it."""
     wire = target.connect(receive_buffer=4096)
     raw = json.dumps({**body, "stream": True}).encode()
@@ -137,20 +137,20 @@ def unread_stream(target: Target, body: dict[str, object]) -> socket.socket:
     return wire
 
 
-def open_websocket(target: Target, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None) -> socket.socket:
+def open_websocket(target: AttackTarget, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None) -> socket.socket:
     """Send a WebSocket handshake and nothing else; the caller closes it."""
     wire = target.connect(receive_buffer=receive_buffer)
     wire.sendall(b"GET " + address + b" HTTP/1.1\r\n" + UPGRADE + target.authorization + b"\r\n")
     return wire
 
 
-def long_websocket_address(target: Target, num_bytes: int = 10_000) -> bytes:
+def long_websocket_address(target: AttackTarget, num_bytes: int = 10_000) -> bytes:
     """Return the answer to a WebSocket request whose address is too long."""
     with open_websocket(target, b"/v1/realtime?model=" + b"a" * num_bytes) as wire:
         return read_to_end(wire)
 
 
-def ping_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> int:
+def ping_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> int:
     """Send WebSocket pings without reading. Return the bytes that the gateway accepted."""
     with open_websocket(target, receive_buffer=4096) as wire:
         wire.recv(PIECE_BYTES)

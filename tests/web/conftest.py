@@ -45,7 +45,7 @@ def usage_of(answer: ChatCompletion | ChatCompletionChunk) -> CompletionUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class ServedGateway:
     """A running gateway, its fake control plane, and its OpenAI clients by key."""
 
     url: str
@@ -118,7 +118,7 @@ def serving(
     port: int = 0,
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
-) -> Iterator[Gateway]:
+) -> Iterator[ServedGateway]:
     """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a stopped one, to replace it."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
@@ -127,7 +127,7 @@ def serving(
         serving_app(app, loaded.config, port, tls) as served,
         httpx.Client(base_url=served.url, verify=False, timeout=20) as http,
     ):
-        gateway = Gateway(url=served.url, client=client, config=loaded.config, http=http, stop=served.stop)
+        gateway = ServedGateway(url=served.url, client=client, config=loaded.config, http=http, stop=served.stop)
         yield gateway
         for lent in gateway.clients.values():
             lent.close()
@@ -156,13 +156,13 @@ def serving_app(app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFile
 
 
 @pytest.fixture(scope="session")
-def shared_gateway(loaded: Loaded) -> Iterator[Gateway]:
+def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(loaded) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def gateway(shared_gateway: Gateway) -> Gateway:
+def gateway(shared_gateway: ServedGateway) -> ServedGateway:
     """The shared gateway, with its fake control plane reset."""
     client = shared_gateway.client
     client.script = Script()
@@ -177,11 +177,11 @@ def gateway(shared_gateway: Gateway) -> Gateway:
 
 
 @pytest.fixture
-def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], Gateway]]:
+def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], ServedGateway]]:
     """Factory of separate gateways with a key."""
-    contexts: list[AbstractContextManager[Gateway]] = []
+    contexts: list[AbstractContextManager[ServedGateway]] = []
 
-    def start(api_key: str | None) -> Gateway:
+    def start(api_key: str | None) -> ServedGateway:
         context = serving(loaded, api_key)
         contexts.append(context)
         return context.__enter__()

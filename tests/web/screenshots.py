@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from fleet.core.chunk import WireTensor
 from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
-from tests.web.conftest import Gateway, Loaded, load, serving
+from tests.web.conftest import Loaded, ServedGateway, load, serving
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
 from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
@@ -40,7 +40,7 @@ class Camera:
     folder: Path
     only: str
 
-    def shoot(self, gateway: Gateway, name: str, path: str, schemes: Sequence[Scheme] = SCHEMES) -> None:
+    def shoot(self, gateway: ServedGateway, name: str, path: str, schemes: Sequence[Scheme] = SCHEMES) -> None:
         for size in SIZES if name.startswith(self.only) else ():
             for scheme in schemes:
                 self._shoot(gateway.url + path, f"{name}-{size}-{scheme}.png", size, scheme)
@@ -82,7 +82,7 @@ def draw_readme_pictures(folder: Path) -> None:
     voice.draw(folder / "voice.png", voice.speaking, 1200, 800)
 
 
-def _encode(gateway: Gateway, text: str) -> tuple[int, ...]:
+def _encode(gateway: ServedGateway, text: str) -> tuple[int, ...]:
     return tuple(gateway.client.tokenizer.encode(text).ids)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.web.conftest import LIMITS, Gateway
+from tests.web.conftest import LIMITS, ServedGateway
 
 CHAT = "/v1/chat/completions"
 GOOD = {
@@ -46,7 +46,7 @@ Json = object
 Path = tuple[str | int, ...]
 
 
-def post(gateway: Gateway, body: object) -> httpx.Response:
+def post(gateway: ServedGateway, body: object) -> httpx.Response:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return gateway.http.post(CHAT, content=raw, headers={"content-type": "application/json"})
 
@@ -98,13 +98,13 @@ JUNK = st.recursive(
 QUICK = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def test_valid_body_is_accepted(gateway: Gateway) -> None:
+def test_valid_body_is_accepted(gateway: ServedGateway) -> None:
     assert post(gateway, GOOD).status_code == 200
 
 
 @QUICK
 @given(st.sampled_from(paths(GOOD)), JUNK)
-def test_value_of_wrong_type_is_refused_by_field(gateway: Gateway, path: Path, junk: Json) -> None:
+def test_value_of_wrong_type_is_refused_by_field(gateway: ServedGateway, path: Path, junk: Json) -> None:
     answer = post(gateway, changed(path, junk))
     assert answer.status_code < 500, answer.text
     before = at_path(GOOD, path)
@@ -118,7 +118,7 @@ def test_value_of_wrong_type_is_refused_by_field(gateway: Gateway, path: Path, j
 
 @QUICK
 @given(st.sampled_from([path for path in paths(GOOD) if not isinstance(at_path(GOOD, path), dict | list)]))
-def test_object_in_place_of_value_is_refused_by_exact_field(gateway: Gateway, path: Path) -> None:
+def test_object_in_place_of_value_is_refused_by_exact_field(gateway: ServedGateway, path: Path) -> None:
     error = error_of(post(gateway, changed(path, {"wrong": {}})))
     spelled = str(path[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path[1:])
     assert error["param"] is not None
@@ -127,7 +127,7 @@ def test_object_in_place_of_value_is_refused_by_exact_field(gateway: Gateway, pa
 
 @QUICK
 @given(st.binary(max_size=60) | JUNK.map(lambda value: json.dumps(value).encode()))
-def test_arbitrary_bytes_are_refused(gateway: Gateway, raw: bytes) -> None:
+def test_arbitrary_bytes_are_refused(gateway: ServedGateway, raw: bytes) -> None:
     error_of(post(gateway, raw))
 
 
@@ -185,7 +185,7 @@ def test_arbitrary_bytes_are_refused(gateway: Gateway, raw: bytes) -> None:
         ({"fleet": []}, "fleet"),
     ],
 )
-def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: dict[str, object], param: str) -> None:
+def test_invalid_field_is_refused_by_name(gateway: ServedGateway, fields: dict[str, object], param: str) -> None:
     answer = post(gateway, {"model": "omni", "messages": [{"role": "user", "content": "hi"}], **fields})
     assert answer.status_code in (400, 413)
     error = error_of(answer, answer.status_code)
@@ -193,7 +193,7 @@ def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: dict[str, ob
 
 
 @pytest.mark.parametrize("data", ["", "???", base64.b64encode(b"MZ not sound" * 50).decode()])
-def test_undecodable_audio_is_refused_by_field(gateway: Gateway, data: str) -> None:
+def test_undecodable_audio_is_refused_by_field(gateway: ServedGateway, data: str) -> None:
     parts = [{"type": "text", "text": "?"}, {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}]
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.create(messages=[{"role": "user", "content": parts}])
@@ -201,16 +201,16 @@ def test_undecodable_audio_is_refused_by_field(gateway: Gateway, data: str) -> N
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe\x00", b"[" * 5000, b'{"a":"\\ud800"}'])
-def test_invalid_json_is_refused(gateway: Gateway, raw: bytes) -> None:
+def test_invalid_json_is_refused(gateway: ServedGateway, raw: bytes) -> None:
     assert "JSON" in str(error_of(post(gateway, raw))["message"])
 
 
-def test_nan_is_refused(gateway: Gateway) -> None:
+def test_nan_is_refused(gateway: ServedGateway) -> None:
     raw = b'{"model":"omni","messages":[{"role":"user","content":"x"}],"temperature":NaN}'
     assert error_of(post(gateway, raw))["param"] == "temperature"
 
 
-def test_too_large_body_is_refused_with_and_without_declared_length(gateway: Gateway) -> None:
+def test_too_large_body_is_refused_with_and_without_declared_length(gateway: ServedGateway) -> None:
     big = b'{"model":"' + b"x" * LIMITS.max_body_bytes + b'"}'
     assert error_of(post(gateway, big), 413)["code"] == "input_too_large"
     pieces = (big[start : start + 65_536] for start in range(0, len(big), 65_536))

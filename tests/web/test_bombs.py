@@ -20,7 +20,7 @@ MAX_GROWTH_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class UploadTarget:
     """A gateway process."""
 
     url: str
@@ -41,17 +41,17 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UploadTarget]:
     command = [sys.executable, "-m", "tests.web.gateway_process", str(tmp_path_factory.mktemp("target"))]
     with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        yield Target(process.stdout.readline().strip(), process.pid)
+        yield UploadTarget(process.stdout.readline().strip(), process.pid)
         process.stdin.close()
         assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("bomb", BODIES, ids=str)
-def test_costly_body_is_refused_in_bounded_memory(target: Target, bomb: Bomb) -> None:
+def test_costly_body_is_refused_in_bounded_memory(target: UploadTarget, bomb: Bomb) -> None:
     body, start = bomb.make(), target.mark()
     answer = httpx.post(target.url + bomb.path, content=body, headers={"content-type": bomb.media_type}, timeout=30)
     assert answer.status_code == bomb.status, answer.text
@@ -61,7 +61,7 @@ def test_costly_body_is_refused_in_bounded_memory(target: Target, bomb: Bomb) ->
 
 
 @pytest.mark.parametrize("bomb", EVENTS, ids=str)
-def test_costly_event_is_refused_in_bounded_memory_without_disconnect(target: Target, bomb: Bomb) -> None:
+def test_costly_event_is_refused_in_bounded_memory_without_disconnect(target: UploadTarget, bomb: Bomb) -> None:
     with connect(target.url.replace("http", "ws") + "/v1/realtime") as socket:
         assert json.loads(socket.recv())["type"] == "session.created"
         event, start = bomb.make(), target.mark()
@@ -74,7 +74,7 @@ def test_costly_event_is_refused_in_bounded_memory_without_disconnect(target: Ta
         assert json.loads(socket.recv())["type"] == "input_audio_buffer.cleared"
 
 
-def test_long_recording_is_accepted(target: Target) -> None:
+def test_long_recording_is_accepted(target: UploadTarget) -> None:
     body = audio_chat(11_000_000)
     answer = httpx.post(target.url + CHAT, content=body, timeout=30)
     assert answer.status_code == 200, answer.text

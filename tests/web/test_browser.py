@@ -13,7 +13,7 @@ from playwright.sync_api import Error, Page, expect
 from fleet.core.errors import EngineError, RedisUnreachable
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
-from tests.web.conftest import Gateway, Loaded, allowing, serving
+from tests.web.conftest import Loaded, ServedGateway, allowing, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.speech_samples import RATE_HZ as SPOKEN_HZ
 from tests.web.realtime.speech_samples import speech
@@ -29,7 +29,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 
 @pytest.fixture
-def page(browsers: Browsers, gateway: Gateway) -> Iterator[Page]:
+def page(browsers: Browsers, gateway: ServedGateway) -> Iterator[Page]:
     with visiting(browsers.with_microphone("nothing", None), gateway.url) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         yield page
@@ -44,7 +44,7 @@ def number(page: Page, expression: str) -> float:
     return float(str(js(page, expression)))
 
 
-def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Gateway) -> None:
+def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: ServedGateway) -> None:
     gateway.client.script = SECOND
     ask(page)
     expect(page.locator(".turn.user .words")).to_have_text("hello")
@@ -69,7 +69,7 @@ def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Gatewa
     assert latency.get_attribute("href") == f"/requests/{spec.id}"
 
 
-def test_click_on_suggestion_sends_it(page: Page, gateway: Gateway) -> None:
+def test_click_on_suggestion_sends_it(page: Page, gateway: ServedGateway) -> None:
     suggestions = page.locator(".example")
     expect(suggestions).to_have_text(EXAMPLES)
     suggestions.last.click()
@@ -78,7 +78,7 @@ def test_click_on_suggestion_sends_it(page: Page, gateway: Gateway) -> None:
     expect(suggestions).to_have_count(0)
 
 
-def test_pipeline_status_follows_request(page: Page, gateway: Gateway) -> None:
+def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> None:
     expect(page.locator(".stage h3")).to_have_text(["thinker", "talker", "code2wav"])
     gateway.client.script = Script(stall_at=6)
     ask(page)
@@ -93,7 +93,7 @@ def test_pipeline_status_follows_request(page: Page, gateway: Gateway) -> None:
     expect(page.locator("#trouble")).to_have_text("no Redis answers")
 
 
-def test_stop_ends_playback_and_aborts_request(page: Page, gateway: Gateway) -> None:
+def test_stop_ends_playback_and_aborts_request(page: Page, gateway: ServedGateway) -> None:
     gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=10 * RATE_HZ, stall_at=3)
     ask(page)
     wait_js(page, "fleetVoice.player.totalPlayed > 2400")
@@ -109,7 +109,7 @@ def test_stop_ends_playback_and_aborts_request(page: Page, gateway: Gateway) -> 
     assert len(gateway.client.submitted) == 2
 
 
-def test_new_question_interrupts_answer(page: Page, gateway: Gateway) -> None:
+def test_new_question_interrupts_answer(page: Page, gateway: ServedGateway) -> None:
     gateway.client.script = Script(stall_at=4)
     ask(page, "first")
     expect(page.locator(".turn.assistant .words")).not_to_be_empty()
@@ -119,7 +119,7 @@ def test_new_question_interrupts_answer(page: Page, gateway: Gateway) -> None:
     wait_until(lambda: [s.aborted for s in gateway.client.streams.values()][0], "the abort of the first")
 
 
-def test_text_only_answer_plays_no_audio(page: Page, gateway: Gateway) -> None:
+def test_text_only_answer_plays_no_audio(page: Page, gateway: ServedGateway) -> None:
     page.locator("#choices summary").click()
     page.locator("#voice").select_option("text only")
     ask(page)
@@ -127,7 +127,7 @@ def test_text_only_answer_plays_no_audio(page: Page, gateway: Gateway) -> None:
     assert gateway.client.submitted[0][0].outputs == ("text",)
 
 
-def test_failure_is_shown_with_reason(page: Page, gateway: Gateway) -> None:
+def test_failure_is_shown_with_reason(page: Page, gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=4, failure=EngineError("the engine ran out of memory"))
     ask(page)
     expect(page.locator(".reason")).to_contain_text("the engine ran out of memory")
@@ -137,7 +137,7 @@ def test_failure_is_shown_with_reason(page: Page, gateway: Gateway) -> None:
     expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: Gateway) -> None:
+def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: ServedGateway) -> None:
     """Speech and not a tone, since the gateway detects voice."""
     gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
@@ -188,7 +188,9 @@ async ({ api, key, kinds }) => {
 """
 
 
-def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(browsers: Browsers, gateway: Gateway, loaded: Loaded) -> None:
+def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(
+    browsers: Browsers, gateway: ServedGateway, loaded: Loaded
+) -> None:
     """The page is served by one gateway, and calls two others, of which one allows its origin."""
     host = gateway.url.replace("127.0.0.1", "localhost")
     asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
@@ -209,7 +211,7 @@ def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(browsers: Br
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
 def test_voice_page_has_no_horizontal_overflow(
-    browsers: Browsers, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path
+    browsers: Browsers, gateway: ServedGateway, scheme: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     width, height = size
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}

@@ -17,7 +17,7 @@ from openai.types.chat.chat_completion_chunk import Choice
 from fleet.core.errors import EngineError, FleetError, NoWorker, Overloaded, RedisUnreachable
 from fleet.core.ids import StageName
 from fleet.core.request import Sampling
-from tests.web.conftest import HELLO, Gateway, request_id_of, usage_of
+from tests.web.conftest import HELLO, ServedGateway, request_id_of, usage_of
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded
 from web.gateway.stored_body import stored_body
@@ -27,7 +27,7 @@ from web.schema.chat import ChatBody
 CHAT = "/v1/chat/completions"
 
 
-def test_text_answer_has_openai_shape(gateway: Gateway) -> None:
+def test_text_answer_has_openai_shape(gateway: ServedGateway) -> None:
     answer = gateway.create()
     choice = answer.choices[0]
     assert choice.message.content == Script().text and choice.message.role == "assistant"
@@ -40,7 +40,7 @@ def test_text_answer_has_openai_shape(gateway: Gateway) -> None:
     assert request_id_of(answer) == spec.id
 
 
-def test_streamed_text_answer_has_openai_shape(gateway: Gateway) -> None:
+def test_streamed_text_answer_has_openai_shape(gateway: ServedGateway) -> None:
     body = {"model": "omni", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -62,7 +62,7 @@ def test_streamed_text_answer_has_openai_shape(gateway: Gateway) -> None:
     assert {event["object"] for event in events} == {"chat.completion.chunk"} and len({e["id"] for e in events}) == 1
 
 
-def test_stream_without_include_usage_has_no_usage(gateway: Gateway) -> None:
+def test_stream_without_include_usage_has_no_usage(gateway: ServedGateway) -> None:
     chunks = list(gateway.stream())
     assert all("usage" not in chunk.model_fields_set for chunk in chunks)
 
@@ -75,7 +75,7 @@ def audio_of(choice: Choice) -> dict[str, object]:
     return dict(audio) if isinstance(audio, dict) else audio.model_dump(exclude_unset=True)
 
 
-def test_streamed_speech_is_sample_exact(gateway: Gateway) -> None:
+def test_streamed_speech_is_sample_exact(gateway: ServedGateway) -> None:
     chunks = list(
         gateway.stream(
             modalities=["text", "audio"],
@@ -102,7 +102,7 @@ def test_streamed_speech_is_sample_exact(gateway: Gateway) -> None:
     assert set(spec.sampling) == {"thinker", "talker", "code2wav"}
 
 
-def test_accumulated_speech_is_sample_exact_and_referable_by_id(gateway: Gateway) -> None:
+def test_accumulated_speech_is_sample_exact_and_referable_by_id(gateway: ServedGateway) -> None:
     client = gateway.openai()
     turns: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_accumulated_speech_is_sample_exact_and_referable_by_id(gateway: Gateway
     assert Script().text in prompt
 
 
-def test_ping_does_not_end_event(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ping_does_not_end_event(gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
@@ -129,7 +129,7 @@ def test_ping_does_not_end_event(gateway: Gateway, monkeypatch: pytest.MonkeyPat
     assert "".join(choice.delta.content or "" for choice in choices) == Script().text
 
 
-def test_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
+def test_large_chunk_is_sent_in_bounded_pieces(gateway: ServedGateway) -> None:
     gateway.client.script = Script(num_samples=100_001, samples_per_chunk=100_001)
     chunks = gateway.stream(modalities=["text", "audio"], audio={"voice": "ethan", "format": "wav"})
     audio = [audio_of(choice) for chunk in chunks for choice in chunk.choices]
@@ -138,7 +138,7 @@ def test_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wav", "pcm16", "flac", "mp3", "opus", "aac"])
-def test_unstreamed_speech_has_requested_format(gateway: Gateway, kind: str) -> None:
+def test_unstreamed_speech_has_requested_format(gateway: ServedGateway, kind: str) -> None:
     answer = gateway.create(modalities=["audio"], audio={"voice": "alloy", "format": kind})
     message = answer.choices[0].message
     assert message.audio is not None and message.content is None and message.audio.transcript == Script().text
@@ -157,7 +157,7 @@ def test_unstreamed_speech_has_requested_format(gateway: Gateway, kind: str) -> 
         assert np.array_equal(samples, expected)
 
 
-def test_earlier_spoken_answer_is_referable_by_id(gateway: Gateway) -> None:
+def test_earlier_spoken_answer_is_referable_by_id(gateway: ServedGateway) -> None:
     spoken = gateway.create(modalities=["text", "audio"]).choices[0].message
     assert spoken.audio is not None
     gateway.create(messages=[*HELLO, {"role": "assistant", "audio": {"id": spoken.audio.id}}, *HELLO])
@@ -169,7 +169,7 @@ def test_earlier_spoken_answer_is_referable_by_id(gateway: Gateway) -> None:
     assert refused.value.param == "messages[0].audio.id"
 
 
-def test_audio_prompt_is_part_of_request(gateway: Gateway) -> None:
+def test_audio_prompt_is_part_of_request(gateway: ServedGateway) -> None:
     buffer = io.BytesIO()
     soundfile.write(buffer, sine(48_000), RATE_HZ, format="WAV")
     data = base64.b64encode(buffer.getvalue()).decode()
@@ -184,24 +184,24 @@ def test_audio_prompt_is_part_of_request(gateway: Gateway) -> None:
     assert details is not None and details.audio_tokens == 26
 
 
-def test_answer_ends_at_stop_string(gateway: Gateway) -> None:
+def test_answer_ends_at_stop_string(gateway: ServedGateway) -> None:
     answer = gateway.create(stop=[", this", "zzz"])
     assert answer.choices[0].message.content == "Hello there" and answer.choices[0].finish_reason == "stop"
     assert gateway.client.submitted[0][0].sampling[StageName("thinker")].stop == (", this", "zzz")
 
 
-def test_stop_string_before_min_tokens_is_ignored(gateway: Gateway) -> None:
+def test_stop_string_before_min_tokens_is_ignored(gateway: ServedGateway) -> None:
     answer = gateway.create(stop=["Hello", "this"], extra_body={"min_tokens": 3})
     assert answer.choices[0].message.content == "Hello there, "
 
 
-def test_answer_at_max_tokens_has_finish_reason_length(gateway: Gateway) -> None:
+def test_answer_at_max_tokens_has_finish_reason_length(gateway: ServedGateway) -> None:
     gateway.client.script = Script(end_token=False)
     answer = gateway.create(max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length" and usage_of(answer).completion_tokens == 3
 
 
-def sampling_of(gateway: Gateway, **fields: object) -> tuple[dict[str, Sampling], httpx.Headers]:
+def sampling_of(gateway: ServedGateway, **fields: object) -> tuple[dict[str, Sampling], httpx.Headers]:
     body = {"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], **fields}
     answer = gateway.http.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
@@ -209,7 +209,7 @@ def sampling_of(gateway: Gateway, **fields: object) -> tuple[dict[str, Sampling]
     return {str(stage): sampling for stage, sampling in spec.sampling.items()}, answer.headers
 
 
-def test_stage_sampling_has_defaults(gateway: Gateway) -> None:
+def test_stage_sampling_has_defaults(gateway: ServedGateway) -> None:
     sampling, headers = sampling_of(gateway)
     seed = int(headers["x-fleet-seed"])
     # The fields that the checkpoint's generation_config.json gives win over the declaration's.
@@ -219,7 +219,7 @@ def test_stage_sampling_has_defaults(gateway: Gateway) -> None:
     assert int(headers["x-fleet-seed"]) != seed and again["thinker"].seed != seed
 
 
-def test_request_sets_main_stage_sampling_and_common_temperature_and_seed(gateway: Gateway) -> None:
+def test_request_sets_main_stage_sampling_and_common_temperature_and_seed(gateway: ServedGateway) -> None:
     sampling, headers = sampling_of(gateway, temperature=0, seed=7, top_p=0.5, max_tokens=9, presence_penalty=1)
     assert headers["x-fleet-seed"] == "7"
     assert sampling["thinker"] == Sampling(top_k=20, top_p=0.5, max_tokens=9, presence_penalty=1.0, seed=7)
@@ -227,14 +227,14 @@ def test_request_sets_main_stage_sampling_and_common_temperature_and_seed(gatewa
     assert sampling["code2wav"].seed == 7
 
 
-def test_fleet_section_overrides_sampling_of_stage(gateway: Gateway) -> None:
+def test_fleet_section_overrides_sampling_of_stage(gateway: ServedGateway) -> None:
     fleet = {"talker": {"temperature": 0.3, "max_tokens": 60, "seed": 1}, "thinker": {"stop": "x"}}
     sampling, _ = sampling_of(gateway, temperature=1.5, seed=7, fleet=fleet)
     assert sampling["talker"] == Sampling(temperature=0.3, top_k=50, repetition_penalty=1.05, max_tokens=60, seed=1)
     assert sampling["thinker"].temperature == 1.5 and sampling["thinker"].stop == ("x",)
 
 
-def test_min_tokens_and_ignore_eos_apply_to_main_or_named_stage(gateway: Gateway) -> None:
+def test_min_tokens_and_ignore_eos_apply_to_main_or_named_stage(gateway: ServedGateway) -> None:
     sampling, headers = sampling_of(gateway, top_k=-1, min_tokens=9, ignore_eos=True, max_tokens=9)
     thinker = sampling["thinker"]
     assert (thinker.top_k, thinker.min_tokens, thinker.ignore_eos, thinker.max_tokens) == (0, 9, True, 9)
@@ -244,7 +244,7 @@ def test_min_tokens_and_ignore_eos_apply_to_main_or_named_stage(gateway: Gateway
     assert sampling["thinker"].min_tokens == 0 and not sampling["thinker"].ignore_eos
 
 
-def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: Gateway) -> None:
+def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: ServedGateway) -> None:
     gateway.client.script = Script(spared=3)
     counted = "fleet_cached_prompt_tokens_total "
     before = float(next(line for line in metrics(gateway) if line.startswith(counted)).removeprefix(counted))
@@ -263,24 +263,24 @@ def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: Gate
     assert json.loads(last.removeprefix("data: "))["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
 
-def metrics(gateway: Gateway) -> list[str]:
+def metrics(gateway: ServedGateway) -> list[str]:
     return gateway.http.get("/metrics").text.splitlines()
 
 
 @pytest.mark.parametrize(("key", "why"), [("", "at least 1 character"), ("x" * 65, "at most 64 characters")])
-def test_too_long_prompt_cache_key_is_refused(gateway: Gateway, key: str, why: str) -> None:
+def test_too_long_prompt_cache_key_is_refused(gateway: ServedGateway, key: str, why: str) -> None:
     with pytest.raises(openai.BadRequestError, match=why) as caught:
         gateway.create(prompt_cache_key=key)
     assert caught.value.param == "prompt_cache_key"
 
 
-def test_answer_is_complete_if_cached_tokens_cannot_be_read(gateway: Gateway) -> None:
+def test_answer_is_complete_if_cached_tokens_cannot_be_read(gateway: ServedGateway) -> None:
     gateway.client.unreachable = RedisUnreachable("Redis does not answer")
     answer = gateway.create(prompt_cache_key="talk")
     assert answer.choices[0].message.content == Script().text
 
 
-def test_response_headers_name_ignored_fields_and_voice(gateway: Gateway) -> None:
+def test_response_headers_name_ignored_fields_and_voice(gateway: ServedGateway) -> None:
     fields = {"user": "u", "metadata": {"a": "b"}, "whatever": 1, "nothing": None}
     _, headers = sampling_of(gateway, **fields, audio={"voice": {"id": "onyx"}})
     assert headers["x-fleet-ignored"] == "metadata, user, whatever" and headers["x-fleet-voice"] == "ethan"
@@ -304,7 +304,7 @@ def test_voice_given_by_id_is_accepted() -> None:
     ],
 )
 def test_refusal_has_code_and_retry_after(
-    gateway: Gateway, failure: FleetError, kind: type[openai.APIStatusError], code: str, retry_after: str
+    gateway: ServedGateway, failure: FleetError, kind: type[openai.APIStatusError], code: str, retry_after: str
 ) -> None:
     gateway.client.script = Script(refusal=failure)
     with pytest.raises(kind) as refused:
@@ -313,14 +313,14 @@ def test_refusal_has_code_and_retry_after(
     assert str(refused.value.request_id).startswith("req-")
 
 
-def test_failure_before_answer_is_error_response(gateway: Gateway) -> None:
+def test_failure_before_answer_is_error_response(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     with pytest.raises(openai.InternalServerError) as failed:
         gateway.create()
     assert failed.value.code == "engine_error"
 
 
-def test_failure_within_stream_is_last_event(gateway: Gateway) -> None:
+def test_failure_within_stream_is_last_event(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     stream = gateway.stream()
     with pytest.raises(openai.APIError, match="out of memory") as failed:

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from fleet.config.schema import FleetConfig
 from tests.support import wait_until
 from tests.web import attacks
-from tests.web.attacks import HEAD, Target, read_to_end, read_up_to
-from tests.web.conftest import HELLO, Gateway, Loaded, bounded, serving, serving_app
+from tests.web.attacks import HEAD, AttackTarget, read_to_end, read_up_to
+from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving, serving_app
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight
 from web.http.protocol import http
@@ -37,26 +37,26 @@ SPOKEN: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def attacked(loaded: Loaded) -> Iterator[Gateway]:
+def attacked(loaded: Loaded) -> Iterator[ServedGateway]:
     """A gateway of this module only: delayed summary lines of its log must not appear in other tests."""
     with serving(loaded) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def gateway(attacked: Gateway) -> Gateway:
+def gateway(attacked: ServedGateway) -> ServedGateway:
     attacked.client.script = Script()
     attacked.client.streams.clear()
     return attacked
 
 
 @pytest.fixture
-def target(gateway: Gateway) -> Target:
-    return Target.of(gateway.url)
+def target(gateway: ServedGateway) -> AttackTarget:
+    return AttackTarget.of(gateway.url)
 
 
 @pytest.fixture
-def quick(loaded: Loaded) -> Iterator[Gateway]:
+def quick(loaded: Loaded) -> Iterator[ServedGateway]:
     """A gateway with short time-outs."""
     with serving(bounded(loaded, **QUICK)) as gateway:
         yield gateway
@@ -72,7 +72,7 @@ def error_of(said: bytes) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "attack", [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
 )
-def test_endless_request_is_aborted(target: Target, attack: Callable[[Target, int], tuple[int, bytes]]) -> None:
+def test_endless_request_is_aborted(target: AttackTarget, attack: Callable[[AttackTarget, int], tuple[int, bytes]]) -> None:
     sent, _ = attack(target, 64 * MIB)
     assert sent < 16 * MIB, "what the sockets of both sides hold, and not more"
 
@@ -95,20 +95,20 @@ def test_endless_request_is_aborted(target: Target, attack: Callable[[Target, in
         (b"GET http://[/ HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
     ],
 )
-def test_invalid_request_is_refused_with_reason(target: Target, sent: bytes, status: int, code: str) -> None:
+def test_invalid_request_is_refused_with_reason(target: AttackTarget, sent: bytes, status: int, code: str) -> None:
     with target.connect() as wire:
         wire.sendall(sent)
         assert error_of(read_to_end(wire)) == (status, code)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 1000, 60_000])
-def test_large_head_within_the_bounds_is_served(target: Target, num_bytes: int) -> None:
+def test_large_head_within_the_bounds_is_served(target: AttackTarget, num_bytes: int) -> None:
     with target.connect() as wire:
         wire.sendall(GET + b"x: " + b"a" * num_bytes + b"\r\nconnection: close\r\n\r\n")
         assert read_to_end(wire).startswith(b"HTTP/1.1 200")
 
 
-def test_pipelined_requests_are_answered_in_order(target: Target) -> None:
+def test_pipelined_requests_are_answered_in_order(target: AttackTarget) -> None:
     paths = [b"/health", b"/v1/models", b"/nowhere"] * 5
     with target.connect() as wire:
         wire.sendall(b"".join(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" for path in paths))
@@ -118,7 +118,7 @@ def test_pipelined_requests_are_answered_in_order(target: Target) -> None:
     assert statuses == [200, 200, 404] * 5 + [200]
 
 
-def test_chunked_upload_in_small_pieces_is_served(gateway: Gateway) -> None:
+def test_chunked_upload_in_small_pieces_is_served(gateway: ServedGateway) -> None:
     body = json.dumps({"model": "omni", "messages": HELLO}).encode()
     pieces = (body[at : at + 1] for at in range(len(body)))
     answer = gateway.http.post("/v1/chat/completions", content=pieces, headers={"content-type": "application/json"})
@@ -137,7 +137,7 @@ def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
 
     app = Starlette(routes=[Mount("/", tell_headers)])
     app.state.closing, app.state.detach_all, app.state.close = asyncio.Event(), lambda: None, lambda: None
-    with serving_app(app, loaded.config) as served, Target.of(served.url).connect() as wire:
+    with serving_app(app, loaded.config) as served, AttackTarget.of(served.url).connect() as wire:
         wire.sendall(b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
         wire.sendall(b"2\r\n{}\r\n0\r\nauthorization: Bearer key\r\n\r\n")
         said = read_to_end(wire)
@@ -158,23 +158,23 @@ def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
     return wait_until(answer, "the answer to what came a byte at a time")
 
 
-def test_unfinished_head_is_answered_408(quick: Gateway) -> None:
-    with Target.of(quick.url).connect() as wire:
+def test_unfinished_head_is_answered_408(quick: ServedGateway) -> None:
+    with AttackTarget.of(quick.url).connect() as wire:
         wire.sendall(GET + b"x: ")
         assert error_of(drip_until_answered(wire, b"x")) == (408, "request_timeout")
 
 
-def test_unfinished_second_head_of_a_connection_is_answered_408(quick: Gateway) -> None:
-    with Target.of(quick.url).connect() as wire:
+def test_unfinished_second_head_of_a_connection_is_answered_408(quick: ServedGateway) -> None:
+    with AttackTarget.of(quick.url).connect() as wire:
         wire.sendall(GET + b"\r\n" + GET)
         said = read_to_end(wire)
     assert said.startswith(b"HTTP/1.1 200") and error_of(said) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: "])
-def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_open_connections_are_freed(quick: ServedGateway, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), ExitStack() as held:
-        wires = [held.enter_context(wire) for wire in attacks.half_open(Target.of(quick.url), 300, sent)]
+        wires = [held.enter_context(wire) for wire in attacks.half_open(AttackTarget.of(quick.url), 300, sent)]
         assert {error_of(read_to_end(wire))[0] for wire in wires} == {408}
     logged = [line for line in caplog.messages if "head did not arrive" in line]
     assert len(logged) == (1 if sent else 0), "a browser's spare connection is no abuse"
@@ -183,7 +183,7 @@ def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: py
 def test_unfinished_tls_handshake_is_aborted(loaded: Loaded, tmp_path: Path) -> None:
     tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         with target.connect() as silent, target.connect() as begun:
             begun.sendall(b"\x16\x03\x01")
             assert read_to_end(silent) == read_to_end(begun) == b""
@@ -202,7 +202,7 @@ def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tmp_path: Path) 
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
         gateway.client.script = LONG_ANSWER
         raw = json.dumps({**SPOKEN, "stream": True}).encode()
-        with Target.of(gateway.url).connect(receive_buffer=4096) as plain, unverified.wrap_socket(plain) as wire:
+        with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as plain, unverified.wrap_socket(plain) as wire:
             wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
             wait_until(lambda: gateway.client.streams, "the request")
             (stream,) = gateway.client.streams.values()
@@ -212,7 +212,7 @@ def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tmp_path: Path) 
 def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tmp_path: Path) -> None:
     tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
     with serving(bounded(loaded, max_connections=2), tls=tls) as gateway:
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         with target.connect() as first, target.connect():
             assert gateway.http.get("/health").status_code == 200
             assert read_to_end(first) == b""
@@ -221,7 +221,7 @@ def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tmp_path: Path
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 def test_connection_idle_for_longest_makes_room(loaded: Loaded, bound: str) -> None:
     with serving(bounded(loaded, **{bound: 3})) as gateway:
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         with target.connect() as kept, target.connect() as silent, target.connect() as begun:
             kept.sendall(GET + b"\r\n")
             assert b"200 OK" in kept.recv(65_536)
@@ -238,7 +238,7 @@ def test_connection_with_unsent_answer_is_kept_while_another_is_idle(loaded: Loa
     raw = json.dumps({"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}}).encode()
     with serving(bounded(loaded, max_connections=4)) as gateway, ExitStack() as held:
         gateway.client.script = Script(num_samples=4_000_000, samples_per_chunk=240_000)
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         reader = held.enter_context(target.connect(receive_buffer=65_536))
         reader.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
         wait_until(lambda: gateway.client.streams, "the request")
@@ -254,7 +254,7 @@ def test_connection_with_unsent_answer_is_kept_while_another_is_idle(loaded: Loa
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 def test_connection_beyond_limit_is_refused_if_none_is_idle(loaded: Loaded, bound: str) -> None:
     with serving(bounded(loaded, **{bound: 2})) as gateway:
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         with target.connect() as stream, attacks.open_websocket(target) as voice:
             stream.sendall(b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             wait_until(lambda: b"id: 1" in stream.recv(65_536), "the stream to begin")
@@ -265,27 +265,27 @@ def test_connection_beyond_limit_is_refused_if_none_is_idle(loaded: Loaded, boun
             wait_until(lambda: _served(gateway), "room after a connection has ended")
 
 
-def _served(gateway: Gateway) -> bool:
+def _served(gateway: ServedGateway) -> bool:
     try:
         return gateway.http.get("/health").status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_stopped_body_is_answered_408(quick: Gateway) -> None:
-    with attacks.slow_body(Target.of(quick.url)) as wire:
+def test_stopped_body_is_answered_408(quick: ServedGateway) -> None:
+    with attacks.slow_body(AttackTarget.of(quick.url)) as wire:
         assert error_of(read_to_end(wire)) == (408, "request_timeout")
     assert quick.client.submitted == []
 
 
-def test_slow_body_is_answered_408(quick: Gateway) -> None:
-    with attacks.slow_body(Target.of(quick.url)) as wire:
+def test_slow_body_is_answered_408(quick: ServedGateway) -> None:
+    with attacks.slow_body(AttackTarget.of(quick.url)) as wire:
         assert error_of(drip_until_answered(wire, b" ")) == (408, "request_timeout")
 
 
-def test_rest_of_refused_body_is_dropped_up_to_limit(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_refused_body_is_dropped_up_to_limit(quick: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer precedes the body: the connection survives a short rest, and ends after a slow or long one."""
-    target = Target.of(quick.url)
+    target = AttackTarget.of(quick.url)
     head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     refused = head + b"content-length: %d\r\n\r\n"
     with target.connect() as short:
@@ -303,7 +303,7 @@ def test_rest_of_refused_body_is_dropped_up_to_limit(quick: Gateway, monkeypatch
     assert 40 * MIB < sent < 80 * MIB
 
 
-def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -> None:
+def test_refused_body_of_declared_length_is_dropped_to_its_end(target: AttackTarget) -> None:
     """Many clients read only after sending everything."""
     with target.connect() as wire:
         wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % (40 * MIB))
@@ -322,7 +322,7 @@ def test_connection_answered_before_end_of_body_ends_when_idle(loaded: Loaded, m
 
     monkeypatch.setattr(BoundedHttp, "connection_made", make)
     refused = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\n"
-    with serving(loaded) as gateway, Target.of(gateway.url).connect() as wire:
+    with serving(loaded) as gateway, AttackTarget.of(gateway.url).connect() as wire:
         wire.sendall(refused)
         assert b" 404 " in read_up_to(wire, b" 404 ")
         wire.sendall(b"1" + GET + b"\r\n")
@@ -333,8 +333,8 @@ def test_connection_answered_before_end_of_body_ends_when_idle(loaded: Loaded, m
         assert b"HTTP/1.1" not in read_to_end(wire), "no 408: nothing was wrong"
 
 
-def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], Gateway]) -> None:
-    target = Target.of(serve_with("secret").url)
+def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], ServedGateway]) -> None:
+    target = AttackTarget.of(serve_with("secret").url)
     with target.connect() as wire:
         wire.sendall(HEAD + b"authorization: Bearer wrong\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n")
         said = wire.recv(65_536)
@@ -344,7 +344,7 @@ def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str 
 def test_memory_of_all_bodies_is_bounded(loaded: Loaded) -> None:
     padded = json.dumps({"model": "omni", "messages": HELLO}).encode().ljust(700_000)
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
-        with attacks.slow_body(Target.of(gateway.url), 900_000) as slow:
+        with attacks.slow_body(AttackTarget.of(gateway.url), 900_000) as slow:
             slow.sendall(b" " * 600_000)
 
             def refused() -> httpx.Response | None:
@@ -370,9 +370,9 @@ def test_body_memory_is_freed_when_answer_begins(loaded: Loaded) -> None:
                 assert second.status_code == 200, second.read()
 
 
-def test_unread_stream_is_disconnected_and_resumable(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_stream_is_disconnected_and_resumable(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
     quick.client.script = LONG_ANSWER
-    with caplog.at_level(logging.WARNING), attacks.unread_stream(Target.of(quick.url), SPOKEN):
+    with caplog.at_level(logging.WARNING), attacks.unread_stream(AttackTarget.of(quick.url), SPOKEN):
         wait_until(lambda: quick.client.streams, "the request")
         ((request, stream),) = quick.client.streams.items()
         wait_until(lambda: stream.unheard, "the answer to run on without its client")
@@ -383,9 +383,9 @@ def test_unread_stream_is_disconnected_and_resumable(quick: Gateway, caplog: pyt
     assert whole.rstrip().endswith("data: [DONE]")
 
 
-def test_unread_complete_answer_does_not_hold_connection(quick: Gateway) -> None:
+def test_unread_complete_answer_does_not_hold_connection(quick: ServedGateway) -> None:
     """The answer is written, and the rest in the buffer is too small for uvicorn's flow control."""
-    target = Target.of(quick.url)
+    target = AttackTarget.of(quick.url)
     quick.client.script = Script(num_samples=1_500_000)
     raw = json.dumps({"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}).encode()
     with target.connect(receive_buffer=4096) as wire:
@@ -398,7 +398,7 @@ def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
     with serving(bounded(loaded, send_timeout_s=0.3)) as gateway:
         gateway.client.script = Script(num_samples=100_000)
         raw = json.dumps({**SPOKEN, "stream": True}).encode()
-        with Target.of(gateway.url).connect(receive_buffer=4096) as wire:
+        with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as wire:
             wire.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
             said = bytearray()
 
@@ -413,10 +413,10 @@ def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
         assert stream.finished and not stream.unheard
 
 
-def test_websocket_of_unreading_client_is_aborted(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_websocket_of_unreading_client_is_aborted(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
     text = json.dumps({"type": "session.update", "session": {"type": "realtime", "instructions": "a" * 1500}}).encode()
     frame = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
-    with caplog.at_level(logging.WARNING), attacks.open_websocket(Target.of(quick.url), receive_buffer=4096) as wire:
+    with caplog.at_level(logging.WARNING), attacks.open_websocket(AttackTarget.of(quick.url), receive_buffer=4096) as wire:
         assert b"101" in wire.recv(4096)
         assert attacks.send_unread(wire, frame, 64 * MIB) < 64 * MIB
     assert any("a WebSocket read too little" in line for line in caplog.messages)
@@ -424,7 +424,7 @@ def test_websocket_of_unreading_client_is_aborted(quick: Gateway, caplog: pytest
 
 
 @pytest.mark.parametrize("num_bytes", [8_200, 10_000, 15_000, 40_000])
-def test_websocket_with_a_long_address_is_refused(target: Target, num_bytes: int) -> None:
+def test_websocket_with_a_long_address_is_refused(target: AttackTarget, num_bytes: int) -> None:
     assert error_of(attacks.long_websocket_address(target, num_bytes)) == (414, "url_too_long")
 
 
@@ -432,13 +432,13 @@ def test_websocket_with_a_long_address_is_refused(target: Target, num_bytes: int
     "fields, status",
     [(b"cookie: " + b"a" * 9000 + b"\r\n", 431), (b"content-length: 5\r\n", 400), (b"x: y\r\n" * 123, 101)],
 )
-def test_websocket_handshake_is_always_answered(target: Target, fields: bytes, status: int) -> None:
+def test_websocket_handshake_is_always_answered(target: AttackTarget, fields: bytes, status: int) -> None:
     with target.connect() as wire:
         wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + fields + b"\r\n")
         assert wire.recv(65_536).startswith(b"HTTP/1.1 %d" % status)
 
 
-def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: Gateway, target: Target) -> None:
+def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: ServedGateway, target: AttackTarget) -> None:
     """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
     raw = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
@@ -451,7 +451,7 @@ def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: Gateway,
 
 
 def test_disconnect_aborts_request_before_pipelined_one(
-    gateway: Gateway, target: Target, caplog: pytest.LogCaptureFixture
+    gateway: ServedGateway, target: AttackTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(gap_s=0.02, num_samples=3_000_000)
     raw = json.dumps({**SPOKEN, "stream": True}).encode()
@@ -463,8 +463,8 @@ def test_disconnect_aborts_request_before_pipelined_one(
     assert not any("failed" in line for line in caplog.messages), "it does not write to a closed connection"
 
 
-def test_repeated_abuse_is_logged_once(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
-    target = Target.of(quick.url)
+def test_repeated_abuse_is_logged_once(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
+    target = AttackTarget.of(quick.url)
     with caplog.at_level(logging.WARNING):
         for _ in range(30):
             with target.connect() as wire:

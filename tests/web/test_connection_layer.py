@@ -23,7 +23,7 @@ from websockets.protocol import State
 
 from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web import attacks
-from tests.web.attacks import HEAD, Target, attacking, read_to_end
+from tests.web.attacks import HEAD, AttackTarget, attacking, read_to_end
 from tests.web.conftest import HELLO, Loaded, bounded, serving
 from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
 from tests.web.test_serve import answers, start_with
@@ -217,7 +217,7 @@ def test_stop_ends_connections_in_every_state(
     monkeypatch.setattr(serve, "GRACE_S", 0.2)
     with caplog.at_level(logging.WARNING), ExitStack() as held:
         with serving(bounded(loaded, send_timeout_s=60)) as gateway:
-            target = Target.of(gateway.url)
+            target = AttackTarget.of(gateway.url)
             gateway.client.script = LONG_ANSWER
             wires = [
                 *attacks.idle_sockets(target, 3), *attacks.half_open(target, 3), attacks.slow_body(target),
@@ -228,21 +228,21 @@ def test_stop_ends_connections_in_every_state(
                 held.enter_context(wire)
             wait_until(lambda: gateway.client.streams, "the request")
         (stream,) = gateway.client.streams.values()
-    assert stream.aborted is None, "its client may go on with it at another gateway"
+    assert stream.aborted is None, "its client may resume it at another gateway"
     assert not any("Cancel" in line or "Exception" in line for line in caplog.messages), caplog.messages
 
 
 @pytest.fixture
-def process(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
+def process(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[str], AttackTarget]]:
     port = free_port()
     web = {"port": port, "model_name": "omni", "header_timeout_s": 1, "body_timeout_s": 1, "max_connections_per_address": 300}
     with start_with(json.dumps({"web": web}), loaded, redis_url) as running:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}"), "the gateway to answer", timeout_s=30)
-        yield running, Target("127.0.0.1", port)
+        yield running, AttackTarget("127.0.0.1", port)
         running.kill()
 
 
-def test_gateway_under_attack_has_bounded_memory_and_stops(process: tuple[subprocess.Popen[str], Target]) -> None:
+def test_gateway_under_attack_has_bounded_memory_and_stops(process: tuple[subprocess.Popen[str], AttackTarget]) -> None:
     running, target = process
     body = json.dumps({"model": "omni", "messages": HELLO}).encode()
     assert _asked(target, body).startswith(b"HTTP/1.1 503"), "no worker serves"
@@ -265,7 +265,7 @@ def test_gateway_under_attack_has_bounded_memory_and_stops(process: tuple[subpro
     assert len(output.splitlines()) < 30, output
 
 
-def _asked(target: Target, body: bytes) -> bytes:
+def _asked(target: AttackTarget, body: bytes) -> bytes:
     with target.connect() as wire:
         wire.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         return read_to_end(wire)

@@ -8,18 +8,18 @@ import httpx
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, request_id_of, serving
 from tests.web.fake_client import Script
 from web import serve
 
 
-def in_flight(gateway: Gateway) -> float:
+def in_flight(gateway: ServedGateway) -> float:
     text = gateway.http.get("/metrics").text
     line = next(line for line in text.splitlines() if line.startswith("fleet_requests_in_flight "))
     return float(line.split()[1])
 
 
-def leave_after_asking(gateway: Gateway, *, stream: bool, ready: str) -> None:
+def leave_after_asking(gateway: ServedGateway, *, stream: bool, ready: str) -> None:
     """Send the request over a plain socket, wait for `ready`, and close."""
     body = json.dumps({"model": "omni", "messages": HELLO, "stream": stream}).encode()
     host, _, port = gateway.url.removeprefix("http://").partition(":")
@@ -33,7 +33,7 @@ def leave_after_asking(gateway: Gateway, *, stream: bool, ready: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_within_answer_aborts_request(gateway: Gateway, stream: bool) -> None:
+def test_disconnect_within_answer_aborts_request(gateway: ServedGateway, stream: bool) -> None:
     gateway.client.script = Script(stall_at=3)
     leave_after_asking(gateway, stream=stream, ready="events" if stream else "submitted")
     (fake,) = gateway.client.streams.values()
@@ -41,7 +41,7 @@ def test_disconnect_within_answer_aborts_request(gateway: Gateway, stream: bool)
     wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
 
 
-def test_disconnect_during_submission_aborts_request(gateway: Gateway) -> None:
+def test_disconnect_during_submission_aborts_request(gateway: ServedGateway) -> None:
     gate = threading.Event()
     gateway.client.script = Script(submit_gate=gate)
     waiting = httpx.Client(timeout=0.3)
@@ -70,6 +70,6 @@ def test_stopping_gateway_leaves_answer_resumable(loaded: Loaded, monkeypatch: p
         assert fake.aborted is None
 
 
-def test_connected_client_is_not_aborted(gateway: Gateway) -> None:
+def test_connected_client_is_not_aborted(gateway: ServedGateway) -> None:
     answer = gateway.create()
     assert gateway.client.streams[request_id_of(answer)].aborted is None

@@ -24,7 +24,7 @@ from fleet.cli.deployment import open_deployment
 from fleet.cli.main import app
 from fleet.config.settings import read_settings
 from tests.support import REPO
-from tests.web.conftest import Gateway, Loaded, bounded, serving
+from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 
 DOCUMENTS = (
     REPO / "README.md",
@@ -41,7 +41,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(rf"`((?:{PROGRAMS}) [^`\n]+|\./check[^`\n]*)`")
 
 
-class Command(NamedTuple):
+class DocumentedCommand(NamedTuple):
     """A command line as a document shows it, without comments."""
 
     document: str
@@ -59,7 +59,7 @@ class Check(NamedTuple):
     """Rule for the commands that match `pattern`. `run_by`: test files that run such commands with real processes."""
 
     pattern: str
-    check: Callable[[Command, Gateway, Path], None]
+    check: Callable[[DocumentedCommand, ServedGateway, Path], None]
     run_by: tuple[str, ...] = ()
 
 
@@ -83,14 +83,14 @@ def shell_commands(block: str) -> Iterator[str]:
 
 
 @cache
-def commands() -> tuple[Command, ...]:
-    found: dict[str, Command] = {}
+def commands() -> tuple[DocumentedCommand, ...]:
+    found: dict[str, DocumentedCommand] = {}
     for path in DOCUMENTS:
         text, name = path.read_text(), path.relative_to(REPO).as_posix()
         for language, block in FENCE.findall(text):
             if language == "sh":
-                found |= {line: Command(name, line) for line in shell_commands(block)}
-        found |= {line: Command(name, line) for line in SPAN.findall(FENCE.sub("", text))}
+                found |= {line: DocumentedCommand(name, line) for line in shell_commands(block)}
+        found |= {line: DocumentedCommand(name, line) for line in SPAN.findall(FENCE.sub("", text))}
     return tuple(found.values())
 
 
@@ -103,12 +103,12 @@ def programs() -> list[tuple[str, str]]:
     ]
 
 
-def run_in_process(command: Command, _gateway: Gateway, _folder: Path) -> None:
+def run_in_process(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     done = CliRunner().invoke(app, command.args[1:])
     assert done.exit_code == 0, done.output
 
 
-def parse_fleet(command: Command, _gateway: Gateway, _folder: Path) -> None:
+def parse_fleet(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     """Parse the command's options, and check the configuration that it names."""
     args = command.args[1:]
     assert not args[-1].startswith("--") or args[-1] in FLAGS
@@ -123,18 +123,18 @@ def parse_fleet(command: Command, _gateway: Gateway, _folder: Path) -> None:
         open_deployment(config, values["--set"])
 
 
-def run_curl(command: Command, gateway: Gateway, folder: Path) -> None:
+def run_curl(command: DocumentedCommand, gateway: ServedGateway, folder: Path) -> None:
     assert LOCAL in command.line
     line = command.line.replace(LOCAL, gateway.url).replace("curl ", "curl -sS --fail-with-body ", 1)
     done = subprocess.run(["bash", "-ec", line], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_shell(command: Command, _gateway: Gateway, folder: Path) -> None:
+def run_shell(command: DocumentedCommand, _gateway: ServedGateway, folder: Path) -> None:
     subprocess.run(["bash", "-ec", command.line], cwd=folder, check=True, capture_output=True, timeout=60)
 
 
-def parse_shell(command: Command, _gateway: Gateway, _folder: Path) -> None:
+def parse_shell(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     """Check the syntax, and that the files of this repository that it names exist."""
     subprocess.run(["bash", "-n", "-c", command.line], check=True, capture_output=True)
     named = re.findall(r"(?<![\w/.-])(?:deploy|configs|tests|fleet|\.)/[\w./-]+", command.line)
@@ -142,7 +142,7 @@ def parse_shell(command: Command, _gateway: Gateway, _folder: Path) -> None:
     assert missing == []
 
 
-def install(command: Command, _gateway: Gateway, _folder: Path) -> None:
+def install(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     """Compare a `pip install` with pyproject.toml: an extra of Fleet, or a dependency in the version that is pinned."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     wanted = next(arg for arg in command.args[2:] if not arg.startswith("-"))
@@ -155,13 +155,13 @@ def install(command: Command, _gateway: Gateway, _folder: Path) -> None:
         assert wanted == "uv" or importlib.util.find_spec(wanted) is not None
 
 
-def start_procfile(_command: Command, gateway: Gateway, folder: Path) -> None:
+def start_procfile(_command: DocumentedCommand, gateway: ServedGateway, folder: Path) -> None:
     """Parse each line of the Procfile, in place of starting it."""
     for line in (REPO / "Procfile").read_text().splitlines():
-        parse_fleet(Command("Procfile", line.partition(": ")[2]), gateway, folder)
+        parse_fleet(DocumentedCommand("Procfile", line.partition(": ")[2]), gateway, folder)
 
 
-def read_environment(command: Command, _gateway: Gateway, folder: Path) -> None:
+def read_environment(command: DocumentedCommand, _gateway: ServedGateway, folder: Path) -> None:
     printed = subprocess.run(
         ["bash", "-ec", f"{command.line}; env -0"], cwd=folder, check=True, capture_output=True, text=True
     ).stdout  # fmt: skip
@@ -169,7 +169,7 @@ def read_environment(command: Command, _gateway: Gateway, folder: Path) -> None:
     read_settings({name: value for name, value in variables.items() if name in ("REDIS_URL", "FLEET_API_KEY")})
 
 
-def find_module(command: Command, _gateway: Gateway, _folder: Path) -> None:
+def find_module(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     assert importlib.util.find_spec(command.args[2]) is not None
 
 
@@ -198,7 +198,7 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def pocket(loaded: Loaded) -> Iterator[Gateway]:
+def pocket(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(bounded(loaded, model_name="pocket")) as gateway:
         yield gateway
 
@@ -212,7 +212,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", commands(), ids=str)
-def test_documented_command_works(command: Command, pocket: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_command_works(
+    command: DocumentedCommand, pocket: ServedGateway, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(REPO)
     for name in ("REDIS_URL", "FLEET_CONFIG", "FLEET_PORT", "FLEET_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -224,7 +226,7 @@ def test_documented_command_works(command: Command, pocket: Gateway, folder: Pat
 
 @pytest.mark.parametrize(("document", "program"), programs(), ids=[name for name, _ in programs()])
 def test_documented_program_runs(
-    document: str, program: str, pocket: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: str, program: str, pocket: ServedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(program.replace(LOCAL, pocket.url), document, "exec"), {})

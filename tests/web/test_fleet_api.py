@@ -9,27 +9,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import RedisUnreachable
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible import HOSTILE, busy
 
 
 @pytest.fixture
-def fleet(gateway: Gateway) -> FakeTelemetry:
+def fleet(gateway: ServedGateway) -> FakeTelemetry:
     """The gateway's telemetry, with data in every part."""
-    told = busy(gateway.client.graph)
-    gateway.client.show(told)
-    return told
+    reported = busy(gateway.client.graph)
+    gateway.client.show(reported)
+    return reported
 
 
-def refusal(gateway: Gateway, method: str, path: str) -> tuple[int, str, str | None]:
+def refusal(gateway: ServedGateway, method: str, path: str) -> tuple[int, str, str | None]:
     """Return status, code and param of an error in OpenAI's shape."""
     answer = gateway.http.request(method, path)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
 
 
-def test_request_pages_are_complete(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_request_pages_are_complete(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     seen: list[str] = []
     before = ""
     while True:
@@ -42,7 +42,7 @@ def test_request_pages_are_complete(gateway: Gateway, fleet: FakeTelemetry) -> N
     assert sum(page["counts"].values()) == len(fleet.rows)
 
 
-def test_requests_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_requests_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     failed = gateway.http.get("/v1/fleet/requests", params={"state": "failed", "stage": "talker", "kind": "text"}).json()
     assert failed["data"] and all(row["state"] == "failed" and row["kind"] == "text" for row in failed["data"])
     one = gateway.http.get("/v1/fleet/requests", params={"q": fleet.rows[5].id[6:]}).json()
@@ -51,10 +51,10 @@ def test_requests_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert slow and all(row["ended_us"] - row["created_us"] >= 1_500_000 for row in slow)
 
 
-def test_request_detail_has_texts_and_audio(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_request_detail_has_texts_and_audio(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     request = fleet.rows[-1].id
-    story = gateway.http.get(f"/v1/fleet/requests/{request}").json()
-    assert story["prompt"] and story["answer"] and story["marks"][0]["what"] == "submitted" and story["heard"]["underruns"] == 1
+    trace = gateway.http.get(f"/v1/fleet/requests/{request}").json()
+    assert trace["prompt"] and trace["answer"] and trace["marks"][0]["what"] == "submitted" and trace["heard"]["underruns"] == 1
     sound = gateway.http.get(f"/v1/fleet/requests/{request}/audio")
     with wave.open(io.BytesIO(sound.content)) as file:
         assert sound.headers["content-type"] == "audio/wav" and file.getnframes() == 48_000 and file.getframerate() == 24_000
@@ -64,14 +64,14 @@ def test_request_detail_has_texts_and_audio(gateway: Gateway, fleet: FakeTelemet
     assert {"thinker", "talker", "code2wav"} <= {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
 
 
-def test_retry_submits_request_under_new_id(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_retry_submits_request_under_new_id(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     request = fleet.rows[-1].id
     answer = gateway.http.post(f"/v1/fleet/requests/{request}/retry")
     assert answer.status_code == 201 and answer.json()["retry_of"] == request != answer.json()["id"]
     assert fleet.retried == [request]
 
 
-def test_worker_order_is_sent(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_worker_order_is_sent(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     worker = fleet.worker_list[0].id
     for order, state in (("drain", "draining"), ("drain", "draining"), ("resume", "ready"), ("stop", "leaving")):
         assert gateway.http.post(f"/v1/fleet/workers/{worker}/{order}").json()["order"] == order
@@ -83,27 +83,27 @@ def test_worker_order_is_sent(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert [view["state"] for view in gateway.http.get("/v1/fleet/workers").json()["gone"]] == ["died"]
 
 
-def test_dump_order_logs_stack_traces(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_dump_order_logs_stack_traces(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     worker = fleet.worker_list[0]
     assert gateway.http.post(f"/v1/fleet/workers/{worker.id}/dump").json()["order"] == "dump"
     assert fleet.orders == [(worker.id, "dump")] and fleet.worker_list[0].state == worker.state
     assert refusal(gateway, "POST", "/v1/fleet/workers/nobody/dump") == (404, "not_found", "worker_id")
 
 
-def test_redeliver_with_other_epoch_is_refused(gateway: Gateway, fleet: FakeTelemetry) -> None:
-    story = next(story for story in fleet.traces.values() if story.state == "running")
-    task = story.tasks[0]
-    path = f"/v1/fleet/requests/{story.id}/tasks/{task.stage}/redeliver"
+def test_redeliver_with_other_epoch_is_refused(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
+    trace = next(trace for trace in fleet.traces.values() if trace.state == "running")
+    task = trace.tasks[0]
+    path = f"/v1/fleet/requests/{trace.id}/tasks/{task.stage}/redeliver"
     answer = gateway.http.post(path, params={"epoch": task.epoch})
-    assert answer.json() == {"id": story.id, "object": "fleet.task.redelivery", "stage": task.stage}
-    assert fleet.redelivered == [(story.id, task.stage, task.epoch)]
+    assert answer.json() == {"id": trace.id, "object": "fleet.task.redelivery", "stage": task.stage}
+    assert fleet.redelivered == [(trace.id, task.stage, task.epoch)]
     assert refusal(gateway, "POST", f"{path}?epoch={task.epoch - 1}") == (409, "conflict", "epoch")
     assert refusal(gateway, "POST", f"{path}?epoch=x")[2] == "epoch"
-    assert refusal(gateway, "POST", f"/v1/fleet/requests/{story.id}/tasks/nothing/redeliver") == (404, "not_found", "stage")
+    assert refusal(gateway, "POST", f"/v1/fleet/requests/{trace.id}/tasks/nothing/redeliver") == (404, "not_found", "stage")
     assert refusal(gateway, "POST", f"/v1/fleet/requests/req-0/tasks/{task.stage}/redeliver") == (404, "not_found", "request_id")
 
 
-def test_queues_transfers_and_series_are_listed(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_queues_transfers_and_series_are_listed(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     queues = gateway.http.get("/v1/fleet/queues").json()["data"]
     assert [queue["role"] for queue in queues] == ["thinker", "talker", "code2wav"] and queues[0]["pending"][0]["age_s"] == 1.7
     transfers = gateway.http.get("/v1/fleet/transfers").json()
@@ -112,14 +112,14 @@ def test_queues_transfers_and_series_are_listed(gateway: Gateway, fleet: FakeTel
     assert len(points) == 180 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {5_000_000}
 
 
-def test_dead_letter_is_retried_or_deleted(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_dead_letter_is_retried_or_deleted(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     (letter,) = gateway.http.get("/v1/fleet/dead-letters").json()["data"]
     assert HOSTILE in letter["why"]
     assert gateway.http.post(f"/v1/fleet/dead-letters/{letter['id']}/retry").status_code == 201
     assert refusal(gateway, "DELETE", f"/v1/fleet/dead-letters/{letter['id']}") == (404, "not_found", "request_id")
 
 
-def test_logs_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_logs_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     page = gateway.http.get("/v1/fleet/logs", params={"level": "warning", "q": "LINE", "limit": 5}).json()
     assert len(page["data"]) == 5 and page["dropped"] == 7
     assert all(line["level"] in ("warning", "error") and "line" in line["message"] for line in page["data"])
@@ -127,7 +127,7 @@ def test_logs_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert more["data"][0]["id"] < page["data"][-1]["id"]
 
 
-def test_jobs_are_submitted_retried_stopped_and_deleted(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_jobs_are_submitted_retried_stopped_and_deleted(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     answer = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": {"measure": "scale"}})
     job = answer.json()["id"]
     assert answer.status_code == 201 and answer.json()["state"] == "queued"
@@ -158,7 +158,9 @@ def test_jobs_are_submitted_retried_stopped_and_deleted(gateway: Gateway, fleet:
         (None, None),
     ],
 )
-def test_job_with_wrong_body_is_refused_by_field(gateway: Gateway, fleet: FakeTelemetry, body: object, param: str | None) -> None:
+def test_job_with_wrong_body_is_refused_by_field(
+    gateway: ServedGateway, fleet: FakeTelemetry, body: object, param: str | None
+) -> None:
     num_jobs = len(fleet.job_list)
     refused = gateway.http.post("/v1/fleet/jobs", json=body)
     error = refused.json()["error"]
@@ -167,7 +169,7 @@ def test_job_with_wrong_body_is_refused_by_field(gateway: Gateway, fleet: FakeTe
 
 
 @pytest.mark.parametrize("path", ["fleet/jobs", "chat/completions", "audio/speech", "realtime/client_secrets"])
-def test_body_nested_too_deeply_is_refused(gateway: Gateway, path: str) -> None:
+def test_body_nested_too_deeply_is_refused(gateway: ServedGateway, path: str) -> None:
     for num in (990, 30_000):
         job = b'{"kind":"bench","arguments":' + b"[" * num + b"]" * num + b"}"
         for body in (b"[" * num, b"[" * num + b"]" * num, b'{"":' * (num // 2), job):
@@ -175,12 +177,12 @@ def test_body_nested_too_deeply_is_refused(gateway: Gateway, path: str) -> None:
             assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", answer.text
 
 
-def test_job_arguments_as_list_are_refused_with_example(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_job_arguments_as_list_are_refused_with_example(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     refused = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--requests", "20"]})
     assert '"arguments": {"measure": "scale"' in refused.json()["error"]["message"]
 
 
-def test_job_file_is_served_by_known_name_only(gateway: Gateway, fleet: FakeTelemetry) -> None:
+def test_job_file_is_served_by_known_name_only(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     served = gateway.http.get("/v1/fleet/jobs/job-1/files/report.json")
     assert served.status_code == 200 and served.headers["content-type"] == "application/json"
     assert gateway.http.get("/v1/fleet/jobs/job-1/files/report.png").headers["content-type"] == "image/png"
@@ -195,7 +197,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_unreachable_redis_is_answered_503(gateway: Gateway, fleet: FakeTelemetry, path: str) -> None:
+def test_unreachable_redis_is_answered_503(gateway: ServedGateway, fleet: FakeTelemetry, path: str) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     assert refusal(gateway, "GET", f"/v1/fleet/{path}")[:2] == (503, "redis_unreachable")
 
@@ -208,7 +210,7 @@ NAMES = st.sampled_from(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(["requests", "logs"]), st.dictionaries(NAMES, st.text(max_size=30)))
 def test_arbitrary_query_is_answered_or_refused_by_parameter(
-    gateway: Gateway, fleet: FakeTelemetry, path: str, query: dict[str, str]
+    gateway: ServedGateway, fleet: FakeTelemetry, path: str, query: dict[str, str]
 ) -> None:
     answer = gateway.http.get(f"/v1/fleet/{path}", params=query)
     assert answer.status_code in (200, 400)

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.config.schema import WebConfig
-from tests.web.conftest import HELLO, Gateway, Loaded, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, read_only
 from tests.web.realtime.refused_socket import refusal_of
 from web.console.login import keep_local_path
@@ -25,14 +25,14 @@ ORDER = "/v1/fleet/workers/{}/drain"
 
 
 @pytest.fixture
-def locked(serve_with: Callable[[str | None], Gateway]) -> Gateway:
+def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
     gateway = serve_with(KEY)
     fill(gateway)
     return gateway
 
 
 @pytest.fixture
-def browser(locked: Gateway) -> Iterator[httpx.Client]:
+def browser(locked: ServedGateway) -> Iterator[httpx.Client]:
     """A logged-in browser."""
     with httpx.Client(base_url=locked.url, headers={"origin": locked.url}) as client:
         assert client.post("/console/login", data={"key": KEY}).status_code == 303
@@ -45,11 +45,11 @@ def csrf_of(browser: httpx.Client) -> str:
     return found.group(1)
 
 
-def order(gateway: Gateway) -> str:
+def order(gateway: ServedGateway) -> str:
     return ORDER.format(gateway.client.telemetry.worker_list[0].id)
 
 
-def test_change_by_logged_in_page_needs_csrf_token(locked: Gateway, browser: httpx.Client) -> None:
+def test_change_by_logged_in_page_needs_csrf_token(locked: ServedGateway, browser: httpx.Client) -> None:
     assert browser.get("/v1/fleet/workers").status_code == 200
     for headers in ({}, {CSRF_HEADER: "wrong"}, {CSRF_HEADER: browser.cookies[COOKIE]}):
         answer = browser.post(order(locked), headers=headers)
@@ -59,7 +59,7 @@ def test_change_by_logged_in_page_needs_csrf_token(locked: Gateway, browser: htt
     assert [given for _, given in locked.client.telemetry.orders] == ["drain"]
 
 
-def test_cross_site_change_is_refused_despite_cookie_and_token(locked: Gateway, browser: httpx.Client) -> None:
+def test_cross_site_change_is_refused_despite_cookie_and_token(locked: ServedGateway, browser: httpx.Client) -> None:
     token = {CSRF_HEADER: csrf_of(browser)}
     for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
         answer = browser.post(order(locked), headers={**token, **headers})
@@ -67,13 +67,13 @@ def test_cross_site_change_is_refused_despite_cookie_and_token(locked: Gateway, 
     assert not locked.client.telemetry.orders
 
 
-def test_program_with_key_needs_no_origin_or_token(locked: Gateway) -> None:
+def test_program_with_key_needs_no_origin_or_token(locked: ServedGateway) -> None:
     for headers in ({}, {"origin": "http://elsewhere.example"}):
         answer = locked.http.post(order(locked), headers={"authorization": f"Bearer {KEY}", **headers})
         assert answer.status_code == 200
 
 
-def test_change_without_key_depends_on_origin(gateway: Gateway) -> None:
+def test_change_without_key_depends_on_origin(gateway: ServedGateway) -> None:
     fill(gateway)
     refused = gateway.http.post(order(gateway), headers={"origin": "http://evil.example"})
     assert refused.status_code == 403 and not gateway.client.telemetry.orders
@@ -82,7 +82,7 @@ def test_change_without_key_depends_on_origin(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
-def test_cross_site_websocket_is_refused_despite_cookie(locked: Gateway, browser: httpx.Client, path: str) -> None:
+def test_cross_site_websocket_is_refused_despite_cookie(locked: ServedGateway, browser: httpx.Client, path: str) -> None:
     cookie = {"cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
 
     async def open_socket(origin: str) -> None:
@@ -115,7 +115,7 @@ def test_read_only_gateway_refuses_changes_and_answers_requests(loaded: Loaded) 
         assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_login_redirects_to_requested_page(locked: Gateway) -> None:
+def test_login_redirects_to_requested_page(locked: ServedGateway) -> None:
     html = {"accept": "text/html"}
     answer = locked.http.get("/requests/req-1", headers=html)
     assert answer.status_code == 303 and answer.headers["location"] == "/console/login?next=/requests/req-1"
@@ -153,7 +153,7 @@ REBOUND = "attacker.example:8000"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/v1/fleet/requests"])
-def test_rebound_host_is_refused(gateway: Gateway, path: str) -> None:
+def test_rebound_host_is_refused(gateway: ServedGateway, path: str) -> None:
     answer = gateway.http.get(path, headers={"host": REBOUND, "origin": f"http://{REBOUND}"})
     error = answer.json()["error"]
     assert answer.status_code == 421 and error["code"] == "host_not_allowed"
@@ -161,7 +161,7 @@ def test_rebound_host_is_refused(gateway: Gateway, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
-def test_websocket_of_rebound_host_is_refused(gateway: Gateway, path: str) -> None:
+def test_websocket_of_rebound_host_is_refused(gateway: ServedGateway, path: str) -> None:
     host, port = "127.0.0.1", int(gateway.url.rpartition(":")[2])
     rebound = replace(gateway, url=f"http://{REBOUND}")
     refusal = asyncio.run(refusal_of(rebound, path, host=host, port=port))
@@ -172,11 +172,11 @@ def test_websocket_of_rebound_host_is_refused(gateway: Gateway, path: str) -> No
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9", "fleet.localhost", "LOCALHOST."]
 )
-def test_all_names_of_loopback_are_accepted(gateway: Gateway, host: str) -> None:
+def test_all_names_of_loopback_are_accepted(gateway: ServedGateway, host: str) -> None:
     assert gateway.http.get("/health", headers={"host": host}).status_code == 200
 
 
-def test_any_host_is_accepted_with_key(locked: Gateway) -> None:
+def test_any_host_is_accepted_with_key(locked: ServedGateway) -> None:
     answer = locked.http.get("/v1/models", headers={"host": REBOUND, "authorization": f"Bearer {KEY}"})
     assert answer.status_code == 200
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.web.conftest import Gateway, Loaded, serving, usage_of
+from tests.web.conftest import Loaded, ServedGateway, serving, usage_of
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.test_resume import events, streamed, told
 
@@ -19,7 +19,7 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format":
 
 
 @pytest.fixture(scope="module")
-def keeping(loaded: Loaded, shared_gateway: Gateway) -> Iterator[Gateway]:
+def keeping(loaded: Loaded, shared_gateway: ServedGateway) -> Iterator[ServedGateway]:
     """A second gateway without the limit."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     other = Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
@@ -27,12 +27,12 @@ def keeping(loaded: Loaded, shared_gateway: Gateway) -> Iterator[Gateway]:
         yield gateway
 
 
-def speech(gateway: Gateway, text: str = "Hello there.") -> bytes:
+def speech(gateway: ServedGateway, text: str = "Hello there.") -> bytes:
     body = {"model": "omni", "input": text, "voice": "ethan", "response_format": "pcm"}
     return gateway.http.post("/v1/audio/speech", json=body).content
 
 
-def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: Gateway) -> None:
+def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: ServedGateway) -> None:
     gateway.client.script = SCRIPT
     whole = gateway.create(**SPOKEN)
     audio = whole.choices[0].message.audio
@@ -43,12 +43,12 @@ def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: Gateway) -> 
     assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), "what was made is counted"
 
 
-def test_leading_silence_is_not_trimmed_without_limit(gateway: Gateway, keeping: Gateway) -> None:
+def test_leading_silence_is_not_trimmed_without_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
     gateway.client.script = SCRIPT
     assert told(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
 
 
-def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: Gateway, keeping: Gateway) -> None:
+def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     path = f"/v1/fleet/requests/{request}/stream"
@@ -61,7 +61,7 @@ def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: Gate
         assert told(whole[: kept + 1])[1] + told(rest)[1] == SENT, last_id
 
 
-def test_silent_answer_is_trimmed(gateway: Gateway) -> None:
+def test_silent_answer_is_trimmed(gateway: ServedGateway) -> None:
     gateway.client.script = Script(lead_samples=3 * RATE_HZ, num_samples=0)
     answer = gateway.create(**SPOKEN)
     audio = answer.choices[0].message.audio
@@ -69,14 +69,14 @@ def test_silent_answer_is_trimmed(gateway: Gateway) -> None:
     assert speech(gateway) == bytes(2 * KEPT)
 
 
-def test_pauses_between_speech_pieces_are_not_trimmed(gateway: Gateway) -> None:
+def test_pauses_between_speech_pieces_are_not_trimmed(gateway: ServedGateway) -> None:
     gateway.client.script = SCRIPT
     sound = speech(gateway, "The first sentence is here. And then comes another one! " * 4)
     num_pieces = len(gateway.client.submitted)
     assert num_pieces > 1 and sound == SENT + WHOLE * (num_pieces - 1)
 
 
-def test_request_audio_is_not_trimmed(gateway: Gateway) -> None:
+def test_request_audio_is_not_trimmed(gateway: ServedGateway) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     spec = next(spec for spec, _ in gateway.client.submitted if spec.id == request)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fleet.core.errors import EngineError
-from tests.web.conftest import HELLO, Gateway
+from tests.web.conftest import HELLO, ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from web.http import sse
 
@@ -25,7 +25,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @dataclass(slots=True)
-class Measured:
+class ToolFigures:
     """One stream as a tool reads it. `chunks`: the decoded events, in order."""
 
     text: str = ""
@@ -36,7 +36,7 @@ class Measured:
     pcm: bytes = b""
 
 
-def pieces_of(gateway: Gateway, **fields: object) -> list[bytes]:
+def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
     """Read a stream from the socket, in pieces."""
     body = {"model": "omni", "messages": HELLO, "stream": True, **fields}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
@@ -72,9 +72,9 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(payload)
 
 
-def vllm(pieces: list[bytes]) -> Measured:
+def vllm(pieces: list[bytes]) -> ToolFigures:
     """Every event with a choice counts, the first as the first token; usage is read only from events without."""
-    measured = Measured()
+    measured = ToolFigures()
     for data in events(by_message(pieces, strips=True)):
         measured.chunks.append(data)
         if choices := data.get("choices"):
@@ -84,9 +84,9 @@ def vllm(pieces: list[bytes]) -> Measured:
     return measured
 
 
-def vllm_omni(pieces: list[bytes]) -> Measured:
+def vllm_omni(pieces: list[bytes]) -> ToolFigures:
     """By the event's modality: text in `content`, audio in `content` or `audio.data`, each piece a WAV file."""
-    measured = Measured()
+    measured = ToolFigures()
     for data in events(by_message(pieces, strips=False)):
         measured.chunks.append(data)
         measured.output_tokens = (data.get("usage") or {}).get("completion_tokens", 0)
@@ -107,9 +107,9 @@ def vllm_omni(pieces: list[bytes]) -> Measured:
     return measured
 
 
-def by_line(pieces: list[bytes]) -> Measured:
+def by_line(pieces: list[bytes]) -> ToolFigures:
     """SGLang and llmperf: every non-empty line is an event."""
-    measured = Measured()
+    measured = ToolFigures()
     lines = [line.strip().decode() for line in b"".join(pieces).split(b"\n")]
     for line in filter(None, lines):
         payload = line[len("data: ") :]
@@ -125,13 +125,13 @@ def by_line(pieces: list[bytes]) -> Measured:
 @pytest.mark.parametrize("fields", [{}, SPOKEN], ids=["text", "spoken"])
 @pytest.mark.parametrize("tool", [vllm, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_complete_stream(
-    gateway: Gateway, tool: Callable[[list[bytes]], Measured], fields: dict[str, object]
+    gateway: ServedGateway, tool: Callable[[list[bytes]], ToolFigures], fields: dict[str, object]
 ) -> None:
     fields = {**fields, "temperature": 0.0, "ignore_eos": True, "top_k": -1, "min_tokens": 1, "repetition_penalty": 1.0}
     assert tool(pieces_of(gateway, **fields)).text == Script().text
 
 
-def test_vllm_reads_the_usage_and_no_event_before_the_first_output(gateway: Gateway) -> None:
+def test_vllm_reads_the_usage_and_no_event_before_the_first_output(gateway: ServedGateway) -> None:
     measured = vllm(pieces_of(gateway, stream_options=USAGE, max_completion_tokens=16))
     assert measured.output_tokens == measured.chunks[-1]["usage"]["completion_tokens"] > 0
     gateway.client.script = Script(fail_at=0, failure=EngineError("it broke"))
@@ -139,7 +139,7 @@ def test_vllm_reads_the_usage_and_no_event_before_the_first_output(gateway: Gate
     assert only["error"]["message"] == "it broke"
 
 
-def test_vllm_omni_reads_text_and_audio(gateway: Gateway) -> None:
+def test_vllm_omni_reads_text_and_audio(gateway: ServedGateway) -> None:
     options = {**USAGE, "include_wav_headers": True}
     measured = vllm_omni(pieces_of(gateway, **SPOKEN, stream_options=options, max_tokens=16, ignore_eos=True))
     assert measured.text == Script().text and measured.num_text > 1
@@ -151,7 +151,7 @@ def test_vllm_omni_reads_text_and_audio(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("tool", [vllm, vllm_omni, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_a_stream_with_pauses(
-    gateway: Gateway, tool: Callable[[list[bytes]], Measured], monkeypatch: pytest.MonkeyPatch
+    gateway: ServedGateway, tool: Callable[[list[bytes]], ToolFigures], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(text="Hello there.", gap_s=0.02)
@@ -160,7 +160,7 @@ def test_load_tool_reads_a_stream_with_pauses(
     assert tool(pieces).text == "Hello there."
 
 
-def test_event_ids_are_sent_only_on_request(gateway: Gateway) -> None:
+def test_event_ids_are_sent_only_on_request(gateway: ServedGateway) -> None:
     plain = b"".join(pieces_of(gateway, **SPOKEN)).decode()
     assert all(line == "" or line.startswith("data: ") for line in plain.split("\n"))
     asked = b"".join(pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": True})).decode()

@@ -13,7 +13,7 @@ import pytest
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 from tests.support import await_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeLogins
 from tests.web.realtime.refused_socket import refusal_of
@@ -26,21 +26,21 @@ FLEET = "/v1/fleet/workers"
 
 
 @pytest.fixture(scope="module")
-def locked(loaded: Loaded) -> Iterator[Gateway]:
+def locked(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(loaded, KEY) as gateway:
         fill(gateway)
         yield gateway
 
 
 @pytest.fixture
-def gateway(locked: Gateway) -> Iterator[Gateway]:
+def gateway(locked: ServedGateway) -> Iterator[ServedGateway]:
     """A gateway with a key; its control plane is reachable again afterwards."""
     yield locked
     locked.client.unreachable = None
     locked.client.telemetry.orders.clear()
 
 
-def log_in(gateway: Gateway, key: str = KEY, cookie: str = "") -> str:
+def log_in(gateway: ServedGateway, key: str = KEY, cookie: str = "") -> str:
     """Return the cookie's value."""
     headers = {"cookie": f"{COOKIE}={cookie}"} if cookie else {}
     with httpx.Client(base_url=gateway.url, headers=headers) as client:
@@ -49,21 +49,21 @@ def log_in(gateway: Gateway, key: str = KEY, cookie: str = "") -> str:
         return str(client.cookies[COOKIE])
 
 
-def get(gateway: Gateway, path: str, cookie: str, **headers: str) -> httpx.Response:
+def get(gateway: ServedGateway, path: str, cookie: str, **headers: str) -> httpx.Response:
     return httpx.get(gateway.url + path, headers={"cookie": f"{COOKIE}={cookie}", **headers})
 
 
-def csrf_of(gateway: Gateway, cookie: str) -> str:
+def csrf_of(gateway: ServedGateway, cookie: str) -> str:
     found = re.search(r'data-csrf="([^"]*)"', get(gateway, "/overview", cookie).text)
     assert found is not None
     return found.group(1)
 
 
-def log_out(gateway: Gateway, cookie: str) -> httpx.Response:
+def log_out(gateway: ServedGateway, cookie: str) -> httpx.Response:
     return httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{COOKIE}={cookie}", **BROWSER})
 
 
-def test_each_login_has_new_cookie_until_logout(gateway: Gateway) -> None:
+def test_each_login_has_new_cookie_until_logout(gateway: ServedGateway) -> None:
     first, second = log_in(gateway), log_in(gateway)
     assert first != second and len(first) >= 43
     assert get(gateway, FLEET, first).status_code == get(gateway, FLEET, second).status_code == 200
@@ -73,7 +73,7 @@ def test_each_login_has_new_cookie_until_logout(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/live/overview", "/console/events", "/console/live/logs"])
-def test_page_stream_ends_with_login(gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_stream_ends_with_login(gateway: ServedGateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("web.http.sse.PING_S", 0.05)
     login, other = log_in(gateway), log_in(gateway)
     with httpx.stream("GET", gateway.url + path, headers={"cookie": f"{COOKIE}={login}"}) as stream:
@@ -88,19 +88,19 @@ def test_page_stream_ends_with_login(gateway: Gateway, path: str, monkeypatch: p
         assert b"".join(pieces) is not None
 
 
-def test_cookie_made_from_the_key_is_refused(gateway: Gateway) -> None:
+def test_cookie_made_from_the_key_is_refused(gateway: ServedGateway) -> None:
     for purpose in (b"fleet console", b"fleet csrf"):
         made = hmac.new(KEY.encode(), purpose, hashlib.sha256).hexdigest()
         assert get(gateway, FLEET, made).status_code == 401
 
 
-def test_control_plane_never_holds_a_cookie(gateway: Gateway) -> None:
+def test_control_plane_never_holds_a_cookie(gateway: ServedGateway) -> None:
     cookie = log_in(gateway)
     kept = gateway.client.logins.ends
     assert kept and cookie not in kept
 
 
-def test_login_replaces_previous_login_and_ignores_sent_cookie(gateway: Gateway) -> None:
+def test_login_replaces_previous_login_and_ignores_sent_cookie(gateway: ServedGateway) -> None:
     planted = "x" * 43
     assert log_in(gateway, cookie=planted) != planted and get(gateway, FLEET, planted).status_code == 401
     former = log_in(gateway)
@@ -108,7 +108,7 @@ def test_login_replaces_previous_login_and_ignores_sent_cookie(gateway: Gateway)
     assert get(gateway, FLEET, former).status_code == 401
 
 
-def test_login_is_valid_at_gateways_with_same_key_only(gateway: Gateway, loaded: Loaded) -> None:
+def test_login_is_valid_at_gateways_with_same_key_only(gateway: ServedGateway, loaded: Loaded) -> None:
     cookie = log_in(gateway)
     with ExitStack() as gateways:
         second = gateways.enter_context(serving(loaded, KEY, gateway.client))
@@ -119,7 +119,7 @@ def test_login_is_valid_at_gateways_with_same_key_only(gateway: Gateway, loaded:
         assert get(second, FLEET, cookie).status_code == 401
 
 
-def test_csrf_token_of_another_login_is_refused(gateway: Gateway) -> None:
+def test_csrf_token_of_another_login_is_refused(gateway: ServedGateway) -> None:
     first, second = log_in(gateway), log_in(gateway)
     order = f"/v1/fleet/workers/{gateway.client.telemetry.worker_list[0].id}/drain"
     for token, status in ((csrf_of(gateway, second), 403), ("", 403), (first, 403), (csrf_of(gateway, first), 200)):
@@ -128,7 +128,7 @@ def test_csrf_token_of_another_login_is_refused(gateway: Gateway) -> None:
     assert len(gateway.client.telemetry.orders) == 1
 
 
-def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: Gateway) -> None:
+def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: ServedGateway) -> None:
     cookie = log_in(gateway)
     gateway.client.unreachable = RedisUnreachable("Redis does not answer (connecting to 10.1.2.3:6379)")
     page = get(gateway, "/overview", cookie, **BROWSER)
@@ -148,7 +148,7 @@ def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: Gate
     assert get(gateway, "/overview", cookie, **BROWSER).status_code == 200
 
 
-def test_cookie_is_host_only_and_http_only(gateway: Gateway) -> None:
+def test_cookie_is_host_only_and_http_only(gateway: ServedGateway) -> None:
     def flags_of(answer: httpx.Response) -> set[str]:
         return {flag.strip().lower() for flag in answer.headers["set-cookie"].split(";")[1:]}
 
@@ -166,7 +166,7 @@ def test_cookie_is_host_only_and_http_only(gateway: Gateway) -> None:
     assert left.headers["set-cookie"].startswith(f'{SECURE_COOKIE}=""') and "Secure" in left.headers["set-cookie"]
 
 
-def test_login_form_is_bounded(gateway: Gateway) -> None:
+def test_login_form_is_bounded(gateway: ServedGateway) -> None:
     answer = httpx.post(f"{gateway.url}/console/login", data={"key": "x" * 1_000_000})
     assert answer.status_code == 413
 
@@ -178,7 +178,7 @@ def test_gateway_without_key_needs_no_login(loaded: Loaded) -> None:
         assert page.status_code == 200 and "Log out" not in page.text and not keyless.client.logins.ends
 
 
-class Clock:
+class LoginClock:
     now = 1000.0
 
     def __call__(self) -> float:
@@ -186,7 +186,7 @@ class Clock:
 
 
 async def test_valid_login_is_cached_until_logout() -> None:
-    store, clock = FakeLogins(), Clock()
+    store, clock = FakeLogins(), LoginClock()
     here, there = Logins(store, KEY, clock), Logins(store, KEY, clock)
     token = await here.begin()
     assert await there.is_valid(token) and await there.is_valid(token) and store.num_asked == 1
@@ -220,7 +220,7 @@ async def test_login_cache_is_bounded() -> None:
 
 
 async def test_login_in_use_is_renewed_at_most_once_an_hour_and_an_expired_one_ends() -> None:
-    store, clock = FakeLogins(), Clock()
+    store, clock = FakeLogins(), LoginClock()
     logins = Logins(store, KEY, clock)
     token = await logins.begin()
     (name,) = store.ends

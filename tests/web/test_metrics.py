@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 
 from fleet.core.ids import RequestId
 from tests.support import await_until
-from tests.web.conftest import Gateway, Loaded
+from tests.web.conftest import Loaded, ServedGateway
 from tests.web.fake_client import FakeClient
 from tests.web.plausible import busy
 from web.gateway import playback_reports
@@ -47,7 +47,7 @@ async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, 
     assert len([written for written in client.telemetry.heard if written[0] == one]) == 1, "one write for three reports"
 
 
-def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Gateway) -> None:
+def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: ServedGateway) -> None:
     gateway.client.show(busy(gateway.client.graph))
     talker = next(view for view in gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone)
     lines = gateway.http.get("/metrics").text.splitlines()

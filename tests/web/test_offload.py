@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Gateway
+from tests.web.conftest import HELLO, ServedGateway
 from tests.web.test_bad_input import post
 from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, read_in_thread
@@ -30,7 +30,7 @@ LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_B
         ("/v1/realtime/client_secrets", {"note": "x" * INLINE_BYTES}),
     ],
 )
-def test_large_body_is_parsed_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
+def test_large_body_is_parsed_while_others_are_served(gateway: ServedGateway, path: str, body: dict[str, object]) -> None:
     begun, release = threading.Event(), threading.Event()
 
     def hold_the_thread() -> None:

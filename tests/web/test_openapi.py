@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
-from tests.web.conftest import Gateway, Loaded
+from tests.web.conftest import Loaded, ServedGateway
 from tests.web.fake_client import FakeClient, Script
 from web.app import create_app
 from web.openapi import OPERATIONS, Operation, document
@@ -33,7 +33,7 @@ def test_every_api_route_has_operation(loaded: Loaded) -> None:
     assert {(op.method, op.path) for op in OPERATIONS} == served
 
 
-def test_document_is_served_and_its_references_resolve(gateway: Gateway) -> None:
+def test_document_is_served_and_its_references_resolve(gateway: ServedGateway) -> None:
     served = gateway.http.get("/openapi.json").json()
     assert served == msgspec.json.decode(msgspec.json.encode(document(MODEL)))
     schemas = served["components"]["schemas"]
@@ -59,7 +59,7 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
 
 
 @pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
-def test_requests_generated_from_document_cause_no_server_error(gateway: Gateway, operation: Operation, mode: str) -> None:
+def test_requests_generated_from_document_cause_no_server_error(gateway: ServedGateway, operation: Operation, mode: str) -> None:
     """Valid requests by the document, and invalid ones where possible."""
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))

@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.core.errors import ConfigError
-from tests.web.conftest import HELLO, Gateway, Loaded, allowing, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, allowing, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeClient
 from tests.web.realtime.refused_socket import refusal_of
@@ -26,19 +26,19 @@ SDK_HEADERS = "authorization,content-type,x-stainless-os,x-stainless-retry-count
 
 
 @pytest.fixture(scope="module")
-def open_to_app(loaded: Loaded) -> Iterator[Gateway]:
+def open_to_app(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(allowing(loaded, APP)) as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def locked(loaded: Loaded) -> Iterator[Gateway]:
+def locked(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(allowing(loaded, APP), KEY) as gateway:
         fill(gateway)
         yield gateway
 
 
-def preflight(gateway: Gateway, origin: str, path: str = CHAT, method: str = "POST") -> httpx.Response:
+def preflight(gateway: ServedGateway, origin: str, path: str = CHAT, method: str = "POST") -> httpx.Response:
     asked = {"access-control-request-method": method, "access-control-request-headers": SDK_HEADERS}
     return gateway.http.options(path, headers={"origin": origin, **asked})
 
@@ -51,7 +51,7 @@ def names(answer: httpx.Response, header: str) -> set[str]:
     ("path", "method"),
     [(CHAT, "POST"), ("/v1/models", "GET"), ("/v1/audio/speech", "POST"), ("/v1/fleet/requests/x", "DELETE"), ("/health", "GET")],
 )
-def test_preflight_of_an_allowed_origin_permits_what_sdks_send(locked: Gateway, path: str, method: str) -> None:
+def test_preflight_of_an_allowed_origin_permits_sdk_headers(locked: ServedGateway, path: str, method: str) -> None:
     answer = preflight(locked, APP, path, method)
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == APP
     assert set(SDK_HEADERS.split(",")) <= names(answer, "access-control-allow-headers")
@@ -59,7 +59,9 @@ def test_preflight_of_an_allowed_origin_permits_what_sdks_send(locked: Gateway, 
     assert "access-control-allow-credentials" not in answer.headers
 
 
-def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(gateway: Gateway, open_to_app: Gateway) -> None:
+def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(
+    gateway: ServedGateway, open_to_app: ServedGateway
+) -> None:
     for asked, origin in ((gateway, APP), (open_to_app, OTHER), (open_to_app, f"{APP}.evil.example"), (open_to_app, "null")):
         answer = preflight(asked, origin)
         error = answer.json()["error"]
@@ -74,14 +76,14 @@ def test_refused_origin_is_quoted_and_truncated() -> None:
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "put", "X" * 5_000])
-def test_preflight_of_unknown_method_is_refused_in_api_shape(open_to_app: Gateway, method: str) -> None:
+def test_preflight_of_unknown_method_is_refused_in_api_shape(open_to_app: ServedGateway, method: str) -> None:
     answer = preflight(open_to_app, APP, method=method)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error" and len(answer.content) < 500
     assert error["param"] == "access-control-request-method" and "use GET, HEAD, POST or DELETE" in error["message"]
 
 
-def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"origin": APP, "sec-fetch-site": "cross-site"}
     bearer = {**page, "authorization": f"Bearer {KEY}"}
     monkeypatch.setattr(type(locked.client.telemetry), "missing_roles", lambda _self: 1 / 0)
@@ -100,7 +102,7 @@ def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: Gateway
     assert stream.headers["access-control-allow-origin"] == APP and stream.text.endswith("data: [DONE]\n\n")
 
 
-def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app: Gateway) -> None:
+def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app: ServedGateway) -> None:
     assert open_to_app.http.post(CHAT, json=BODY, headers={"origin": APP, "sec-fetch-site": "cross-site"}).status_code == 200
     refused = open_to_app.http.post(CHAT, json=BODY, headers={"origin": OTHER})
     assert refused.status_code == 403 and "web.allowed_origins" in refused.json()["error"]["message"]
@@ -108,7 +110,7 @@ def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app
     assert "access-control-allow-origin" not in open_to_app.http.get("/v1/models", headers={"origin": OTHER}).headers
 
 
-def test_console_cookie_is_ignored_from_allowed_origin(locked: Gateway) -> None:
+def test_console_cookie_is_ignored_from_allowed_origin(locked: ServedGateway) -> None:
     login = httpx.post(f"{locked.url}/console/login", data={"key": KEY}).cookies[COOKIE]
     own_page = locked.http.get("/overview", headers={"cookie": f"{COOKIE}={login}"}).text
     cookie = {"cookie": f"{COOKIE}={login}", CSRF_HEADER: own_page.partition('data-csrf="')[2].partition('"')[0]}
@@ -121,30 +123,30 @@ def test_console_cookie_is_ignored_from_allowed_origin(locked: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/requests", "/static/console.css"])
-def test_console_is_closed_to_allowed_origins(open_to_app: Gateway, path: str) -> None:
+def test_console_is_closed_to_allowed_origins(open_to_app: ServedGateway, path: str) -> None:
     assert "access-control-allow-origin" not in open_to_app.http.get(path, headers={"origin": APP}).headers
     assert preflight(open_to_app, APP, path).status_code in (404, 405)
     assert open_to_app.http.post("/console/login", data={"key": KEY}, headers={"origin": APP}).status_code == 403
 
 
-async def first_event(gateway: Gateway, path: str, origin: str) -> str:
+async def first_event(gateway: ServedGateway, path: str, origin: str) -> str:
     async with connect(gateway.url.replace("http", "ws") + path, origin=Origin(origin)) as socket:
         return str(json.loads(await socket.recv())["type"])
 
 
-def test_voice_websocket_opens_for_allowed_origin(open_to_app: Gateway) -> None:
+def test_voice_websocket_opens_for_allowed_origin(open_to_app: ServedGateway) -> None:
     assert asyncio.run(first_event(open_to_app, "/v1/realtime", APP)) == "session.created"
     for path, origin in (("/v1/realtime", OTHER), ("/console/ws", APP)):
         refused = asyncio.run(refusal_of(open_to_app, path, origin=Origin(origin)))
         assert refused.close_code == 3000 and "web.allowed_origins" in refused.error["message"]
 
 
-def test_rebound_host_is_refused_for_allowed_origins(open_to_app: Gateway) -> None:
+def test_rebound_host_is_refused_for_allowed_origins(open_to_app: ServedGateway) -> None:
     answer = open_to_app.http.post(CHAT, json=BODY, headers={"origin": APP, "host": "attacker.example"})
     assert answer.status_code == 421 and "web.allowed_hosts" in answer.json()["error"]["message"]
 
 
-def test_any_origin_is_allowed_only_with_a_key(loaded: Loaded, gateway: Gateway) -> None:
+def test_any_origin_is_allowed_only_with_a_key(loaded: Loaded, gateway: ServedGateway) -> None:
     any_origin = allowing(loaded, "*")
     with pytest.raises(ConfigError, match="FLEET_API_KEY") as refused:
         create_app(any_origin.config, FakeClient(gateway.client.graph, gateway.client.tokenizer), loaded.frontend, None)

@@ -6,13 +6,13 @@ import httpx
 import openai
 import pytest
 
-from tests.web.conftest import HELLO, Gateway
+from tests.web.conftest import HELLO, ServedGateway
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 UNSUPPORTED = "unsupported_value"
 
 
-def chat(gateway: Gateway, **fields: object) -> httpx.Response:
+def chat(gateway: ServedGateway, **fields: object) -> httpx.Response:
     return gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
 
 
@@ -58,19 +58,19 @@ CONTENT: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), CONTENT, ids=[param for _, param in CONTENT])
-def test_unknown_content_field_is_refused_in_chat(gateway: Gateway, fields: dict[str, object], param: str) -> None:
+def test_unknown_content_field_is_refused_in_chat(gateway: ServedGateway, fields: dict[str, object], param: str) -> None:
     assert refusal(chat(gateway, **fields))["param"] == param
     assert not gateway.client.submitted
 
 
 @pytest.mark.parametrize("empty", [None, "", [], {}, [""], [{}]])
-def test_empty_content_field_is_ignored(gateway: Gateway, empty: object) -> None:
+def test_empty_content_field_is_ignored(gateway: ServedGateway, empty: object) -> None:
     names = ("images", "audios", "ref_audio", "prompt", "files")
     fields = {**dict.fromkeys(names, empty), **message(images=empty, attachments=empty)}
     assert chat(gateway, **fields).status_code == 200
 
 
-def test_unknown_setting_is_ignored_and_reported(gateway: Gateway) -> None:
+def test_unknown_setting_is_ignored_and_reported(gateway: ServedGateway) -> None:
     """Names that other servers and clients use, with values without content."""
     settings: dict[str, object] = {
         **{"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2},
@@ -89,7 +89,7 @@ def test_unknown_setting_is_ignored_and_reported(gateway: Gateway) -> None:
     ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
     + ["reference_voice", "clone_voice", "voice_clone"],
 )
-def test_unknown_content_field_is_refused_in_speech(gateway: Gateway, name: str) -> None:
+def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name: str) -> None:
     said = {"model": "omni", "input": "hello", "response_format": "pcm"}
     assert refusal(gateway.http.post(SPEECH, json={**said, name: ["x"]}))["param"] == name
     answer = gateway.http.post(SPEECH, json={**said, name: None, "instructions": "gently", "task_type": "Base", "language": "en"})
@@ -118,14 +118,16 @@ def test_unknown_content_field_is_refused_in_speech(gateway: Gateway, name: str)
         ({"logit_bias": {"5": 1}}, "logit_bias", "in the client"),
     ],
 )
-def test_unserved_feature_is_refused_with_advice(gateway: Gateway, fields: dict[str, object], param: str, advice: str) -> None:
+def test_unserved_feature_is_refused_with_advice(
+    gateway: ServedGateway, fields: dict[str, object], param: str, advice: str
+) -> None:
     error = refusal(chat(gateway, **fields))
     assert error["param"] == param and advice in error["message"]
     assert "leave it out" not in error["message"] and not gateway.client.submitted
 
 
 @pytest.mark.parametrize("fields", [message(role="robot"), part(type="smell", smell="x")])
-def test_unknown_role_or_part_is_refused_with_valid_ones(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_unknown_role_or_part_is_refused_with_valid_ones(gateway: ServedGateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "invalid_value"
@@ -146,19 +148,19 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         {"functions": [{"name": "f"}], "function_call": "auto"},
     ],
 )
-def test_optional_tools_are_ignored_and_reported(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_optional_tools_are_ignored_and_reported(gateway: ServedGateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-fleet-ignored"] == ", ".join(sorted(fields))
 
 
-def test_empty_tools_are_not_reported(gateway: Gateway) -> None:
+def test_empty_tools_are_not_reported(gateway: ServedGateway) -> None:
     assert "x-fleet-ignored" not in chat(gateway, tools=[], functions=[], tool_choice=None).headers
 
 
 @pytest.mark.parametrize("name", ["tool_choice", "function_call"])
 @pytest.mark.parametrize("empty", [None, "", {}, []])
-def test_empty_tool_choice_is_absent(gateway: Gateway, name: str, empty: object) -> None:
+def test_empty_tool_choice_is_absent(gateway: ServedGateway, name: str, empty: object) -> None:
     answer = chat(gateway, tools=TOOLS, **{name: empty})
     assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == "tools"
 
@@ -175,7 +177,7 @@ def test_empty_tool_choice_is_absent(gateway: Gateway, name: str, empty: object)
         ("function_call", {"name": "f"}),
     ],
 )
-def test_required_tool_is_refused(gateway: Gateway, name: str, choice: object) -> None:
+def test_required_tool_is_refused(gateway: ServedGateway, name: str, choice: object) -> None:
     error = refusal(chat(gateway, tools=TOOLS, **{name: choice}))
     assert error["param"] == name and "calls no tools" in error["message"]
 
@@ -200,7 +202,7 @@ def test_required_tool_is_refused(gateway: Gateway, name: str, choice: object) -
         ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not stored under their ids"),
     ],
 )
-def test_unserved_route_is_refused_with_alternative(gateway: Gateway, method: str, path: str, advice: str) -> None:
+def test_unserved_route_is_refused_with_alternative(gateway: ServedGateway, method: str, path: str, advice: str) -> None:
     assert advice in refusal(gateway.http.request(method, gateway.url + path), 404)["message"]
 
 
@@ -238,18 +240,18 @@ def test_unserved_route_is_refused_with_alternative(gateway: Gateway, method: st
         ("GET", "/v1//models", "ends in a slash; let it be http://HOST:PORT/v1, for /v1/models"),
     ],
 )
-def test_unknown_route_has_advice_on_base_url(gateway: Gateway, method: str, path: str, advice: str) -> None:
+def test_unknown_route_has_advice_on_base_url(gateway: ServedGateway, method: str, path: str, advice: str) -> None:
     answer = gateway.http.request(method, gateway.url + path)
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "not_found" and advice in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/static/files/x", "/api/config", "/v1beta/models/x:generateContent"])
-def test_path_outside_api_has_no_advice(gateway: Gateway, path: str) -> None:
+def test_path_outside_api_has_no_advice(gateway: ServedGateway, path: str) -> None:
     assert gateway.http.get(path).json()["error"]["message"] == f"GET {path}: no such route"
 
 
-def test_wrong_method_is_refused_with_allowed_one(gateway: Gateway) -> None:
+def test_wrong_method_is_refused_with_allowed_one(gateway: ServedGateway) -> None:
     answer = gateway.http.get(CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert answer.json()["error"] == {
@@ -258,7 +260,7 @@ def test_wrong_method_is_refused_with_allowed_one(gateway: Gateway) -> None:
     }  # fmt: skip
 
 
-def test_too_long_prompt_is_refused_with_openai_wording(gateway: Gateway) -> None:
+def test_too_long_prompt_is_refused_with_openai_wording(gateway: ServedGateway) -> None:
     for text in ("word " * 3_000, "x" * 100_000):
         with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2000 tokens") as refused:
             gateway.create(messages=[{"role": "user", "content": text}])
@@ -283,7 +285,7 @@ LONG = "y" * 100_000
     ],
     ids=["model", "voice", "voice id", "part", "stage", "stage type", "stage field", "key", "unknown field"],
 )
-def test_long_name_is_truncated_in_refusal(gateway: Gateway, fields: dict[str, object]) -> None:
+def test_long_name_is_truncated_in_refusal(gateway: ServedGateway, fields: dict[str, object]) -> None:
     answer = chat(gateway, **fields)
     message = answer.json()["error"]["message"]
     assert answer.status_code in (400, 404) and len(answer.content) < 1_000
@@ -291,6 +293,6 @@ def test_long_name_is_truncated_in_refusal(gateway: Gateway, fields: dict[str, o
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/v1/", "/v1/fleet/requests/", "/v1/fleet/jobs/", "/v1/nothing/", "/"])
-def test_long_path_is_truncated_in_refusal(gateway: Gateway, path: str) -> None:
+def test_long_path_is_truncated_in_refusal(gateway: ServedGateway, path: str) -> None:
     answer = gateway.http.get(path + LONG[:15_000])
     assert answer.status_code == 404 and len(answer.content) < 1_000

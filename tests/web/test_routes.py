@@ -14,16 +14,16 @@ from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView
-from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, request_id_of, serving
 from tests.web.fake_client import Script
 from web.gateway.sampling import stage_defaults
 
 
-def get(gateway: Gateway, path: str, **options: object) -> httpx.Response:
+def get(gateway: ServedGateway, path: str, **options: object) -> httpx.Response:
     return gateway.http.get(path, **options)  # pyright: ignore[reportArgumentType]
 
 
-def test_models_are_listed_and_readable(gateway: Gateway) -> None:
+def test_models_are_listed_and_readable(gateway: ServedGateway) -> None:
     client = gateway.openai()
     (model,) = client.models.list().data
     assert model.id == "omni" and model.object == "model" and client.models.retrieve("omni") == model
@@ -36,7 +36,7 @@ CLIENTS_DEFAULTS = ("tts-1", "gpt-4o-mini-tts", "whisper-1", "gpt-4o-transcribe"
 
 
 @pytest.mark.parametrize("name", CLIENTS_DEFAULTS)
-def test_alias_selects_served_model(gateway: Gateway, name: str) -> None:
+def test_alias_selects_served_model(gateway: ServedGateway, name: str) -> None:
     client = gateway.openai()
     assert client.models.retrieve(name).id == "omni" and [model.id for model in client.models.list()] == ["omni"]
     answer = gateway.create(model=name)
@@ -49,13 +49,13 @@ def test_alias_selects_served_model(gateway: Gateway, name: str) -> None:
     assert asyncio.run(session_model(gateway, name)) == "omni"
 
 
-async def session_model(gateway: Gateway, name: str) -> str:
+async def session_model(gateway: ServedGateway, name: str) -> str:
     async with connect(f"{gateway.url.replace('http', 'ws')}/v1/realtime?model={name}") as socket:
         return str(json.loads(await socket.recv())["session"]["model"])
 
 
 @pytest.mark.parametrize("name", ["gpt-4o", "gpt-4o-audio-preview", "Omni", "tts-2", ""])
-def test_unknown_model_is_refused_with_served_one(gateway: Gateway, name: str) -> None:
+def test_unknown_model_is_refused_with_served_one(gateway: ServedGateway, name: str) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         gateway.create(model=name)
     assert refused.value.code == "model_not_found" and refused.value.param == "model"
@@ -72,12 +72,12 @@ def test_aliases_are_configurable(loaded: Loaded) -> None:
             assert answer.status_code == 404 and ("web.model_aliases lists" in answer.text) is bool(aliases)
 
 
-def test_trailing_slash_of_models_is_ignored(gateway: Gateway) -> None:
+def test_trailing_slash_of_models_is_ignored(gateway: ServedGateway) -> None:
     assert get(gateway, "/v1/models/").json() == get(gateway, "/v1/models").json()
     assert get(gateway, "/v1/models/omni/").json()["id"] == "omni"
 
 
-def test_realtime_over_plain_http_is_answered_426(gateway: Gateway) -> None:
+def test_realtime_over_plain_http_is_answered_426(gateway: ServedGateway) -> None:
     answer = get(gateway, "/v1/realtime")
     assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
     assert "ws://" in answer.json()["error"]["message"]
@@ -87,20 +87,20 @@ def test_realtime_over_plain_http_is_answered_426(gateway: Gateway) -> None:
     ("method", "path", "status"),
     [("GET", "/nothing", 404), ("GET", "/v1/nothing", 404), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)],
 )
-def test_router_errors_have_openai_shape(gateway: Gateway, method: str, path: str, status: int) -> None:
+def test_router_errors_have_openai_shape(gateway: ServedGateway, method: str, path: str, status: int) -> None:
     answer = gateway.http.request(method, path)
     assert answer.status_code == status and answer.headers["x-request-id"].startswith("req-")
     assert answer.json()["error"]["type"] == "invalid_request_error" and path in answer.json()["error"]["message"]
 
 
-def test_unexpected_error_is_answered_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_answered_500(gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(gateway.client.telemetry), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
     assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")
 
 
-def test_health_and_readiness_are_reported(gateway: Gateway) -> None:
+def test_health_and_readiness_are_reported(gateway: ServedGateway) -> None:
     assert get(gateway, "/health").json() == {"status": "ok"}
     assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "error": None}
     gateway.client.missing = ["talker"]
@@ -112,18 +112,18 @@ def test_health_and_readiness_are_reported(gateway: Gateway) -> None:
     assert get(gateway, "/health").status_code == 200
 
 
-def test_request_detail_is_served(gateway: Gateway) -> None:
+def test_request_detail_is_served(gateway: ServedGateway) -> None:
     answer = gateway.create(modalities=["text", "audio"])
-    story = get(gateway, f"/v1/fleet/requests/{request_id_of(answer)}").json()
-    assert story["state"] == "finished" and story["error"] is None
-    assert [task["stage"] for task in story["tasks"]] == ["thinker", "talker", "code2wav"]
-    audio = next(edge for edge in story["edges"] if edge["name"] == "audio")
+    trace = get(gateway, f"/v1/fleet/requests/{request_id_of(answer)}").json()
+    assert trace["state"] == "finished" and trace["error"] is None
+    assert [task["stage"] for task in trace["tasks"]] == ["thinker", "talker", "code2wav"]
+    audio = next(edge for edge in trace["edges"] if edge["name"] == "audio")
     assert audio["target"] == "client" and audio["produced"] == audio["consumed"] == 7
     answer = get(gateway, "/v1/fleet/requests/req-0")
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "request_id"
 
 
-def test_request_is_aborted_by_delete(gateway: Gateway) -> None:
+def test_request_is_aborted_by_delete(gateway: ServedGateway) -> None:
     answer = gateway.create()
     path = f"/v1/fleet/requests/{request_id_of(answer)}"
     assert gateway.http.delete(path).json()["aborted"] is False
@@ -139,7 +139,7 @@ def test_request_is_aborted_by_delete(gateway: Gateway) -> None:
     assert gateway.client.streams[request].aborted == "cancelled through the API"
 
 
-def test_workers_are_listed(gateway: Gateway) -> None:
+def test_workers_are_listed(gateway: ServedGateway) -> None:
     gateway.client.missing = ["talker"]
     body = get(gateway, "/v1/fleet/workers").json()
     assert [worker["role"] for worker in body["data"]] == ["thinker", "code2wav", "gateway"]
@@ -148,7 +148,7 @@ def test_workers_are_listed(gateway: Gateway) -> None:
     assert get(gateway, "/v1/fleet/workers").status_code == 503
 
 
-def test_metrics_count_requests_and_audio(gateway: Gateway) -> None:
+def test_metrics_count_requests_and_audio(gateway: ServedGateway) -> None:
     gateway.create(modalities=["text", "audio"])
     text = get(gateway, "/metrics").text
     for line in (
@@ -171,7 +171,7 @@ def test_metrics_count_requests_and_audio(gateway: Gateway) -> None:
     assert get(gateway, "/metrics").status_code == 200
 
 
-def test_metrics_have_queue_of_each_role(gateway: Gateway) -> None:
+def test_metrics_have_queue_of_each_role(gateway: ServedGateway) -> None:
     gateway.client.telemetry.role_list = [
         RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, capacity=16, draining=1, standby=2)
     ]
@@ -183,7 +183,7 @@ def test_metrics_have_queue_of_each_role(gateway: Gateway) -> None:
     assert 'role="thinker"' not in get(gateway, "/metrics").text, "what cannot be read must not look current"
 
 
-def test_api_key_is_required_if_set(serve_with: Callable[[str | None], Gateway]) -> None:
+def test_api_key_is_required_if_set(serve_with: Callable[[str | None], ServedGateway]) -> None:
     gateway = serve_with("sécret")
     with pytest.raises(openai.AuthenticationError) as refused:
         gateway.openai("wrong").models.list()
@@ -197,7 +197,7 @@ def test_api_key_is_required_if_set(serve_with: Callable[[str | None], Gateway])
     assert get(gateway, "/").headers["location"] == "/console/login"
 
 
-def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str | None], Gateway]) -> None:
+def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str | None], ServedGateway]) -> None:
     gateway = serve_with("secret")
     refused = get(gateway, "/metrics")
     assert refused.status_code == 401 and "fleet_" not in refused.text
@@ -211,7 +211,7 @@ def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str 
         assert get(open_to_all, "/v1/models").status_code == 401
 
 
-def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], Gateway]) -> None:
+def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], ServedGateway]) -> None:
     gateway = serve_with("secret")
     troubles = ((["talker"], None), ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")))
     for missing, unreachable in troubles:
@@ -220,11 +220,11 @@ def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], G
         assert answer.status_code == 503 and answer.json()["ready"] is False and answer.json()["missing"] == []
         assert "talker" not in answer.text and "10.1.2.3" not in answer.text and "API key" in answer.json()["error"]["message"]
         assert answer.headers["retry-after"] == "1"
-        told = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
-        assert told.status_code == 503 and ("talker" in told.text or "10.1.2.3" in told.text)
+        reported = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
+        assert reported.status_code == 503 and ("talker" in reported.text or "10.1.2.3" in reported.text)
 
 
-def test_content_security_policy_allows_own_scripts_only(gateway: Gateway) -> None:
+def test_content_security_policy_allows_own_scripts_only(gateway: ServedGateway) -> None:
     answer = get(gateway, "/")
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
     assert "<script>" not in answer.text and "style=" not in answer.text and len(answer.content) < 100_000

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.sound_bombs import big_pictures, codebooks, many_channels, silence, wav
 from tests.web.stuck_decoder import StuckDecoders, stuck_decoders
@@ -23,14 +23,14 @@ FIELD = "messages[0].content[0].input_audio.data"
 
 
 @contextmanager
-def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tuple[Gateway, StuckDecoders]]:
+def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tuple[ServedGateway, StuckDecoders]]:
     """A gateway whose decoders never reply."""
     with stuck_decoders() as stuck, serving(loaded) as gateway:
         gateway.client.script = script or Script()
         yield gateway, stuck
 
 
-def send(gateway: Gateway, file: bytes) -> socket.socket:
+def send(gateway: ServedGateway, file: bytes) -> socket.socket:
     """Send an audio file over a plain socket, which the caller closes."""
     messages = [{"role": "user", "content": [input_audio(file, None)]}]
     body = json.dumps({"model": "omni", "messages": messages}).encode()
@@ -41,7 +41,7 @@ def send(gateway: Gateway, file: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("file", [many_channels(seconds=0.1), codebooks()], ids=["channels", "codebooks"])
-def test_audio_bomb_is_refused_by_chat_and_transcription(gateway: Gateway, file: bytes) -> None:
+def test_audio_bomb_is_refused_by_chat_and_transcription(gateway: ServedGateway, file: bytes) -> None:
     error = error_of(ask(gateway, input_audio(file, "ogg")))
     assert error["param"] == FIELD and str(error["message"]).startswith(f"{FIELD}: ")
     answer = gateway.http.post("/v1/audio/transcriptions", data={"model": "omni"}, files={"file": ("bomb.ogg", file)})
@@ -49,7 +49,7 @@ def test_audio_bomb_is_refused_by_chat_and_transcription(gateway: Gateway, file:
     assert not gateway.client.submitted
 
 
-def test_recording_with_large_pictures_is_accepted(gateway: Gateway) -> None:
+def test_recording_with_large_pictures_is_accepted(gateway: ServedGateway) -> None:
     assert ask(gateway, input_audio(big_pictures(num_frames=1), "webm")).status_code == 200
     assert abs(audio_len_s(gateway) - 1) < 0.1
 

@@ -20,7 +20,7 @@ from openai.types.audio.speech_create_params import SpeechCreateParams
 from fleet.core.errors import EngineError, Overloaded
 from fleet.core.request import RequestSpec
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded, likeness
 from tests.web.test_bad_input import JUNK, error_of
@@ -33,11 +33,11 @@ LONG = "The first sentence is here. And then comes another one! Is there a third
 SECOND = RATE_HZ
 
 
-def said(gateway: Gateway, spec: RequestSpec) -> str:
+def said(gateway: ServedGateway, spec: RequestSpec) -> str:
     return gateway.client.tokenizer.decode(list(spec.given))
 
 
-def speak(gateway: Gateway, **fields: object) -> httpx.Response:
+def speak(gateway: ServedGateway, **fields: object) -> httpx.Response:
     return gateway.http.post(PATH, json={**GOOD, **fields})
 
 
@@ -47,7 +47,7 @@ def params(**fields: object) -> SpeechCreateParams:
 
 @pytest.mark.parametrize("kind", ["wav", "pcm", "mp3", "flac", "opus", "aac"])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_openai_client_receives_audio_in_each_format(gateway: Gateway, kind: str, speed: float) -> None:
+def test_openai_client_receives_audio_in_each_format(gateway: ServedGateway, kind: str, speed: float) -> None:
     gateway.client.script = Script(num_samples=2 * SECOND, samples_per_chunk=1920)
     streaming = gateway.openai().audio.speech.with_streaming_response
     with streaming.create(**params(response_format=kind, speed=speed)) as answer:
@@ -61,12 +61,12 @@ def test_openai_client_receives_audio_in_each_format(gateway: Gateway, kind: str
         assert np.array_equal(samples, expected), "nothing is lost"
 
 
-def test_default_format_is_mp3(gateway: Gateway) -> None:
+def test_default_format_is_mp3(gateway: ServedGateway) -> None:
     answer = speak(gateway)
     assert answer.headers["content-type"] == "audio/mpeg" and len(decoded(answer.content)) > 0
 
 
-def test_wav_of_unknown_length_is_readable(gateway: Gateway) -> None:
+def test_wav_of_unknown_length_is_readable(gateway: ServedGateway) -> None:
     file = speak(gateway, response_format="wav").content
     expected = sine(Script().num_samples)
     samples, rate_hz = soundfile.read(io.BytesIO(file), dtype="int16")
@@ -76,7 +76,7 @@ def test_wav_of_unknown_length_is_readable(gateway: Gateway) -> None:
         assert reader.readframes(reader.getnframes()) == expected.tobytes()
 
 
-def test_text_is_given_answer_without_sampling(gateway: Gateway) -> None:
+def test_text_is_given_answer_without_sampling(gateway: ServedGateway) -> None:
     answer = speak(gateway, instructions="cheerfully", whatever=1, seed=5, voice={"id": "onyx"})
     (spec,) = [spec for spec, _ in gateway.client.submitted]
     assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(list(spec.prompt_ids))
@@ -89,7 +89,7 @@ def test_text_is_given_answer_without_sampling(gateway: Gateway) -> None:
     assert answer.headers["x-request-id"] == spec.id
 
 
-def events_of(gateway: Gateway, **fields: object) -> Iterator[dict[str, Any]]:
+def events_of(gateway: ServedGateway, **fields: object) -> Iterator[dict[str, Any]]:
     streaming = gateway.openai().audio.speech.with_streaming_response
     with streaming.create(**params(stream_format="sse", **fields)) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -98,7 +98,7 @@ def events_of(gateway: Gateway, **fields: object) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_sse_stream_has_same_file_and_usage(gateway: Gateway) -> None:
+def test_sse_stream_has_same_file_and_usage(gateway: ServedGateway) -> None:
     *deltas, done = events_of(gateway, response_format="wav")
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"} and len(deltas) > 2
     assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == speak(gateway, response_format="wav").content
@@ -107,7 +107,7 @@ def test_sse_stream_has_same_file_and_usage(gateway: Gateway) -> None:
     assert usage["input_tokens"] > 0 and usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-def test_long_text_is_spoken_in_pieces(gateway: Gateway) -> None:
+def test_long_text_is_spoken_in_pieces(gateway: ServedGateway) -> None:
     answer = speak(gateway, input=LONG, response_format="pcm")
     specs = [spec for spec, _ in gateway.client.submitted]
     limits = gateway.config.limits
@@ -118,7 +118,7 @@ def test_long_text_is_spoken_in_pieces(gateway: Gateway) -> None:
     assert len({spec.id for spec in specs}) == len(specs) and len({spec.params["voice"] for spec in specs}) == 1
 
 
-def test_further_piece_is_retried_while_queue_is_full(gateway: Gateway) -> None:
+def test_further_piece_is_retried_while_queue_is_full(gateway: ServedGateway) -> None:
     """A later refusal is retried; a refusal of the first piece is returned to the client."""
     gateway.client.script = Script(refusal=Overloaded("64 requests are running"), refusals=range(1, 3))
     answer = speak(gateway, input=LONG, response_format="pcm")
@@ -128,12 +128,12 @@ def test_further_piece_is_retried_while_queue_is_full(gateway: Gateway) -> None:
     assert error_of(refused, 429)["code"] == "rate_limit_exceeded" and refused.headers["retry-after"] == "1"
 
 
-def test_failure_before_first_audio_has_status(gateway: Gateway) -> None:
+def test_failure_before_first_audio_has_status(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=1, failure=EngineError("out of memory"))
     assert error_of(speak(gateway), 500)["code"] == "engine_error"
 
 
-def test_later_failure_truncates_file_or_is_last_event(gateway: Gateway) -> None:
+def test_later_failure_truncates_file_or_is_last_event(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=6, failure=EngineError("out of memory"))
     with pytest.raises(httpx.RemoteProtocolError):
         speak(gateway, response_format="pcm")
@@ -142,7 +142,7 @@ def test_later_failure_truncates_file_or_is_last_event(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"input": LONG}])
-def test_disconnect_aborts_request(gateway: Gateway, fields: Mapping[str, object]) -> None:
+def test_disconnect_aborts_request(gateway: ServedGateway, fields: Mapping[str, object]) -> None:
     gateway.client.script = Script(stall_at=7)
     body = json.dumps({**GOOD, "response_format": "pcm", **fields}).encode()
     host, _, port = gateway.url.removeprefix("http://").partition(":")
@@ -177,12 +177,12 @@ def test_disconnect_aborts_request(gateway: Gateway, fields: Mapping[str, object
         ({"fleet": {"nobody": {}}}, "fleet.nobody", 400),
     ],
 )
-def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: dict[str, object], param: str, status: int) -> None:
+def test_invalid_field_is_refused_by_name(gateway: ServedGateway, fields: dict[str, object], param: str, status: int) -> None:
     error = error_of(speak(gateway, **fields), status)
     assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
 
 
-def test_openai_client_raises_matching_errors(gateway: Gateway) -> None:
+def test_openai_client_raises_matching_errors(gateway: ServedGateway) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.openai().audio.speech.create(**params(voice="nobody"))
     assert refused.value.param == "voice"
@@ -197,7 +197,7 @@ def test_speech_is_refused_by_text_model(text_only: Loaded) -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from([*GOOD, "speed", "response_format", "stream_format", "instructions", "fleet", "new"]), JUNK)
-def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: Gateway, name: str, junk: object) -> None:
+def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: ServedGateway, name: str, junk: object) -> None:
     answer = speak(gateway, **{"response_format": "pcm", name: junk})
     if answer.status_code != 200:
         assert answer.status_code < 500, answer.text
@@ -207,7 +207,7 @@ def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: Gateway, 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(min_size=1, max_size=300))
-def test_arbitrary_text_is_spoken_completely_or_refused(gateway: Gateway, text: str) -> None:
+def test_arbitrary_text_is_spoken_completely_or_refused(gateway: ServedGateway, text: str) -> None:
     gateway.client.submitted.clear()
     answer = speak(gateway, input=text, response_format="pcm")
     if answer.status_code == 200:
@@ -218,7 +218,7 @@ def test_arbitrary_text_is_spoken_completely_or_refused(gateway: Gateway, text: 
         assert error_of(answer, answer.status_code)["param"] == "input" and answer.status_code < 500
 
 
-def test_voices_are_listed_with_id_and_name(gateway: Gateway) -> None:
+def test_voices_are_listed_with_id_and_name(gateway: ServedGateway) -> None:
     """The fields that Open WebUI reads; each id is an accepted voice."""
     answer = gateway.http.get("/v1/audio/voices").json()
     names = {voice["id"]: voice["name"] for voice in answer["voices"]}
@@ -226,7 +226,7 @@ def test_voices_are_listed_with_id_and_name(gateway: Gateway) -> None:
     assert all(speak(gateway, voice=voice).headers["x-fleet-voice"] == voice for voice in names)
 
 
-def test_speech_models_are_listed(gateway: Gateway, text_only: Loaded) -> None:
+def test_speech_models_are_listed(gateway: ServedGateway, text_only: Loaded) -> None:
     assert gateway.http.get("/v1/audio/models").json() == {"models": [{"id": "omni", "name": "omni"}]}
     with serving(text_only) as silent:
         assert silent.http.get("/v1/audio/models").json() == {"models": []}

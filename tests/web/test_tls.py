@@ -88,7 +88,7 @@ def test_configured_certificate_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (("web.tls_cert=a.pem",), "web.tls_cert.*web.tls_key is missing"),
         (("web.tls_key=a.pem",), "web.tls_key.*web.tls_cert is missing"),
@@ -96,8 +96,8 @@ def test_configured_certificate_is_used(tmp_path: Path) -> None:
         (("web.tls=letsencrypt",), "web.tls.*self-signed"),
     ],
 )
-def test_inconsistent_tls_settings_are_refused(given: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_inconsistent_tls_settings_are_refused(given: tuple[str, ...], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         load_config(None, given)
 
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from fleet.core.errors import BadInput, EngineError
 from fleet.processing import Recording
 from tests.support import await_until, wait_until
-from tests.web.conftest import LIMITS, Gateway, Loaded, serving
+from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import in_flight
@@ -35,7 +35,7 @@ def sound(seconds: float = 2.0, kind: str = "WAV") -> bytes:
     return buffer.getvalue()
 
 
-def write_down(gateway: Gateway, file: bytes | None = None, **fields: object) -> httpx.Response:
+def write_down(gateway: ServedGateway, file: bytes | None = None, **fields: object) -> httpx.Response:
     data = {"model": "omni", **fields}
     return gateway.http.post(PATH, data=data, files={"file": ("a.wav", sound() if file is None else file)})
 
@@ -44,7 +44,7 @@ def params(**fields: object) -> TranscriptionCreateParamsNonStreaming:
     return cast(TranscriptionCreateParamsNonStreaming, {"model": "omni", "file": ("a.wav", sound()), **fields})
 
 
-def test_openai_client_receives_text_and_usage(gateway: Gateway) -> None:
+def test_openai_client_receives_text_and_usage(gateway: ServedGateway) -> None:
     answer = gateway.openai().audio.transcriptions.create(**params(language="en", prompt="names", temperature=0.5))
     assert isinstance(answer, Transcription) and answer.text == Script().text
     spec, blob = gateway.client.submitted[0]
@@ -58,20 +58,20 @@ def test_openai_client_receives_text_and_usage(gateway: Gateway) -> None:
     assert main.temperature == 0.5
 
 
-def test_default_is_greedy_and_ignored_fields_are_reported(gateway: Gateway) -> None:
+def test_default_is_greedy_and_ignored_fields_are_reported(gateway: ServedGateway) -> None:
     answer = write_down(gateway, language="en", whatever="1")
     (main,) = gateway.client.submitted[0][0].sampling.values()
     assert main.temperature == 0 and answer.headers["x-fleet-ignored"] == "language, whatever"
 
 
-def test_plain_text_response(gateway: Gateway) -> None:
+def test_plain_text_response(gateway: ServedGateway) -> None:
     answer = gateway.openai().audio.transcriptions.create(**params(response_format="text"))
     assert cast(object, answer) == Script().text
     assert write_down(gateway, response_format="text").headers["content-type"].startswith("text/plain")
 
 
 @pytest.mark.parametrize("language", ["de", None])
-def test_verbose_json_is_one_segment_over_the_clip(gateway: Gateway, language: str | None) -> None:
+def test_verbose_json_is_one_segment_over_the_clip(gateway: ServedGateway, language: str | None) -> None:
     given = {"language": language} if language is not None else {}
     fields = params(response_format="verbose_json", timestamp_granularities=["segment"], temperature=0.5, **given)
     answer = cast(object, gateway.openai().audio.transcriptions.create(**fields))
@@ -94,7 +94,7 @@ def test_verbose_json_is_one_segment_over_the_clip(gateway: Gateway, language: s
         ("json", ["segment", "word"], 200),
     ],
 )
-def test_word_timestamps_are_refused(gateway: Gateway, kind: str, granularities: list[str], status: int) -> None:
+def test_word_timestamps_are_refused(gateway: ServedGateway, kind: str, granularities: list[str], status: int) -> None:
     fields = {"model": "omni", "response_format": kind, "timestamp_granularities[]": granularities}
     answer = gateway.http.post(PATH, data=fields, files={"file": ("a.wav", sound())})
     assert answer.status_code == status
@@ -104,7 +104,7 @@ def test_word_timestamps_are_refused(gateway: Gateway, kind: str, granularities:
 
 @pytest.mark.parametrize("name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[1]"])
 @pytest.mark.parametrize("given", ["word,segment", "segment, word", '["word"]', "['segment', 'word']", "Word"])
-def test_word_timestamps_in_one_field_are_refused(gateway: Gateway, name: str, given: str) -> None:
+def test_word_timestamps_in_one_field_are_refused(gateway: ServedGateway, name: str, given: str) -> None:
     answer = write_down(gateway, None, response_format="verbose_json", **{name: given})
     assert error_of(answer)["param"] == "timestamp_granularities"
     served = write_down(gateway, None, response_format="verbose_json", **{name: '["segment"]'})
@@ -112,13 +112,13 @@ def test_word_timestamps_in_one_field_are_refused(gateway: Gateway, name: str, g
 
 
 @pytest.mark.parametrize("name", ["reference_audio", "audio_url", "images", "messages"])
-def test_unknown_content_field_of_form_is_refused_with_advice(gateway: Gateway, name: str) -> None:
+def test_unknown_content_field_of_form_is_refused_with_advice(gateway: ServedGateway, name: str) -> None:
     error = error_of(write_down(gateway, None, **{name: "data:audio/wav;base64,UklGRg=="}))
     assert error["param"] == name and str(error["message"]).endswith("; send it as the field file")
     assert "voice" not in str(error["message"]) and "chat" not in str(error["message"])
 
 
-def test_streamed_transcription_has_deltas(gateway: Gateway) -> None:
+def test_streamed_transcription_has_deltas(gateway: ServedGateway) -> None:
     stream = gateway.openai().audio.transcriptions.create(model="omni", file=("a.wav", sound()), stream=True)
     *deltas, done = list(stream)
     texts = [delta.delta for delta in deltas if delta.type == "transcript.text.delta"]
@@ -128,11 +128,11 @@ def test_streamed_transcription_has_deltas(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
-def test_file_format_is_detected_by_content(gateway: Gateway, kind: str) -> None:
+def test_file_format_is_detected_by_content(gateway: ServedGateway, kind: str) -> None:
     assert write_down(gateway, sound(kind=kind)).json()["text"] == Script().text
 
 
-def test_failure_is_reported_before_and_within_stream(gateway: Gateway) -> None:
+def test_failure_is_reported_before_and_within_stream(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
     assert error_of(write_down(gateway), 500)["code"] == "engine_error"
     lines = [line for line in write_down(gateway, stream="true").text.splitlines() if line]
@@ -140,7 +140,7 @@ def test_failure_is_reported_before_and_within_stream(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-def test_disconnect_aborts_request(gateway: Gateway, stream: str) -> None:
+def test_disconnect_aborts_request(gateway: ServedGateway, stream: str) -> None:
     gateway.client.script = Script(stall_at=3)
     with httpx.Client(base_url=gateway.url, timeout=0.5) as leaving, pytest.raises(httpx.ReadTimeout):
         leaving.post(PATH, data={"model": "omni", "stream": stream}, files={"file": ("a.wav", sound())})
@@ -164,24 +164,24 @@ def test_disconnect_aborts_request(gateway: Gateway, stream: str) -> None:
         ({"model": "other"}, "model", 404),
     ],
 )
-def test_invalid_field_is_refused_by_name(gateway: Gateway, fields: Mapping[str, str], param: str, status: int) -> None:
+def test_invalid_field_is_refused_by_name(gateway: ServedGateway, fields: Mapping[str, str], param: str, status: int) -> None:
     error = error_of(write_down(gateway, None, **fields), status)
     assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
 
 
 @pytest.mark.parametrize("file", [b"", b"MZ not sound" * 50, sound()[:60], sound(0.01)], ids=["none", "other", "cut", "short"])
-def test_undecodable_audio_is_refused_by_field(gateway: Gateway, file: bytes) -> None:
+def test_undecodable_audio_is_refused_by_field(gateway: ServedGateway, file: bytes) -> None:
     error = error_of(write_down(gateway, file))
     assert error["param"] == "file" and str(error["message"]).startswith("file: ")
 
 
-def test_too_short_or_long_audio_is_refused(gateway: Gateway) -> None:
+def test_too_short_or_long_audio_is_refused(gateway: ServedGateway) -> None:
     error = error_of(write_down(gateway, sound(LIMITS.max_audio_s + 0.5)), 413)
     assert error["param"] == "file" and f"{LIMITS.max_audio_s:g} s" in str(error["message"])
     assert error_of(write_down(gateway, bytes(LIMITS.max_body_bytes)), 413)["code"] == "input_too_large"
 
 
-def test_incomplete_form_is_refused(gateway: Gateway) -> None:
+def test_incomplete_form_is_refused(gateway: ServedGateway) -> None:
     files = {"file": ("a.wav", sound())}
     assert error_of(gateway.http.post(PATH, files=files))["param"] == "model"
     assert error_of(gateway.http.post(PATH, data={"model": "omni"}, files={"other": ("a.wav", sound())}))["param"] == "file"
@@ -202,7 +202,7 @@ REFERENCE = ("reference_audio", ("r.wav", b"RIFF"))
 )
 @pytest.mark.parametrize("is_first", [True, False])
 def test_further_upload_of_a_transcription_is_refused_by_name(
-    gateway: Gateway, uploads: list[tuple[str, tuple[str, bytes]]], param: str, is_first: bool
+    gateway: ServedGateway, uploads: list[tuple[str, tuple[str, bytes]]], param: str, is_first: bool
 ) -> None:
     file = [("file", ("a.wav", sound()))]
     answer = gateway.http.post(PATH, data={"model": "omni"}, files=file + uploads if is_first else uploads + file)
@@ -211,19 +211,19 @@ def test_further_upload_of_a_transcription_is_refused_by_name(
     assert error["message"] == f"{param}: one file is transcribed per request; send it as the field file"
 
 
-def test_text_beside_a_file_of_the_same_name_is_refused(gateway: Gateway) -> None:
+def test_text_beside_a_file_of_the_same_name_is_refused(gateway: ServedGateway) -> None:
     data = {"model": "omni", "file": "data:audio/wav;base64,AAAA"}
     answer = gateway.http.post(PATH, data=data, files={"file": ("a.wav", sound())})
     assert "one file" in str(error_of(answer)["message"])
 
 
-def test_empty_upload_beside_file_is_ignored(gateway: Gateway) -> None:
+def test_empty_upload_beside_file_is_ignored(gateway: ServedGateway) -> None:
     """Browsers send an empty upload for an unused file chooser."""
     files = [("file", ("a.wav", sound())), ("reference_audio", ("", b""))]
     assert gateway.http.post(PATH, data={"model": "omni"}, files=files).status_code == 200
 
 
-def test_empty_model_selects_served_one(gateway: Gateway) -> None:
+def test_empty_model_selects_served_one(gateway: ServedGateway) -> None:
     """Open WebUI sends an empty model if none is chosen."""
     answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
     assert answer.status_code == 200, answer.text
@@ -235,14 +235,14 @@ def test_transcription_is_refused_by_text_model(text_only: Loaded) -> None:
         assert error_of(answer)["param"] == "file"
 
 
-def test_translations_are_not_served(gateway: Gateway) -> None:
+def test_translations_are_not_served(gateway: ServedGateway) -> None:
     answer = gateway.http.post("/v1/audio/translations", data={"model": "omni"}, files={"file": ("a.wav", sound())})
     assert "translations are not served" in str(error_of(answer, 404)["message"])
 
 
 @QUICK
 @given(st.binary(max_size=400), st.binary(max_size=20))
-def test_arbitrary_bytes_in_form_are_refused(gateway: Gateway, raw: bytes, boundary: bytes) -> None:
+def test_arbitrary_bytes_in_form_are_refused(gateway: ServedGateway, raw: bytes, boundary: bytes) -> None:
     error_of(write_down(gateway, raw))
     kind = b"multipart/form-data; boundary=" + boundary.hex().encode()
     content = b"--" + boundary.hex().encode() + b"\r\n" + raw
@@ -252,7 +252,7 @@ def test_arbitrary_bytes_in_form_are_refused(gateway: Gateway, raw: bytes, bound
 
 @QUICK
 @given(st.integers(0, 2000), st.integers(0, 255), st.sampled_from(["WAV", "FLAC", "OGG", "MP3"]))
-def test_damaged_file_is_accepted_or_refused(gateway: Gateway, at: int, byte: int, kind: str) -> None:
+def test_damaged_file_is_accepted_or_refused(gateway: ServedGateway, at: int, byte: int, kind: str) -> None:
     file = bytearray(sound(0.2, kind))
     file[at % len(file)] = byte
     answer = write_down(gateway, bytes(file))

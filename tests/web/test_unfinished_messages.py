@@ -1,4 +1,4 @@
-"""Unfinished WebSocket messages are limited in memory and time, whatever else the connection sends."""
+"""Unfinished WebSocket messages are limited in memory and time, also while the connection sends more."""
 
 import socket
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.web import attacks
-from tests.web.attacks import Target, read_to_end, read_up_to
+from tests.web.attacks import AttackTarget, read_to_end, read_up_to
 from tests.web.conftest import Loaded, bounded, serving
 
 PONG = b"\x8a\x00"
@@ -24,7 +24,7 @@ def fragment(num_bytes: int, *, missing: int = 0) -> bytes:
 
 
 @contextmanager
-def opened(target: Target) -> Iterator[socket.socket]:
+def opened(target: AttackTarget) -> Iterator[socket.socket]:
     """Open a WebSocket; return its socket once the session is created."""
     with attacks.open_websocket(target) as wire:
         read_up_to(wire, b"session.created")
@@ -33,7 +33,7 @@ def opened(target: Target) -> Iterator[socket.socket]:
 
 def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> None:
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
-        target = Target.of(gateway.url)
+        target = AttackTarget.of(gateway.url)
         with opened(target) as first, opened(target) as second, opened(target) as third:
             first.sendall(fragment(600_000) + attacks.PING)
             assert PONG in read_up_to(first, PONG)
@@ -63,7 +63,7 @@ def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> N
 ])  # fmt: skip
 def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded, begun: bytes, dripped: bytes) -> None:
     """Pings, empty fragments and single bytes are no progress."""
-    with serving(bounded(loaded, body_timeout_s=0.3)) as gateway, opened(Target.of(gateway.url)) as wire:
+    with serving(bounded(loaded, body_timeout_s=0.3)) as gateway, opened(AttackTarget.of(gateway.url)) as wire:
         wire.sendall(begun)
         wire.settimeout(0.02)
         received = b""
@@ -83,8 +83,8 @@ def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded,
 
 
 def test_websocket_without_unfinished_message_stays_open(loaded: Loaded) -> None:
-    with serving(bounded(loaded, body_timeout_s=0.1)) as gateway, opened(Target.of(gateway.url)) as wire:
-        with opened(Target.of(gateway.url)) as unfinished:
+    with serving(bounded(loaded, body_timeout_s=0.1)) as gateway, opened(AttackTarget.of(gateway.url)) as wire:
+        with opened(AttackTarget.of(gateway.url)) as unfinished:
             unfinished.sendall(fragment(1000))
             assert TOO_SLOW in read_to_end(unfinished)
         wire.sendall(attacks.PING)

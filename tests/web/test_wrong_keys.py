@@ -9,7 +9,7 @@ import httpx
 import pytest
 from websockets.typing import Subprotocol
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import CSRF_HEADER, KEY_SUBPROTOCOL_PREFIX
 from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys
@@ -19,7 +19,7 @@ MODELS = "/v1/models"
 
 
 @pytest.fixture
-def locked(serve_with: Callable[[str | None], Gateway], monkeypatch: pytest.MonkeyPatch) -> Gateway:
+def locked(serve_with: Callable[[str | None], ServedGateway], monkeypatch: pytest.MonkeyPatch) -> ServedGateway:
     """A gateway whose first back-off outlasts a test on any machine."""
     monkeypatch.setattr("web.http.wrong_keys.FIRST_S", LONGEST_S)
     return serve_with(KEY)
@@ -34,13 +34,13 @@ def wrong_keys_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in messages if re.fullmatch(r"\d+ wrong API keys? from 127\.0\.0\.1", line)]
 
 
-def exhaust(gateway: Gateway) -> None:
+def exhaust(gateway: ServedGateway) -> None:
     """Send wrong keys until the address is in a back-off."""
     for number in range(NUM_FREE):
         gateway.http.get(MODELS, headers=bearer(f"wrong-{number}"))
 
 
-def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         answers = [locked.http.get(MODELS, headers=bearer(f"wrong-{number}")) for number in range(300)]
     assert Counter(answer.status_code for answer in answers) == {401: NUM_FREE, 429: 300 - NUM_FREE}
@@ -50,7 +50,7 @@ def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: Gateway, c
     assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
 
 
-def test_right_key_and_no_key_are_accepted_during_back_off(locked: Gateway) -> None:
+def test_right_key_and_no_key_are_accepted_during_back_off(locked: ServedGateway) -> None:
     exhaust(locked)
     assert locked.http.get(MODELS, headers=bearer("wrong")).status_code == 429
     assert locked.http.get(MODELS, headers=bearer(KEY)).status_code == 200
@@ -60,7 +60,7 @@ def test_right_key_and_no_key_are_accepted_during_back_off(locked: Gateway) -> N
     assert httpx.post(f"{locked.url}/console/login", data={"key": KEY}).status_code == 303
 
 
-def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_requests_without_a_key_are_never_counted(locked: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2 * NUM_FREE):
             assert locked.http.get(MODELS, headers={"cookie": "fleet_console=old"}).status_code == 401
@@ -69,14 +69,14 @@ def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytes
     assert not wrong_keys_lines(caplog)
 
 
-def test_wrong_key_of_cross_site_page_counts(locked: Gateway) -> None:
+def test_wrong_key_of_cross_site_page_counts(locked: ServedGateway) -> None:
     """Otherwise the two refusals would distinguish right from wrong keys without a back-off."""
     for _ in range(NUM_FREE):
         assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 403
     assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 429
 
 
-def test_login_form_shows_back_off(locked: Gateway) -> None:
+def test_login_form_shows_back_off(locked: ServedGateway) -> None:
     statuses = [locked.http.post("/console/login", data={"key": f"wrong-{n}"}).status_code for n in range(NUM_FREE + 1)]
     assert statuses == [401] * NUM_FREE + [429]
     page = locked.http.post("/console/login", data={"key": "wrong"})
@@ -86,7 +86,7 @@ def test_login_form_shows_back_off(locked: Gateway) -> None:
 
 @pytest.mark.parametrize("way", ["bearer", "subprotocol", "secret", "secret of a session"])
 async def test_websockets_back_off_for_each_way_of_sending_key(
-    locked: Gateway, way: str, caplog: pytest.LogCaptureFixture
+    locked: ServedGateway, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = "ek_made-up" if "secret" in way else "wrong"
     path = "/v1/realtime?session=sess_any" if way == "secret of a session" else "/v1/realtime"

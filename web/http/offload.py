@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
-"""A smaller body is parsed within milliseconds, whatever its content."""
+"""A smaller body is parsed within milliseconds for any content."""
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-reader")
 
 

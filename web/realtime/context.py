@@ -1,4 +1,4 @@
-"""What the parts of one voice session share, and the queue through which they report to the session that owns them."""
+"""State shared by the parts of one voice session, and the queue through which they report to the session that owns them."""
 
 from collections import deque
 from collections.abc import Callable

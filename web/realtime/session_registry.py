@@ -61,7 +61,7 @@ Undo = Callable[[str, int], Coroutine[None, None, None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What a client that reconnects has of a response: samples of audio, characters of text; None: it does not say."""
+    """Samples of audio and characters of text that a reconnecting client has of a response; None if not reported."""
 
     response_id: str | None
     samples: int | None

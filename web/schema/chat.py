@@ -301,7 +301,7 @@ def bad_input(error: ValidationError) -> BadInput:
 def _param(loc: tuple[int | str, ...]) -> str:
     """Return the path of a field as OpenAI writes it: `messages[0].content[1].input_audio.format`.
 
-    Tags of union branches in the location are skipped: ours begin with a colon; that of a part follows an index.
+    Tags of union branches in the location are skipped: those of Fleet begin with a colon; that of a part follows an index.
     """
     path = ""
     after_index = False

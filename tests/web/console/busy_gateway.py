@@ -9,7 +9,7 @@ from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
-from tests.web.conftest import Gateway, Loaded
+from tests.web.conftest import Loaded, ServedGateway
 from tests.web.plausible import busy
 from web.realtime.session_views import SessionView
 
@@ -17,7 +17,7 @@ LIVE_PAGES = ("overview", "requests", "workers", "queues", "transfers", "session
 NUM_TICKS, NUM_PREFILL = 40, 6
 
 
-def fill(gateway: Gateway) -> None:
+def fill(gateway: ServedGateway) -> None:
     """Fill the gateway's fake client with a busy fleet and two voice sessions."""
     telemetry = busy(gateway.config.graph_declaration())
     for trace in telemetry.traces.values():
@@ -75,7 +75,7 @@ def session(number: int, state: str, request: str) -> SessionView:
     )
 
 
-def paths(gateway: Gateway) -> dict[str, str]:
+def paths(gateway: ServedGateway) -> dict[str, str]:
     """Return the path of each page by its name."""
     telemetry = gateway.client.telemetry
     failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.web.chromium import chromium_path
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
 from tests.web.console.watched_page import ARGS, complaints_of, watched
 
@@ -20,7 +20,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, gateway: Gateway) -> Iterator[Callable[[str], Page]]:
+def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[Callable[[str], Page]]:
     """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail the test."""
     fill(gateway)
     page = watched(browser)

@@ -5,7 +5,7 @@ import msgspec
 from fleet.control.voice import HeldVoice
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.core.request_trace import RequestRow
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill, session
 from tests.web.fake_telemetry import now_us
 from tests.web.plausible import request_id
@@ -15,7 +15,7 @@ LONG = "averylongwordwithoutanyspace" * 8
 NUM_ROWS, NUM_WORKERS, NUM_ROLES = 200, 1000, 200
 
 
-def fill_to_limits(gateway: Gateway, num_requests: int = 10_000) -> None:
+def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
     """Fill the gateway's fake client beyond what a page shows."""
     fill(gateway)
     telemetry, now = gateway.client.telemetry, now_us()

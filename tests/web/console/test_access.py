@@ -9,7 +9,7 @@ from typing import Literal, cast
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import complaints_of, watched
 
@@ -151,7 +151,7 @@ def test_pages_mark_their_navigation_item_and_have_one_heading(reports: dict[str
         assert all(deeper - level <= 1 for level, deeper in pairwise(page.levels)), (name, page.levels)
 
 
-def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gateway: Gateway) -> None:
+def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gateway: ServedGateway) -> None:
     """They call routes of the OpenAPI document, and nothing else."""
     described = cast("dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"])
     shapes = [
@@ -169,7 +169,7 @@ def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gatewa
 
 
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "workers", "jobs"])
-def test_tab_key_visits_controls_in_order(open_page: Callable[[str], Page], gateway: Gateway, name: str) -> None:
+def test_tab_key_visits_controls_in_order(open_page: Callable[[str], Page], gateway: ServedGateway, name: str) -> None:
     page = open_page(paths(gateway)[name])
     page.locator("#main").evaluate("main => main.before(Object.assign(document.createElement('i'), { id: 'mark' }))")
     stops: list[dict[str, object]] = []

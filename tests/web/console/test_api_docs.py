@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import Browser, expect
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.console.watched_page import complaints_of, watched
 
 VIOLATIONS = """
@@ -13,7 +13,7 @@ addEventListener("securitypolicyviolation", (event) => violations.push(`${event.
 """
 
 
-def test_api_page_renders_every_operation_without_policy_violation(browser: Browser, gateway: Gateway) -> None:
+def test_api_page_renders_every_operation_without_policy_violation(browser: Browser, gateway: ServedGateway) -> None:
     described = gateway.http.get("/openapi.json").json()["paths"]
     page = watched(browser)
     hosts: set[str] = set()
@@ -31,7 +31,7 @@ def test_api_page_renders_every_operation_without_policy_violation(browser: Brow
 
 
 def test_api_page_needs_the_key_and_sends_changes_with_the_login(
-    browser: Browser, serve_with: Callable[[str | None], Gateway]
+    browser: Browser, serve_with: Callable[[str | None], ServedGateway]
 ) -> None:
     gateway = serve_with("a-key-of-this-gateway")
     assert gateway.http.get("/docs").status_code == gateway.http.get("/openapi.json").status_code == 401

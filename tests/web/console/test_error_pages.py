@@ -5,7 +5,7 @@ import pytest
 
 from fleet.control.voice import HeldVoice
 from fleet.core.errors import RedisUnreachable
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console import html_audit
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -21,25 +21,25 @@ def error_page(answer: httpx.Response, status: int) -> str:
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/requests/a/b/c", "/console/nothing", "/static/nothing.js"])
-def test_unknown_page_is_shown_in_the_console(gateway: Gateway, path: str) -> None:
+def test_unknown_page_is_shown_in_the_console(gateway: ServedGateway, path: str) -> None:
     page = error_page(gateway.http.get(path, headers=BROWSER), 404)
     assert 'href="/overview"' in page and "Page not found" in page
 
 
-def test_wrong_method_is_shown_in_the_console(gateway: Gateway) -> None:
+def test_wrong_method_is_shown_in_the_console(gateway: ServedGateway) -> None:
     answer = gateway.http.post("/overview", headers=BROWSER)
     page = error_page(answer, 405)
     assert "POST /overview" in page and "GET" in answer.headers["allow"] and "Try again" not in page
 
 
-def test_error_page_of_unreachable_redis_offers_retry(gateway: Gateway) -> None:
+def test_error_page_of_unreachable_redis_offers_retry(gateway: ServedGateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = gateway.http.get("/requests/req-1/older?a=%22b", headers=BROWSER)
     page = error_page(answer, 503)
     assert "no Redis answers" in page and 'href="/requests/req-1/older?a=%22b"' in page and answer.headers["retry-after"]
 
 
-def test_error_page_of_internal_error_names_the_request(gateway: Gateway) -> None:
+def test_error_page_of_internal_error_names_the_request(gateway: ServedGateway) -> None:
     gateway.client.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
     answer = gateway.http.get("/sessions", headers=BROWSER)
     json = gateway.http.get("/sessions").json()
@@ -59,19 +59,21 @@ def test_error_page_of_internal_error_names_the_request(gateway: Gateway) -> Non
         ("GET", "/console/nothing", {"accept": "text/html, text/event-stream", "hx-request": "true"}),
     ],
 )
-def test_programs_and_buttons_receive_json_errors(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> None:
+def test_programs_and_buttons_receive_json_errors(
+    gateway: ServedGateway, method: str, path: str, headers: dict[str, str]
+) -> None:
     answer = gateway.http.request(method, path, headers=headers)
     assert answer.status_code in (404, 405) and answer.json()["error"]["message"].startswith(f"{method} {path}")
 
 
-def test_json_response_without_error_is_unchanged(gateway: Gateway) -> None:
+def test_json_response_without_error_is_unchanged(gateway: ServedGateway) -> None:
     gateway.client.missing = ["talker"]
     answer = gateway.http.get("/ready", headers=BROWSER)
     assert answer.status_code == 503 and answer.json()["missing"] == ["talker"]
     assert answer.headers["content-length"] == str(len(answer.content))
 
 
-def test_error_page_has_no_token_and_is_not_sent_to_other_hosts(gateway: Gateway, loaded: Loaded) -> None:
+def test_error_page_has_no_token_and_is_not_sent_to_other_hosts(gateway: ServedGateway, loaded: Loaded) -> None:
     with serving(loaded, api_key="secret") as locked:
         assert 'data-csrf=""' in error_page(locked.http.get("/static/nothing", headers=BROWSER), 404)
     foreign = gateway.http.get("/nothing", headers={**BROWSER, "host": "attacker.example"})

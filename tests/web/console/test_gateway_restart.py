@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from fleet.core.errors import RedisUnreachable
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import watched
 from tests.web.fake_client import Script
@@ -25,7 +25,7 @@ def visiting(browser: Browser, url: str) -> Iterator[Page]:
     page.close()
 
 
-def replace_gateway(loaded: Loaded, first: ExitStack, gateway: Gateway) -> ExitStack:
+def replace_gateway(loaded: Loaded, first: ExitStack, gateway: ServedGateway) -> ExitStack:
     """Stop a gateway and start another one of the same fleet at its port."""
     first.close()
     second = ExitStack()
@@ -83,12 +83,12 @@ def test_pipeline_status_follows_request_of_another_gateway(browser: Browser, lo
         page.close()
 
 
-def redirect_route(route: Route, here: Gateway, there: Gateway) -> None:
+def redirect_route(route: Route, here: ServedGateway, there: ServedGateway) -> None:
     route.continue_(url=route.request.url.replace(here.url, there.url))
 
 
 @pytest.mark.parametrize(("path", "stream"), [("/", "/console/events"), ("/workers", "/console/live/workers")])
-def test_stream_whose_first_attempts_fail_connects_later(browser: Browser, gateway: Gateway, path: str, stream: str) -> None:
+def test_stream_connects_after_failed_attempts(browser: Browser, gateway: ServedGateway, path: str, stream: str) -> None:
     fill(gateway)
     page = watched(browser)
     attempts: list[str] = []

@@ -12,14 +12,14 @@ from fleet.core.ids import RequestId
 from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import LogLine
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import complaints_of, publish_event, watched
 from tests.web.fake_telemetry import FakeTelemetry, now_us
 from tests.web.plausible import HOSTILE, request_id
 
 
-def test_pages_show_a_killed_worker(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_pages_show_a_killed_worker(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/overview")
     stage = gateway.config.graph_declaration().stages[1].name
@@ -36,7 +36,7 @@ def test_pages_show_a_killed_worker(open_page: Callable[[str], Page], gateway: G
     expect(page.locator("#gone .state-died").first).to_be_visible()
 
 
-def test_request_row_changes_in_place(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_request_row_changes_in_place(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     place = next(n for n, row in enumerate(telemetry.rows) if row.state == "running" and n > 90)
     row = telemetry.rows[place]
@@ -59,7 +59,7 @@ def new_request(telemetry: FakeTelemetry, number: int) -> str:
     return row.id
 
 
-def test_new_rows_are_counted_while_page_is_scrolled(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_new_rows_are_counted_while_page_is_scrolled(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/requests")
     at_top = new_request(telemetry, 1)
@@ -75,7 +75,7 @@ def test_new_rows_are_counted_while_page_is_scrolled(open_page: Callable[[str], 
     expect(page.locator("#fresh")).to_be_hidden()
 
 
-def test_paused_page_updates_after_resume(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_paused_page_updates_after_resume(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/requests")
     messages: list[str] = []
@@ -97,7 +97,7 @@ def cut_stream(page: Page) -> None:
     page.evaluate("document.getElementById('live')._htmx.sse.reader.cancel()")
 
 
-def test_cut_log_stream_continues_at_last_line(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_cut_log_stream_continues_at_last_line(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/logs?q=after+the+cut")
     requests: list[Request] = []
@@ -123,7 +123,7 @@ def append_lines(telemetry: FakeTelemetry, *numbers: int) -> None:
     telemetry.say()
 
 
-def test_page_updates_after_cut_stream(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_page_updates_after_cut_stream(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/queues")
     requests: list[Request] = []
@@ -138,7 +138,7 @@ def test_page_updates_after_cut_stream(open_page: Callable[[str], Page], gateway
     assert re.fullmatch(r"\d+-\d+", reconnect.headers["last-event-id"]) and reconnect.headers["last-event-id"] <= last
 
 
-def test_worker_commands_show_their_result(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_worker_commands_show_their_result(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/workers")
     worker = next(view for view in telemetry.worker_list if view.role == "talker" and view.state == "ready").id
@@ -166,7 +166,9 @@ def test_worker_commands_show_their_result(open_page: Callable[[str], Page], gat
     assert [order for _, order in telemetry.orders] == ["drain", "stop"]
 
 
-def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_commands_to_one_of_several_workers_need_no_confirmation(
+    open_page: Callable[[str], Page], gateway: ServedGateway
+) -> None:
     telemetry = gateway.client.telemetry
     first, second = [view for view in telemetry.worker_list if view.role == "thinker" and view.state == "ready"]
     page = open_page("/workers")
@@ -181,7 +183,7 @@ def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: Call
     expect(alone).to_have_attribute("hx-confirm", re.compile("No other worker of thinker accepts tasks"))
 
 
-def test_refused_command_shows_the_reason(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_refused_command_shows_the_reason(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/workers")
     view = telemetry.worker_list[0]
@@ -190,7 +192,7 @@ def test_refused_command_shows_the_reason(open_page: Callable[[str], Page], gate
     expect(page.locator(".toast.bad")).to_contain_text("takes no orders")
 
 
-def test_retried_request_can_be_opened(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_retried_request_can_be_opened(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     page = open_page(paths(gateway)["request"])
     page.get_by_role("button", name="Retry").click()
     page.locator(".toast a").click()
@@ -198,7 +200,7 @@ def test_retried_request_can_be_opened(open_page: Callable[[str], Page], gateway
     expect(page.locator("#summary").get_by_role("link", name=re.compile("^req-"))).to_be_visible()
 
 
-def test_job_form_queues_job_with_arguments(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_job_form_queues_job_with_arguments(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     page = open_page("/jobs")
     page.get_by_label("Measure").select_option("voice")
     page.get_by_label("Requests").fill("3")
@@ -207,7 +209,7 @@ def test_job_form_queues_job_with_arguments(open_page: Callable[[str], Page], ga
     assert gateway.client.telemetry.job_list[0].arguments == BenchArguments(measure="voice", requests=3)
 
 
-def test_opened_details_stay_open_on_update(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_opened_details_stay_open_on_update(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/jobs")
     page.locator("#tb-job-2 summary").click()
@@ -220,7 +222,7 @@ def test_opened_details_stay_open_on_update(open_page: Callable[[str], Page], ga
     expect(page.locator("#tb-job-2 pre")).to_contain_text("Traceback")
 
 
-def test_arrow_keys_move_between_spans_and_requests(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_arrow_keys_move_between_spans_and_requests(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     page = open_page(paths(gateway)["request"])
     here = page.url
     page.locator(".span-whole").focus()
@@ -236,7 +238,7 @@ def test_arrow_keys_move_between_spans_and_requests(open_page: Callable[[str], P
     page.wait_for_url(here)
 
 
-def test_keyboard_reaches_search_and_content(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_keyboard_reaches_search_and_content(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     page = open_page("/requests")
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -266,7 +268,7 @@ def test_chosen_theme_is_remembered(open_page: Callable[[str], Page]) -> None:
     assert page.evaluate(ground) == light
 
 
-def test_live_log_lines_are_escaped(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+def test_live_log_lines_are_escaped(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
     page = open_page("/logs")
     page.on("dialog", lambda dialog: complaints_of(page).append(f"a script was executed: {dialog.message}"))
     telemetry = gateway.client.telemetry

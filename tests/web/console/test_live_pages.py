@@ -12,7 +12,7 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.events import WorkerLeft
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import FeedEntry, LogLine
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_telemetry import FakeTelemetry, now_us
 
@@ -28,7 +28,7 @@ class StreamMessage:
 
 
 @contextmanager
-def stream(gateway: Gateway, path: str, last: str | None = None) -> Iterator[Callable[[], StreamMessage]]:
+def stream(gateway: ServedGateway, path: str, last: str | None = None) -> Iterator[Callable[[], StreamMessage]]:
     """The messages of a page's stream, one a call."""
     headers = {"last-event-id": last} if last else {}
     with gateway.http.stream("GET", path, headers=headers) as answer:
@@ -49,11 +49,11 @@ def stream(gateway: Gateway, path: str, last: str | None = None) -> Iterator[Cal
         yield next_message
 
 
-def leave_event(gateway: Gateway, number: int) -> FeedEntry:
+def leave_event(gateway: ServedGateway, number: int) -> FeedEntry:
     return FeedEntry(id=f"{now_us() // 1000}-{number}", event=WorkerLeft(worker=WorkerId("w"), how="died"))
 
 
-def test_stream_sends_whole_page_then_changed_blocks(gateway: Gateway) -> None:
+def test_stream_sends_whole_page_then_changed_blocks(gateway: ServedGateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
     with stream(gateway, "/console/live/workers") as next_message:
@@ -67,7 +67,7 @@ def test_stream_sends_whole_page_then_changed_blocks(gateway: Gateway) -> None:
         assert message.id == entry.id, "the id is the event's"
 
 
-def test_stream_omits_unchanged_blocks(gateway: Gateway) -> None:
+def test_stream_omits_unchanged_blocks(gateway: ServedGateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
     with stream(gateway, "/console/live/queues") as next_message:
@@ -78,14 +78,14 @@ def test_stream_omits_unchanged_blocks(gateway: Gateway) -> None:
         assert next_message().targets == ["letters"], "the five events changed nothing else"
 
 
-def test_reconnected_stream_sends_whole_page_with_last_id(gateway: Gateway) -> None:
+def test_reconnected_stream_sends_whole_page_with_last_id(gateway: ServedGateway) -> None:
     fill(gateway)
     with stream(gateway, "/console/live/jobs", last="1700000000000-3") as next_message:
         message = next_message()
         assert message.targets == ["page"] and message.id != ""
 
 
-def test_stream_keeps_content_while_redis_is_unreachable(gateway: Gateway) -> None:
+def test_stream_keeps_content_while_redis_is_unreachable(gateway: ServedGateway) -> None:
     fill(gateway)
     with stream(gateway, "/console/live/workers") as next_message:
         assert 'id="w-' in next_message().data
@@ -97,7 +97,7 @@ def test_stream_keeps_content_while_redis_is_unreachable(gateway: Gateway) -> No
         assert message.targets == ["trouble"] and "no Redis answers" not in message.data
 
 
-def test_page_opened_without_redis_fills_after_its_return(gateway: Gateway) -> None:
+def test_page_opened_without_redis_fills_after_its_return(gateway: ServedGateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     with stream(gateway, "/console/live/overview") as next_message:
         assert "not available" in next_message().data
@@ -106,7 +106,7 @@ def test_page_opened_without_redis_fills_after_its_return(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("path", ["/console/live/nothing", "/console/live/"])
-def test_unknown_stream_is_not_found(gateway: Gateway, path: str) -> None:
+def test_unknown_stream_is_not_found(gateway: ServedGateway, path: str) -> None:
     assert gateway.http.get(path).status_code == 404
 
 
@@ -116,7 +116,7 @@ def line(number: int, message: str = "said") -> LogLine:
     )
 
 
-def append_lines(gateway: Gateway, *lines: LogLine) -> None:
+def append_lines(gateway: ServedGateway, *lines: LogLine) -> None:
     gateway.client.telemetry.lines += lines
     gateway.client.telemetry.say()
 
@@ -135,7 +135,7 @@ def read_ids(next_message: Callable[[], StreamMessage], count: int) -> tuple[lis
     return found, message.id
 
 
-def test_log_stream_sends_each_line_once(gateway: Gateway) -> None:
+def test_log_stream_sends_each_line_once(gateway: ServedGateway) -> None:
     gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}") as next_message:
         append_lines(gateway, *(line(n) for n in range(1, 4)))
@@ -147,7 +147,7 @@ def test_log_stream_sends_each_line_once(gateway: Gateway) -> None:
         assert found == [line(n).id for n in range(4, 300)]
 
 
-def test_log_stream_reports_an_outage_and_continues(gateway: Gateway) -> None:
+def test_log_stream_reports_an_outage_and_continues(gateway: ServedGateway) -> None:
     gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}&q=wanted") as next_message:
         next_message()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES
 from tests.web.console.oversized_fleet import NUM_WORKERS, fill_to_limits
@@ -15,14 +15,14 @@ ROWS = {"requests": ("r-", 50), "workers": ("w-", 100), "jobs": ("j-", 100), "se
 
 
 @pytest.fixture(scope="module")
-def large_gateway(loaded: Loaded) -> Iterator[Gateway]:
+def large_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(loaded) as gateway:
         fill_to_limits(gateway)
         yield gateway
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
-def test_page_size_is_bounded(large_gateway: Gateway, name: str) -> None:
+def test_page_size_is_bounded(large_gateway: ServedGateway, name: str) -> None:
     answer = large_gateway.http.get(f"/{name}")
     reader = html_audit.read(answer.text)
     assert answer.status_code == 200 and len(answer.content) < MAX_BYTES and not reader.faults
@@ -31,14 +31,14 @@ def test_page_size_is_bounded(large_gateway: Gateway, name: str) -> None:
         assert sum(name.startswith(prefix) for name in reader.ids) == limit
 
 
-def test_pages_show_the_number_of_omitted_rows(large_gateway: Gateway) -> None:
+def test_pages_show_the_number_of_omitted_rows(large_gateway: ServedGateway) -> None:
     assert "and 100 older jobs" in large_gateway.http.get("/jobs").text
     page = large_gateway.http.get("/queues").text
     assert "tasks with shorter waits" in page and "older dead letters" in page
     assert "older sessions" in large_gateway.http.get("/sessions").text
 
 
-def test_worker_pages_list_each_worker_once(large_gateway: Gateway) -> None:
+def test_worker_pages_list_each_worker_once(large_gateway: ServedGateway) -> None:
     seen: list[str] = []
     path = "/workers?role=talker"
     while path:

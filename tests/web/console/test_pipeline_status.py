@@ -6,36 +6,36 @@ import pytest
 from msgspec.structs import replace
 
 from fleet.core.telemetry import WorkerView
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.console import html_audit
 from tests.web.fake_client import worker_view
 
 
 @pytest.fixture
-def workers(gateway: Gateway) -> list[WorkerView]:
+def workers(gateway: ServedGateway) -> list[WorkerView]:
     """One worker of each stage, to be changed by the test."""
     telemetry = gateway.client.telemetry
     telemetry.worker_list = asyncio.run(telemetry.workers())
     return telemetry.worker_list
 
 
-def read_stage_lines(gateway: Gateway) -> list[str]:
+def read_stage_lines(gateway: ServedGateway) -> list[str]:
     text = "".join(html_audit.read(gateway.http.get("/").text).text)
     return [line.strip() for line in text.splitlines() if "worker" in line and "running" in line or line == "no worker"]
 
 
-def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+def test_draining_worker_is_not_counted_as_up(gateway: ServedGateway, workers: list[WorkerView]) -> None:
     workers.append(worker_view("second", workers[0].role, state="draining", running=2))
     assert read_stage_lines(gateway)[0] == "1 worker up · 1 draining · 2/16 running"
     assert "No worker for" not in gateway.http.get("/").text
 
 
-def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[WorkerView]) -> None:
+def test_stage_with_a_draining_last_worker_has_no_worker(gateway: ServedGateway, workers: list[WorkerView]) -> None:
     workers[1] = replace(workers[1], state="draining", running=3)
     assert read_stage_lines(gateway)[1] == "no worker · 1 draining · 3 running"
     assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
 
 
-def test_standby_worker_is_counted_separately(gateway: Gateway, workers: list[WorkerView]) -> None:
+def test_standby_worker_is_counted_separately(gateway: ServedGateway, workers: list[WorkerView]) -> None:
     workers.append(worker_view("second", workers[2].role, state="standby"))
     assert read_stage_lines(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"

@@ -9,7 +9,7 @@ import pytest
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import Job, WorkerView
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
 from tests.web.fake_telemetry import FakeTelemetry
@@ -20,13 +20,13 @@ NAMES = (*LIVE_PAGES, "request", "worker")
 
 
 @pytest.fixture(scope="module")
-def busy_gateway(loaded: Loaded) -> Iterator[Gateway]:
+def busy_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(loaded) as gateway:
         fill(gateway)
         yield gateway
 
 
-def page_of(gateway: Gateway, path: str, status: int = 200) -> str:
+def page_of(gateway: ServedGateway, path: str, status: int = 200) -> str:
     answer = gateway.http.get(path)
     assert answer.status_code == status, answer.text[:500]
     assert answer.headers["content-type"] == "text/html; charset=utf-8" and answer.headers["cache-control"] == "no-store"
@@ -36,19 +36,19 @@ def page_of(gateway: Gateway, path: str, status: int = 200) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_page_renders_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
+def test_page_renders_a_busy_fleet(busy_gateway: ServedGateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert '<p class="trouble"' not in page and 'aria-current="page"' in page
     assert "<script>alert" not in page
 
 
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
-def test_page_escapes_html_in_data(busy_gateway: Gateway, name: str) -> None:
+def test_page_escapes_html_in_data(busy_gateway: ServedGateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert HOSTILE in "".join(html_audit.read(page).text)
 
 
-def test_unreadable_job_can_be_deleted_and_not_retried(gateway: Gateway) -> None:
+def test_unreadable_job_can_be_deleted_and_not_retried(gateway: ServedGateway) -> None:
     job = Job(id="j-1", kind="", arguments=None, state="unreadable", created_us=0, error="damaged")
     gateway.client.telemetry.job_list = [job]
     page = page_of(gateway, "/jobs")
@@ -56,7 +56,7 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
-def test_page_of_empty_fleet_names_the_next_step(gateway: Gateway, name: str) -> None:
+def test_page_of_empty_fleet_names_the_next_step(gateway: ServedGateway, name: str) -> None:
     gateway.client.held.clear()
     page = page_of(gateway, f"/{name}")
     if name not in ("workers", "queues"):  # the fake always has workers; the queues page has three such texts
@@ -64,7 +64,7 @@ def test_page_of_empty_fleet_names_the_next_step(gateway: Gateway, name: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_page_shows_unreachable_redis(gateway: Gateway, name: str) -> None:
+def test_page_shows_unreachable_redis(gateway: ServedGateway, name: str) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
     page = page_of(gateway, path, status=503)
@@ -74,18 +74,18 @@ def test_page_shows_unreachable_redis(gateway: Gateway, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/requests/req-0", "/workers/unknown"])
-def test_unknown_object_has_a_page(gateway: Gateway, path: str) -> None:
+def test_unknown_object_has_a_page(gateway: ServedGateway, path: str) -> None:
     page = page_of(gateway, path, status=404)
     assert 'class="trouble"' in page and 'class="empty"' in page
 
 
 @pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])
-def test_invalid_filter_is_named(gateway: Gateway, path: str) -> None:
+def test_invalid_filter_is_named(gateway: ServedGateway, path: str) -> None:
     field = path.partition("?")[2].partition("=")[0]
     assert f"{field}: " in page_of(gateway, path, status=400)
 
 
-def test_filters_are_query_parameters(busy_gateway: Gateway) -> None:
+def test_filters_are_query_parameters(busy_gateway: ServedGateway) -> None:
     everything = page_of(busy_gateway, "/requests")
     failed = page_of(busy_gateway, "/requests?state=failed")
     assert everything.count('<tr id="r-') == 50 and failed.count('<tr id="r-') == 12
@@ -94,7 +94,7 @@ def test_filters_are_query_parameters(busy_gateway: Gateway) -> None:
     assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {"failed"}
 
 
-def test_request_pages_continue_by_id(busy_gateway: Gateway) -> None:
+def test_request_pages_continue_by_id(busy_gateway: ServedGateway) -> None:
     seen: list[str] = []
     path = "/requests?kind=text"
     while path:
@@ -106,7 +106,7 @@ def test_request_pages_continue_by_id(busy_gateway: Gateway) -> None:
     assert seen == sorted(wanted, reverse=True)
 
 
-def test_arrows_open_neighbouring_requests(busy_gateway: Gateway) -> None:
+def test_arrows_open_neighbouring_requests(busy_gateway: ServedGateway) -> None:
     ids = sorted((row.id for row in busy_gateway.client.telemetry.rows), reverse=True)
     for here, way, there in ((1, "newer", ids[0]), (1, "older", ids[2])):
         answer = busy_gateway.http.get(f"/requests/{ids[here]}/{way}")
@@ -115,7 +115,7 @@ def test_arrows_open_neighbouring_requests(busy_gateway: Gateway) -> None:
         assert busy_gateway.http.get(f"/requests/{end}/{way}").headers["location"] == "/requests"
 
 
-def test_unknown_request_is_reported_as_not_existing(busy_gateway: Gateway) -> None:
+def test_unknown_request_is_reported_as_not_existing(busy_gateway: ServedGateway) -> None:
     answer = busy_gateway.http.get("/requests/req-unknown")
     assert answer.status_code == 404 and "Not available" not in answer.text
     assert "it never existed, or its retention time is over" in answer.text
@@ -135,7 +135,7 @@ def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
         assert 'id="node-lm"' in page_of(gateway, "/overview")
 
 
-def test_curl_command_contains_the_request_body(gateway: Gateway) -> None:
+def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
     text = "".join(html_audit.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
     assert f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
@@ -152,14 +152,14 @@ def test_curl_command_contains_the_request_body(gateway: Gateway) -> None:
         ({"x-forwarded-host": "a;b$(c)", "x-forwarded-proto": "ftp"}, "'http://a;b$(c)"),
     ],
 )
-def test_curl_command_names_the_origin_of_the_page(gateway: Gateway, headers: dict[str, str], origin: str) -> None:
+def test_curl_command_names_the_origin_of_the_page(gateway: ServedGateway, headers: dict[str, str], origin: str) -> None:
     answer = gateway.create(seed=3)
     path = f"/requests/{answer._request_id}"  # pyright: ignore[reportPrivateUsage]
     text = "".join(html_audit.read(gateway.http.get(path, headers=headers).text).text)
     assert f"curl {origin}/v1/chat/completions" in text and ":8000" not in text
 
 
-def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: Gateway) -> None:
+def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: ServedGateway) -> None:
     telemetry = busy_gateway.client.telemetry
     trace = next(trace for trace in telemetry.traces.values() if (trace.id, "audio") in telemetry.edge_logs)
     assert "<audio" in page_of(busy_gateway, f"/requests/{trace.id}")
@@ -169,7 +169,7 @@ def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: Gateway)
     assert "<audio" not in page and "The audio is no longer stored: it is deleted a minute after the request ends." in page
 
 
-def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: Gateway) -> None:
+def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: ServedGateway) -> None:
     fill(gateway)
     telemetry = gateway.client.telemetry
     only = next(view for view in telemetry.worker_list if view.role == "talker")

@@ -9,7 +9,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.openai_types import check_event
 from web.realtime.transport.refusal import MAX_REASON_BYTES
 
@@ -24,7 +24,7 @@ class Refusal:
     subprotocol: str | None
 
 
-async def refusal_of(gateway: Gateway, path: str = "/v1/realtime", **options: Any) -> Refusal:
+async def refusal_of(gateway: ServedGateway, path: str = "/v1/realtime", **options: Any) -> Refusal:
     """Connect and read to the end. Raises: AssertionError if anything but one error event comes."""
     async with connect(gateway.url.replace("http", "ws") + path, **options) as socket:
         events = await _events(socket)

@@ -10,7 +10,7 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.openai_types import check_event
 
 Event = dict[str, Any]
@@ -82,7 +82,7 @@ class SocketClient:
 
 
 @asynccontextmanager
-async def opened(gateway: Gateway, path: str = "/console/ws", **query: object) -> AsyncIterator[SocketClient]:
+async def opened(gateway: ServedGateway, path: str = "/console/ws", **query: object) -> AsyncIterator[SocketClient]:
     query_string = "&".join(f"{name}={value}" for name, value in query.items())
     async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{query_string}", max_size=None, max_queue=None) as socket:
         page = SocketClient(socket)

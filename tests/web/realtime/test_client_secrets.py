@@ -10,7 +10,7 @@ from openai.types.realtime import ClientSecretCreateResponse, RealtimeSessionCre
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.refused_socket import refusal_of
 
 INSTRUCTIONS = "Speak like a captain."
@@ -21,7 +21,7 @@ SESSION: RealtimeSessionCreateRequestParam = {
 }
 
 
-def address(gateway: Gateway, query: str = "") -> str:
+def address(gateway: ServedGateway, query: str = "") -> str:
     return f"{gateway.url.replace('http', 'ws')}/v1/realtime{query}"
 
 
@@ -35,7 +35,7 @@ async def created(socket: ClientConnection) -> dict[str, Any]:
     return event["session"]
 
 
-async def test_secret_opens_its_session_from_any_origin(serve_with: Callable[[str | None], Gateway]) -> None:
+async def test_secret_opens_its_session_from_any_origin(serve_with: Callable[[str | None], ServedGateway]) -> None:
     gateway = serve_with("secret")
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="secret", max_retries=0) as client:
         secret = await client.realtime.client_secrets.create(
@@ -57,7 +57,7 @@ async def test_secret_opens_its_session_from_any_origin(serve_with: Callable[[st
     assert refusal.close_code == 3000 and "client secret is unknown or has expired" in refusal.error["message"]
 
 
-async def test_socket_without_a_valid_key_is_refused(serve_with: Callable[[str | None], Gateway]) -> None:
+async def test_socket_without_a_valid_key_is_refused(serve_with: Callable[[str | None], ServedGateway]) -> None:
     gateway = serve_with("secret")
     for key in ("wrong", "ek_made-up"):
         refusal = await refusal_of(gateway, subprotocols=protocols(key))
@@ -68,7 +68,7 @@ async def test_socket_without_a_valid_key_is_refused(serve_with: Callable[[str |
     assert denied.status_code == 401
 
 
-async def test_foreign_origin_and_unknown_model_are_refused(gateway: Gateway) -> None:
+async def test_foreign_origin_and_unknown_model_are_refused(gateway: ServedGateway) -> None:
     assert (await refusal_of(gateway, origin=Origin("http://evil.example"))).error["code"] == "cross_site_request"
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", "model": "gpt-9"}})
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "session.model"
@@ -90,17 +90,17 @@ async def test_foreign_origin_and_unknown_model_are_refused(gateway: Gateway) ->
         ({"session": 5}, "session"),
     ],
 )
-def test_invalid_field_of_a_secret_is_named(gateway: Gateway, body: dict[str, object], param: str) -> None:
+def test_invalid_field_of_a_secret_is_named(gateway: ServedGateway, body: dict[str, object], param: str) -> None:
     answer = gateway.http.post("/v1/realtime/client_secrets", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_secret_for_a_session_with_tools_names_them_as_ignored(gateway: Gateway) -> None:
+def test_secret_for_a_session_with_tools_names_them_as_ignored(gateway: ServedGateway) -> None:
     session = {"type": "realtime", "tools": [{"type": "function", "name": "weather"}], "tool_choice": "auto"}
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
     assert answer.status_code == 200 and answer.json()["session"]["fleet_ignored"] == ["session.tools"]
 
 
-def test_body_of_a_secret_that_is_not_json_is_refused(gateway: Gateway) -> None:
+def test_body_of_a_secret_that_is_not_json_is_refused(gateway: ServedGateway) -> None:
     assert gateway.http.post("/v1/realtime/client_secrets", content=b"{").status_code == 400
     assert gateway.http.post("/v1/realtime/client_secrets", content=b"x" * 300_000).status_code == 413

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from fleet.core.errors import EngineError
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.socket_client import opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
@@ -21,11 +21,11 @@ PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "si
 LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
 
 
-def sessions(gateway: Gateway) -> dict[str, dict[str, object]]:
+def sessions(gateway: ServedGateway) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
 
 
-async def test_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
+async def test_typed_message_is_answered_in_binary_frames(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         request = await page.until("fleet.request")
@@ -40,7 +40,7 @@ async def test_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> N
     assert timing["voice_to_voice_ms"] is None, "the turn was typed"
 
 
-def counted(gateway: Gateway) -> float:
+def counted(gateway: ServedGateway) -> float:
     lines = gateway.http.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("fleet_voice_to_voice_seconds_count{"))
 
@@ -78,7 +78,7 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
         assert counted(gateway) == 2
 
 
-async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: Gateway) -> None:
+async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: ServedGateway) -> None:
     """The detector finds it, or the gateway in committed audio; the silence after it counts as waiting."""
     spoken = speech("what day comes after monday")
     for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
@@ -96,7 +96,7 @@ async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speec
         assert abs(timing["voiced_end_ms"] - (300 + len(spoken) // 48)) < 150
 
 
-async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: Gateway) -> None:
+async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: ServedGateway) -> None:
     """Neither a recording nor committed silence has one."""
     before = counted(gateway)
     recording = {"type": "input_audio", "audio": base64.b64encode(speech("what day comes after monday")).decode()}
@@ -114,7 +114,7 @@ async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: Gat
     assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
 
 
-async def test_trimmed_leading_silence_counts_as_played(gateway: Gateway) -> None:
+async def test_trimmed_leading_silence_counts_as_played(gateway: ServedGateway) -> None:
     """The trace holds positions in the generated audio, the session those in the sent audio."""
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
@@ -134,7 +134,7 @@ async def test_trimmed_leading_silence_counts_as_played(gateway: Gateway) -> Non
     assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
-async def test_input_rate_of_the_settings_is_applied(gateway: Gateway) -> None:
+async def test_input_rate_of_the_settings_is_applied(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         audio = {"input": {"format": {"type": "audio/pcm", "rate": 48_000}}}
         await page.send("session.update", session={"type": "realtime", "audio": audio})
@@ -147,7 +147,7 @@ async def test_input_rate_of_the_settings_is_applied(gateway: Gateway) -> None:
     assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
 
 
-async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: Gateway) -> None:
+async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: ServedGateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -160,7 +160,7 @@ async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: Gateway)
     assert len(page.audio[response]) // 2 < 6 * RATE_HZ
 
 
-async def test_failed_stage_is_named_and_the_session_continues(gateway: Gateway) -> None:
+async def test_failed_stage_is_named_and_the_session_continues(gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -172,7 +172,7 @@ async def test_failed_stage_is_named_and_the_session_continues(gateway: Gateway)
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: Gateway) -> None:
+async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: ServedGateway) -> None:
     gateway.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -190,15 +190,15 @@ async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: Gateway) -
     assert len(gateway.client.submitted) == 1
 
 
-async def test_text_sent_during_an_absence_arrives_once(gateway: Gateway) -> None:
+async def test_text_sent_during_an_absence_arrives_once(gateway: ServedGateway) -> None:
     script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
         await page.drop()
     wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
-    (story,) = gateway.client.traces.values()
-    text_edge = next(edge for edge in story.edges if edge.name == "text")
+    (trace,) = gateway.client.traces.values()
+    text_edge = next(edge for edge in trace.edges if edge.name == "text")
     before = text_edge.produced
     wait_until(lambda: text_edge.produced > before + 10, "text without a client")
     async with opened(gateway, session=page.session, response=response, samples=0) as again:
@@ -206,7 +206,7 @@ async def test_text_sent_during_an_absence_arrives_once(gateway: Gateway) -> Non
     assert again.shown(response, page.shown(response)) == script.text
 
 
-async def test_lost_end_of_a_response_is_sent_again(gateway: Gateway) -> None:
+async def test_lost_end_of_a_response_is_sent_again(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.done"))["response"]["id"]
@@ -268,7 +268,7 @@ async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypat
         assert again.shown(response, had) == script.text == done["response"]["output"][0]["content"][0]["transcript"]
 
 
-async def test_normal_closure_ends_the_session_and_its_request(gateway: Gateway) -> None:
+async def test_normal_closure_ends_the_session_and_its_request(gateway: ServedGateway) -> None:
     gateway.client.script = Script(stall_at=4)
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -282,7 +282,7 @@ async def test_normal_closure_ends_the_session_and_its_request(gateway: Gateway)
         assert socket.close_code == 1008
 
 
-async def test_live_sessions_are_listed_and_can_be_ended(gateway: Gateway) -> None:
+async def test_live_sessions_are_listed_and_can_be_ended(gateway: ServedGateway) -> None:
     gateway.client.script = Script(stall_at=4)
     async with opened(gateway) as page:
         await page.ask("hello")

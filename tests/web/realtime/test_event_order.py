@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.realtime.socket_client import Event, SocketClient, opened
 
@@ -105,7 +105,7 @@ class Mirror:
         response.done = body
 
 
-class Client:
+class OrderedClient:
     """Sends random client events that are valid at that time, and sometimes invalid ones."""
 
     def __init__(self, seed: int, page: SocketClient, mirror: Mirror) -> None:
@@ -158,11 +158,11 @@ async def until_after(page: SocketClient, mirror: Mirror, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_events_in_any_order_stay_consistent(gateway: Gateway, seed: int) -> None:
+async def test_events_in_any_order_stay_consistent(gateway: ServedGateway, seed: int) -> None:
     chance = random.Random(seed)
     async with opened(gateway, "/v1/realtime") as page:
         mirror = Mirror()
-        client = Client(seed, page, mirror)
+        client = OrderedClient(seed, page, mirror)
         for number in range(NUM_EVENTS):
             samples = chance.choice([0, 1, 4_800, 40_000])
             gateway.client.script = Script(

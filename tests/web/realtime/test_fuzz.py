@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from fleet.core.errors import BadInput
 from tests.support import await_until
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.realtime.socket_client import opened
 from web.http.errors import status_of
@@ -94,7 +94,7 @@ def live(kind: type) -> int:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
 async def test_random_invalid_events_leave_other_sessions_undisturbed(
-    gateway: Gateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
+    gateway: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(num_samples=4_800)
     before, held, fuzzer = live(Session), set(gateway.client.held), Fuzzer(1)
@@ -115,7 +115,7 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
     assert all(stream.finished or stream.aborted for stream in gateway.client.streams.values())
 
 
-async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) -> None:
+async def storm(gateway: ServedGateway, path: str, fuzzer: Fuzzer, num_events: int) -> None:
     """Send invalid events over one connection, which must stay open and usable."""
     async with connect(gateway.url.replace("http", "ws") + path, max_size=None) as socket:
         reading = asyncio.create_task(read(socket))
@@ -172,7 +172,7 @@ def test_event_beyond_the_bound_is_refused() -> None:
         parse_event(" " * (MAX_EVENT_BYTES + 1))
 
 
-def test_binary_frame_is_refused_over_openais_protocol(gateway: Gateway) -> None:
+def test_binary_frame_is_refused_over_openais_protocol(gateway: ServedGateway) -> None:
     async def send() -> dict[str, Any]:
         async with opened(gateway, "/v1/realtime") as page:
             await page.socket.send(b"\x00\x01")

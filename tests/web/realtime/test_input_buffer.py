@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.socket_client import opened
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
@@ -131,7 +131,7 @@ def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
     assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
 
 
-async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: Gateway) -> None:
+async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: ServedGateway) -> None:
     """Two turns are committed by the client; audio cleared in between is in neither."""
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     async with opened(gateway) as page:

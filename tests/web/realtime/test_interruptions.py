@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import SocketClient, opened
@@ -34,7 +34,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(scope="module")
-def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[Gateway]:
+def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
     """Audio is sent a second ahead of playback, which stands still until the test advances the clock."""
     with serving(loaded, clock=clock) as gateway:
         yield gateway
@@ -61,7 +61,7 @@ def cough() -> bytes:
     return speech(QUESTION)[: 2 * RATE_HZ * COUGH_MS // 1000]
 
 
-async def answering(page: SocketClient, gateway: Gateway, script: Script = LONG) -> dict[str, Any]:
+async def answering(page: SocketClient, gateway: ServedGateway, script: Script = LONG) -> dict[str, Any]:
     """Begin a response and return it once its first audio has arrived."""
     gateway.client.script = script
     await page.ask("count")
@@ -70,13 +70,13 @@ async def answering(page: SocketClient, gateway: Gateway, script: Script = LONG)
     return response
 
 
-def prompt(gateway: Gateway) -> str:
+def prompt(gateway: ServedGateway) -> str:
     """Return the prompt of the last request."""
     spec, _ = gateway.client.submitted[-1]
     return gateway.client.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
 
 
-async def test_false_alarm_resumes_the_response_at_the_played_sample(gateway: Gateway, clock: ManualClock) -> None:
+async def test_false_alarm_resumes_the_response_at_the_played_sample(gateway: ServedGateway, clock: ManualClock) -> None:
     async with opened(gateway) as page:
         first = await answering(page, gateway)
         await page.until_audio(first["id"], AHEAD)
@@ -113,7 +113,7 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
     assert sound and WHOLE.endswith(sound)
 
 
-async def test_prompt_after_a_false_alarm_holds_all_words(gateway: Gateway, clock: ManualClock) -> None:
+async def test_prompt_after_a_false_alarm_holds_all_words(gateway: ServedGateway, clock: ManualClock) -> None:
     async with opened(gateway) as page:
         await answering(page, gateway)
         await speak(page, silence(100) + cough() + silence(700))
@@ -127,7 +127,7 @@ async def test_prompt_after_a_false_alarm_holds_all_words(gateway: Gateway, cloc
 
 
 @pytest.mark.parametrize("is_transcribed", [True, False])
-async def test_short_interruption_with_words_is_a_turn(gateway: Gateway, is_transcribed: bool) -> None:
+async def test_short_interruption_with_words_is_a_turn(gateway: ServedGateway, is_transcribed: bool) -> None:
     transcription = {"model": "x"} if is_transcribed else None
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": transcription}}})
@@ -147,7 +147,7 @@ async def test_short_interruption_with_words_is_a_turn(gateway: Gateway, is_tran
 
 
 @asynccontextmanager
-async def unverified(gateway: Gateway, transcript: str) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
+async def unverified(gateway: ServedGateway, transcript: str) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
     """Interrupt a response by audio with this transcript, which is available once the event is set."""
     gate = threading.Event()
     async with opened(gateway) as page:
@@ -163,7 +163,7 @@ def items_of(page: SocketClient, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("longer", [True, False])
-async def test_speech_during_verification_is_answered_with_it(gateway: Gateway, clock: ManualClock, longer: bool) -> None:
+async def test_speech_during_verification_is_answered_with_it(gateway: ServedGateway, clock: ManualClock, longer: bool) -> None:
     async with unverified(gateway, "no") as (page, first, gate):
         more = speech(QUESTION) if longer else cough()
         await speak(page, more)
@@ -178,7 +178,7 @@ async def test_speech_during_verification_is_answered_with_it(gateway: Gateway, 
     assert len(gateway.client.submitted[-1][0].audio) == 2, "the prompt holds both turns"
 
 
-async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: Gateway, clock: ManualClock) -> None:
+async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: ServedGateway, clock: ManualClock) -> None:
     async with unverified(gateway, "no") as (page, _first, gate):
         await speak(page, speech(QUESTION) + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
@@ -193,7 +193,7 @@ async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: 
 
 
 @pytest.mark.parametrize("played", [True, False])
-async def test_second_false_alarm_resumes_the_same_response(gateway: Gateway, clock: ManualClock, played: bool) -> None:
+async def test_second_false_alarm_resumes_the_same_response(gateway: ServedGateway, clock: ManualClock, played: bool) -> None:
     """`played`: the client had played everything at the second one."""
     async with unverified(gateway, "") as (page, first, gate):
         if played:
@@ -240,7 +240,7 @@ async def truncate_to_nothing(page: SocketClient, response: str, item: str) -> N
     await page.send("fleet.played", response_id=response, samples=RATE_HZ)
 
 
-async def test_cancelled_response_is_not_resumed_after_a_false_alarm(gateway: Gateway) -> None:
+async def test_cancelled_response_is_not_resumed_after_a_false_alarm(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         response = await answering(page, gateway)
         await play_a_second(page, response["id"])
@@ -257,7 +257,7 @@ async def test_cancelled_response_is_not_resumed_after_a_false_alarm(gateway: Ga
     assert WHOLE.startswith(bytes(page.audio[again["id"]])), "another response, from its beginning"
 
 
-async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: Gateway, clock: ManualClock) -> None:
+async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: ServedGateway, clock: ManualClock) -> None:
     gate = threading.Event()
     async with opened(gateway) as page:
         response = await answering(page, gateway)
@@ -275,7 +275,7 @@ async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: Ga
     assert bytes(page.audio[rest["id"]]) == WHOLE
 
 
-async def test_next_prompt_holds_only_the_played_words(gateway: Gateway) -> None:
+async def test_next_prompt_holds_only_the_played_words(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         response = await answering(page, gateway)
         await page.until_audio(response["id"], AHEAD)
@@ -297,7 +297,7 @@ async def test_next_prompt_holds_only_the_played_words(gateway: Gateway) -> None
     assert f"{words}<" in prompt(gateway).replace("\n", "") if words else WORDS[:3] not in prompt(gateway)
 
 
-async def test_turn_that_may_not_interrupt_is_answered_next(gateway: Gateway, clock: ManualClock) -> None:
+async def test_turn_that_may_not_interrupt_is_answered_next(gateway: ServedGateway, clock: ManualClock) -> None:
     detection = {"type": "server_vad", "interrupt_response": False}
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})
@@ -310,7 +310,7 @@ async def test_turn_that_may_not_interrupt_is_answered_next(gateway: Gateway, cl
         assert second["response"]["id"] != first["id"], "the turn is answered afterwards"
 
 
-async def test_out_of_band_response_leaves_the_deferred_one_pending(gateway: Gateway) -> None:
+async def test_out_of_band_response_leaves_the_deferred_one_pending(gateway: ServedGateway) -> None:
     """It ends while one response is active and another is deferred until its end."""
     detection = {"type": "server_vad", "interrupt_response": False}
     message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "classify this"}]}
@@ -330,7 +330,7 @@ async def test_out_of_band_response_leaves_the_deferred_one_pending(gateway: Gat
     assert len(gateway.client.submitted[-1][0].audio) == 1, "the turn is answered"
 
 
-async def test_push_to_talk_commits_only_when_asked(gateway: Gateway) -> None:
+async def test_push_to_talk_commits_only_when_asked(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
         await page.send("input_audio_buffer.commit")
@@ -349,7 +349,7 @@ async def test_push_to_talk_commits_only_when_asked(gateway: Gateway) -> None:
         await page.until("input_audio_buffer.cleared")
 
 
-async def test_out_of_band_response_adds_no_item(gateway: Gateway) -> None:
+async def test_out_of_band_response_adds_no_item(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "classify this"}]}
         await page.send("response.create", response={"conversation": "none", "input": [message], "output_modalities": ["text"],
@@ -363,7 +363,7 @@ async def test_out_of_band_response_adds_no_item(gateway: Gateway) -> None:
     assert error["error"]["param"] == "response.input", "the conversation is empty"
 
 
-async def test_idle_timeout_begins_a_response(gateway: Gateway, clock: ManualClock) -> None:
+async def test_idle_timeout_begins_a_response(gateway: ServedGateway, clock: ManualClock) -> None:
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})

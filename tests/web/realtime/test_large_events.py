@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.socket_client import SocketClient, opened
 from web.realtime.protocol.client_events import MAX_PLAIN_BYTES
 
@@ -30,14 +30,14 @@ async def audio_of(page: SocketClient, item_id: str) -> bytes:
     return base64.b64decode(item["content"][0]["audio"])
 
 
-async def test_long_recording_becomes_an_item(gateway: Gateway) -> None:
+async def test_long_recording_becomes_an_item(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item=SPOKEN)
         item_id = (await page.until("conversation.item.done"))["item"]["id"]
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 4
 
 
-async def test_long_recording_is_appended_completely(gateway: Gateway) -> None:
+async def test_long_recording_is_appended_completely(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await listens_by_hand(page)
         await page.send("input_audio_buffer.append", audio=AUDIO)
@@ -46,7 +46,7 @@ async def test_long_recording_is_appended_completely(gateway: Gateway) -> None:
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 400
 
 
-async def test_long_recording_in_a_response_is_joined_to_referenced_items(gateway: Gateway) -> None:
+async def test_long_recording_in_a_response_is_joined_to_referenced_items(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item={**SPOKEN, "content": [{"type": "input_text", "text": "hello"}]})
         item_id = (await page.until("conversation.item.done"))["item"]["id"]
@@ -58,7 +58,7 @@ async def test_long_recording_in_a_response_is_joined_to_referenced_items(gatewa
 
 
 @pytest.mark.parametrize("kind", ["conversation.item.create", "response.create"])
-async def test_mistake_in_a_long_event_is_named_with_its_field_and_event(gateway: Gateway, kind: str) -> None:
+async def test_mistake_in_a_long_event_is_named_with_its_field_and_event(gateway: ServedGateway, kind: str) -> None:
     wrong = {**SPOKEN, "role": "system"}
     event = {"item": wrong} if kind == "conversation.item.create" else {"response": {"input": [wrong]}}
     async with opened(gateway, "/v1/realtime") as page:
@@ -69,7 +69,7 @@ async def test_mistake_in_a_long_event_is_named_with_its_field_and_event(gateway
         await page.until("response.done")
 
 
-async def test_long_event_without_audio_is_refused_by_its_bound(gateway: Gateway) -> None:
+async def test_long_event_without_audio_is_refused_by_its_bound(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         session = {"type": "realtime", "instructions": "x" * MAX_PLAIN_BYTES}
         await page.send("session.update", event_id="mine", session=session)
@@ -80,7 +80,7 @@ async def test_long_event_without_audio_is_refused_by_its_bound(gateway: Gateway
         await page.until("response.done")
 
 
-async def test_session_with_many_tools_is_accepted(gateway: Gateway) -> None:
+async def test_session_with_many_tools_is_accepted(gateway: ServedGateway) -> None:
     parameters = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x" * 60} for n in range(12)}}
     tools = [{"type": "function", "name": f"tool{n}", "description": "y" * 200, "parameters": parameters} for n in range(128)]
     async with opened(gateway, "/v1/realtime") as page:

@@ -10,13 +10,13 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 
 from tests.support import wait_until
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.realtime.speech_samples import blocks, silence, speech
 
 
 @asynccontextmanager
-async def connected(gateway: Gateway, **options: object) -> AsyncIterator[AsyncRealtimeConnection]:
+async def connected(gateway: ServedGateway, **options: object) -> AsyncIterator[AsyncRealtimeConnection]:
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         async with client.realtime.connect(model="omni", **options) as connection:  # pyright: ignore[reportArgumentType]
             assert (await connection.recv()).type == "session.created"
@@ -45,7 +45,7 @@ async def say(connection: AsyncRealtimeConnection, text: str) -> None:
     await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})  # pyright: ignore[reportArgumentType]
 
 
-async def test_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
+async def test_text_turn_is_answered_in_speech(gateway: ServedGateway) -> None:
     async with connected(gateway) as connection:
         await connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
         await say(connection, "hello")
@@ -68,7 +68,7 @@ async def speak(connection: AsyncRealtimeConnection, pcm: bytes) -> None:
         await connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
 
 
-async def test_spoken_turn_is_answered(gateway: Gateway) -> None:
+async def test_spoken_turn_is_answered(gateway: ServedGateway) -> None:
     async with connected(gateway) as connection:
         await speak(connection, silence(500) + speech("what day comes after monday") + silence(800))
         events = await until(connection, "response.done")
@@ -93,7 +93,7 @@ async def test_spoken_turn_is_answered(gateway: Gateway) -> None:
     assert abs(heard_ms - (stopped.audio_end_ms - started.audio_start_ms)) <= 1
 
 
-async def test_continued_speech_discards_the_speculative_response(gateway: Gateway) -> None:
+async def test_continued_speech_discards_the_speculative_response(gateway: ServedGateway) -> None:
     async with connected(gateway) as connection:
         spoken = speech("what day comes after monday")
         gateway.client.script = Script(stall_at=3)
@@ -108,7 +108,7 @@ async def test_continued_speech_discards_the_speculative_response(gateway: Gatew
     assert first.aborted is not None and second.aborted is None
 
 
-async def test_interrupted_response_keeps_only_played_words(gateway: Gateway) -> None:
+async def test_interrupted_response_keeps_only_played_words(gateway: ServedGateway) -> None:
     words = "one two three four five six seven eight nine ten eleven twelve"
     gateway.client.script = Script(text=words, num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ, stall_at=-1)
     async with connected(gateway) as connection:
@@ -141,7 +141,7 @@ async def test_interrupted_response_keeps_only_played_words(gateway: Gateway) ->
     assert fake.aborted is not None
 
 
-async def test_cancel_without_an_active_response_is_refused(gateway: Gateway) -> None:
+async def test_cancel_without_an_active_response_is_refused(gateway: ServedGateway) -> None:
     gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
     async with connected(gateway) as connection:
         await connection.response.cancel()

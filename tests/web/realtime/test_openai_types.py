@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from fleet.core.errors import EngineError
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.openai_types import check_event
 from tests.web.realtime.socket_client import Event, SocketClient, opened
@@ -33,7 +33,7 @@ async def done_with(page: SocketClient, **fields: object) -> Event:
             return response
 
 
-async def test_every_event_matches_openais_types(gateway: Gateway) -> None:
+async def test_every_event_matches_openais_types(gateway: ServedGateway) -> None:
     """`SocketClient` checks each event that it reads."""
     async with opened(gateway, "/v1/realtime") as page:
         await listens(page, transcription={"model": "x"}, turn_detection={"type": "server_vad", "idle_timeout_ms": 1000})
@@ -67,7 +67,7 @@ async def test_every_event_matches_openais_types(gateway: Gateway) -> None:
     assert len(set(ids)) == len(ids)
 
 
-async def interrupted(page: SocketClient, gateway: Gateway) -> None:
+async def interrupted(page: SocketClient, gateway: ServedGateway) -> None:
     gateway.client.script = LONG
     await page.ask("count")
     await page.until("response.output_audio.delta")

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.realtime.clients.install import REQUIREMENTS, environment_of
 
@@ -23,12 +23,12 @@ def run_client(script: str, requirement: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_openai_agents_receives_the_whole_answer(gateway: Gateway) -> None:
+def test_openai_agents_receives_the_whole_answer(gateway: ServedGateway) -> None:
     printed = run_client("agents_client.script", AGENTS, gateway.url, "omni")
     assert printed.strip() == f"{Script().num_samples} samples"
 
 
-def test_livekit_receives_the_whole_answer(gateway: Gateway) -> None:
+def test_livekit_receives_the_whole_answer(gateway: ServedGateway) -> None:
     """LiveKit's defaults are `semantic_vad` and the voice marin; it recognises its response by the metadata of its request."""
     printed = run_client("livekit_client.script", LIVEKIT, gateway.url, "omni")
     assert printed.strip() == f"{Script().num_samples} samples: {Script().text}"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Gateway, Loaded, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import read_only
 from tests.web.fake_client import Script
 from tests.web.realtime.refused_socket import refusal_of
@@ -14,13 +14,13 @@ from tests.web.realtime.socket_client import opened
 
 
 @pytest.fixture(scope="module")
-def showing(loaded: Loaded) -> Iterator[Gateway]:
+def showing(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(read_only(loaded)) as gateway:
         yield gateway
 
 
 @pytest.fixture
-def gateway(showing: Gateway) -> Gateway:
+def gateway(showing: ServedGateway) -> ServedGateway:
     showing.client.script = Script()
     showing.client.streams.clear()
     showing.client.submitted.clear()
@@ -29,7 +29,7 @@ def gateway(showing: Gateway) -> Gateway:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_read_only_gateway_refuses_to_resume_a_stream(gateway: Gateway, method: str) -> None:
+def test_read_only_gateway_refuses_to_resume_a_stream(gateway: ServedGateway, method: str) -> None:
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
     with ThreadPoolExecutor() as pool:
@@ -43,7 +43,7 @@ def test_read_only_gateway_refuses_to_resume_a_stream(gateway: Gateway, method: 
     assert taken.status_code in (403, 405) and whole.text.endswith("data: [DONE]\n\n")
 
 
-async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: Gateway) -> None:
+async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.done"))["response"]["id"]

@@ -16,12 +16,12 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.typing import Origin, Subprotocol
 
 from fleet.core.errors import BadInput, FleetError, RedisUnreachable
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
 from web.http.errors import Unauthorized
 from web.http.protocol.abuse import PERIOD_S
-from web.realtime.transport.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
+from web.realtime.transport.refusal import MAX_REASON_BYTES, VoiceRefusalLog, clipped_reason, close_code, close_reason
 
 KEY = "the-right-key"
 WRONG_KEY = "a-wrong-key"
@@ -29,7 +29,7 @@ EVIL = "http://evil.example"
 
 
 @pytest.fixture
-def locked(serve_with: Callable[[str | None], Gateway]) -> Gateway:
+def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
     return serve_with(KEY)
 
 
@@ -44,7 +44,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("key", [None, WRONG_KEY, "ek_expired"])
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=gpt-9", "/v1/realtime?intent=transcription", "/console/ws"])
 async def test_socket_without_the_right_key_is_refused_first(
-    locked: Gateway, key: str | None, path: str, caplog: pytest.LogCaptureFixture
+    locked: ServedGateway, key: str | None, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client without a key learns nothing of the model, and no key is logged."""
     with caplog.at_level(logging.WARNING):
@@ -61,7 +61,7 @@ async def test_socket_without_the_right_key_is_refused_first(
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
 async def test_sockets_without_a_key_are_logged_once_an_address_and_minute(
-    locked: Gateway, path: str, caplog: pytest.LogCaptureFixture
+    locked: ServedGateway, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
@@ -71,7 +71,7 @@ async def test_sockets_without_a_key_are_logged_once_an_address_and_minute(
 
 def test_refusal_log_counts_further_refusals_by_address_and_code(caplog: pytest.LogCaptureFixture) -> None:
     now_s, due = 0.0, list[Callable[[], None]]()
-    refusal_log = RefusalLog(lambda: now_s, lambda _delay_s, call: due.append(call))
+    refusal_log = VoiceRefusalLog(lambda: now_s, lambda _delay_s, call: due.append(call))
 
     def refuse(address: str, error: FleetError, number: int) -> None:
         for _ in range(number):
@@ -91,7 +91,7 @@ def test_refusal_log_counts_further_refusals_by_address_and_code(caplog: pytest.
     assert "299 times" in caplog.messages[-1] and "invalid_api_key" in caplog.messages[-1]
 
 
-async def test_openai_client_shows_why_its_key_is_refused(locked: Gateway) -> None:
+async def test_openai_client_shows_why_its_key_is_refused(locked: ServedGateway) -> None:
     async with AsyncOpenAI(base_url=f"{locked.url}/v1", api_key=WRONG_KEY, max_retries=0) as client:
         async with client.realtime.connect(model="omni") as connection:
             event = await connection.recv()
@@ -110,14 +110,14 @@ async def test_openai_client_shows_why_its_key_is_refused(locked: Gateway) -> No
         ("?samples=-1", "invalid_value", "samples"),
     ],
 )
-async def test_wrong_query_is_refused_by_name(gateway: Gateway, query: str, code: str, param: str) -> None:
+async def test_wrong_query_is_refused_by_name(gateway: ServedGateway, query: str, code: str, param: str) -> None:
     refusal = await refusal_of(gateway, f"/v1/realtime{query}")
     assert refusal.close_code == 4000 and refusal.close_reason.startswith(f"invalid_request_error.{code}: {param}: ")
     assert (refusal.error["code"], refusal.error["param"]) == (code, param)
 
 
 @pytest.mark.parametrize("query", ["", "?model=", "?model=omni", "?intent=", "?intent=conversation"])
-async def test_default_query_opens_a_session_with_the_beta_header_too(gateway: Gateway, query: str) -> None:
+async def test_default_query_opens_a_session_with_the_beta_header_too(gateway: ServedGateway, query: str) -> None:
     """Many clients still send the header of the beta dialect; fields of the dialect are refused by name."""
     address = f"{gateway.url.replace('http', 'ws')}/v1/realtime{query}"
     async with connect(address, additional_headers={"OpenAI-Beta": "realtime=v1"}) as client:
@@ -125,7 +125,7 @@ async def test_default_query_opens_a_session_with_the_beta_header_too(gateway: G
 
 
 @pytest.mark.parametrize("path", ["/realtime", "/v1/realtime/", "/v1/realtime/calls", "/v1/responses"])
-async def test_socket_at_an_unknown_path_names_the_right_one(gateway: Gateway, path: str) -> None:
+async def test_socket_at_an_unknown_path_names_the_right_one(gateway: ServedGateway, path: str) -> None:
     refusal = await refusal_of(gateway, path)
     assert refusal.close_code == 4000 and refusal.error["code"] == "unknown_url"
     assert "/v1/realtime" in refusal.error["message"]
@@ -134,7 +134,7 @@ async def test_socket_at_an_unknown_path_names_the_right_one(gateway: Gateway, p
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
 @pytest.mark.parametrize("offered", [None, [Subprotocol("realtime")]])
 async def test_socket_of_another_site_is_refused_in_its_subprotocol(
-    gateway: Gateway, path: str, offered: list[Subprotocol] | None
+    gateway: ServedGateway, path: str, offered: list[Subprotocol] | None
 ) -> None:
     """A browser whose offered `realtime` is not accepted shows its page neither the event nor the reason."""
     refusal = await refusal_of(gateway, path, origin=Origin(EVIL), subprotocols=offered)
@@ -142,7 +142,7 @@ async def test_socket_of_another_site_is_refused_in_its_subprotocol(
     assert refusal.subprotocol == ("realtime" if offered else None)
 
 
-async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None:
+async def test_events_of_a_refused_socket_are_not_read(gateway: ServedGateway) -> None:
     """Frames sent right after the handshake open no session and are not read."""
     held = set(gateway.client.held)
     async with connect(f"{gateway.url.replace('http', 'ws')}/v1/realtime", origin=Origin(EVIL)) as client:
@@ -155,7 +155,7 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None
 
 
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(
-    serve_with: Callable[[str | None], Gateway], caplog: pytest.LogCaptureFixture
+    serve_with: Callable[[str | None], ServedGateway], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another client is served meanwhile."""
     gateway = serve_with(None)
@@ -173,7 +173,9 @@ async def test_refused_peer_that_ignores_the_close_does_not_block_others(
     assert len(logged(caplog)) == 1
 
 
-async def test_secret_that_cannot_be_looked_up_may_be_tried_again(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secret_that_cannot_be_looked_up_may_be_tried_again(
+    gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def away(_client: object, _name: str) -> bytes | None:
         raise RedisUnreachable("Redis does not answer")
 
@@ -183,7 +185,7 @@ async def test_secret_that_cannot_be_looked_up_may_be_tried_again(gateway: Gatew
 
 
 async def test_session_that_cannot_be_held_may_be_tried_again(
-    serve_with: Callable[[str | None], Gateway], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve_with: Callable[[str | None], ServedGateway], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = serve_with(None)
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.web.conftest import Gateway
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
@@ -14,7 +14,7 @@ WHOLE = 2 * SECONDS * RATE_HZ
 
 
 @asynccontextmanager
-async def resending(gateway: Gateway) -> AsyncIterator[tuple[SocketClient, str]]:
+async def resending(gateway: ServedGateway) -> AsyncIterator[tuple[SocketClient, str]]:
     """Reconnect a client that lost all of a complete response, and yield it with the response's id once audio arrives."""
     gateway.client.script = Script(num_samples=SECONDS * RATE_HZ)
     async with opened(gateway) as page:
@@ -30,7 +30,7 @@ async def resending(gateway: Gateway) -> AsyncIterator[tuple[SocketClient, str]]
         yield again, response
 
 
-async def test_resent_audio_stops_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_resent_audio_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
     async with resending(gateway) as (page, response):
         await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
         await page.until("session.updated")
@@ -39,7 +39,7 @@ async def test_resent_audio_stops_when_its_format_is_refused(gateway: Gateway) -
     assert len(page.audio[response]) == sent < WHOLE
 
 
-async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
     async with resending(gateway) as (page, response):
         await page.ask("and in writing?", output_modalities=["text"])
         await page.until("response.done")
@@ -52,7 +52,7 @@ async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refu
     assert len(page.audio[response]) == sent < WHOLE
 
 
-async def test_resent_audio_stops_when_the_user_speaks(gateway: Gateway) -> None:
+async def test_resent_audio_stops_when_the_user_speaks(gateway: ServedGateway) -> None:
     spoken = silence(100) + speech("what day comes after monday") + silence(800)
     async with resending(gateway) as (page, response):
         gateway.client.script = Script(gap_s=0.05)

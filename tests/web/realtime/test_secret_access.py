@@ -81,7 +81,7 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
 
 
 @dataclass(slots=True)
-class Client:
+class SecretClient:
     """Connection of a client, after its first event."""
 
     socket: ClientConnection
@@ -109,10 +109,10 @@ class Client:
 
 
 @asynccontextmanager
-async def opening(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[Client]:
+async def opening(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SecretClient]:
     headers = {"authorization": f"Bearer {key}"}
     async with connect(gateway.url.replace("http", "ws") + path + query, additional_headers=headers) as connection:
-        yield Client(connection, json.loads(await asyncio.wait_for(connection.recv(), 20)))
+        yield SecretClient(connection, json.loads(await asyncio.wait_for(connection.recv(), 20)))
 
 
 async def refused(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:

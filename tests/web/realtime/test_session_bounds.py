@@ -31,7 +31,7 @@ IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
 
 @dataclass(slots=True)
-class Client:
+class BoundedClient:
     """Record of the events sent to a client. Satisfies `client_connection.ClientWriter`."""
 
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
@@ -59,7 +59,7 @@ class Talk:
     fake: FakeClient
     gateway: Gateway
     clock: ManualClock
-    client: Client = field(default_factory=Client)
+    client: BoundedClient = field(default_factory=BoundedClient)
 
     async def begin(self) -> Session:
         return await self.registry.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
@@ -95,7 +95,7 @@ async def _none_held(fake: FakeClient) -> bool:
     return not fake.held
 
 
-async def test_session_ends_at_its_longest_duration_whatever_its_client_sends(talk: Talk) -> None:
+async def test_active_session_ends_at_its_longest_duration(talk: Talk) -> None:
     session = await talk.begin()
     step_s = MAX_S / 6
     for _ in range(5):
@@ -107,7 +107,7 @@ async def test_session_ends_at_its_longest_duration_whatever_its_client_sends(ta
     assert talk.client.error == "session_expired" and talk.client.closed is not None and talk.client.closed[0] == 1001
 
 
-async def test_session_whose_client_sends_nothing_ends_idle(talk: Talk) -> None:
+async def test_session_without_client_events_ends_idle(talk: Talk) -> None:
     await talk.begin()
     await talk.passes(IDLE_S - 1)
     assert talk.client.error is None
@@ -146,7 +146,7 @@ async def test_absent_client_is_not_idle_but_reaches_the_longest_duration(talk: 
     session = await talk.begin()
     talk.registry.on_lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
-    again = Client()
+    again = BoundedClient()
     assert await talk.registry.resume(session.id, again, NOTHING, API_KEY) is session
     await talk.passes(IDLE_S - 1)
     assert again.error is None
@@ -181,7 +181,7 @@ async def _is(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def _num_created(client: Client) -> int:
+def _num_created(client: BoundedClient) -> int:
     return sum(isinstance(event, ResponseCreated) for event in client.events)
 
 
@@ -239,12 +239,12 @@ async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypa
         return held
 
     monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
-    resuming = asyncio.create_task(other.resume(session.id, Client(), NOTHING, API_KEY))
+    resuming = asyncio.create_task(other.resume(session.id, BoundedClient(), NOTHING, API_KEY))
     await asked.wait()
     resuming.cancel()
     await asyncio.wait({resuming})
     gate.set()
     await await_until(lambda: _is(lambda: "away_us" in talk.fake.held[session.id].fields), "its client to be noted as away")
     monkeypatch.undo()
-    assert await other.resume(session.id, Client(), NOTHING, API_KEY) is not session
+    assert await other.resume(session.id, BoundedClient(), NOTHING, API_KEY) is not session
     assert other.end(session.id)

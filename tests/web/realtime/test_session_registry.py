@@ -8,7 +8,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.support import wait_until
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.socket_client import opened
 from web.realtime.transport import voice_socket
@@ -17,14 +17,14 @@ VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
 
 @pytest.fixture(scope="module")
-def small(loaded: Loaded) -> Iterator[Gateway]:
+def small(loaded: Loaded) -> Iterator[ServedGateway]:
     """Bound the gateway to two sessions, two queued clients and a short reconnect timeout."""
     config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
     with serving(Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)) as gateway:
         yield gateway
 
 
-def address(gateway: Gateway, path: str) -> str:
+def address(gateway: ServedGateway, path: str) -> str:
     return gateway.url.replace("http", "ws") + path
 
 
@@ -42,7 +42,7 @@ async def next_event(socket: ClientConnection) -> dict[str, object]:
     return json.loads(await socket.recv())
 
 
-async def test_queued_clients_are_sent_their_position(small: Gateway) -> None:
+async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
             assert (await next_event(third))["position"] == 1
@@ -66,7 +66,7 @@ async def test_queued_clients_are_sent_their_position(small: Gateway) -> None:
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_client_that_leaves_the_queue_is_skipped(small: Gateway) -> None:
+async def test_client_that_leaves_the_queue_is_skipped(small: ServedGateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
             assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
@@ -76,7 +76,7 @@ async def test_client_that_leaves_the_queue_is_skipped(small: Gateway) -> None:
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> None:
+async def test_session_ends_if_its_client_does_not_reconnect(small: ServedGateway) -> None:
     small.client.script = Script(stall_at=4)
     async with opened(small) as page:
         await page.ask("hello")
@@ -87,7 +87,7 @@ async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> 
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 
 
-async def test_early_frames_are_bounded_in_number(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_are_bounded_in_number(small: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
         assert (await next_event(third))["position"] == 1
@@ -97,7 +97,7 @@ async def test_early_frames_are_bounded_in_number(small: Gateway, monkeypatch: p
         await third.wait_closed()
 
 
-async def test_early_frames_of_all_clients_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_of_all_clients_are_bounded_together(small: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import Event, SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
@@ -83,7 +83,9 @@ async def events_until_marker(page: SocketClient, marker: str) -> list[Event]:
         ),
     ],
 )  # fmt: skip
-async def test_update_applies_all_but_the_refused_fields(gateway: Gateway, session: dict[str, Any], params: list[str]) -> None:
+async def test_update_applies_all_but_the_refused_fields(
+    gateway: ServedGateway, session: dict[str, Any], params: list[str]
+) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         before = page.events[0]["session"]
         errors, now = await update(page, **{"type": "realtime", "instructions": "Be brief.", **session})
@@ -122,14 +124,14 @@ async def test_update_applies_all_but_the_refused_fields(gateway: Gateway, sessi
     ],
 )
 async def test_refused_field_of_an_update_is_named_once_in_terms_of_json(
-    gateway: Gateway, session: dict[str, object], message: str
+    gateway: ServedGateway, session: dict[str, object], message: str
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         errors, _ = await update(page, **session)
     assert [error["message"] for error in errors] == [message]
 
 
-async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway: Gateway) -> None:
+async def test_update_applies_fields_beside_a_refused_nested_field(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         detection = {"type": "server_vad", "threshold": 2, "silence_duration_ms": 300, "create_response": "yes"}
         audio_input = {"turn_detection": detection, "transcription": {"model": "whisper-1", "language": 5}}
@@ -151,7 +153,7 @@ async def test_update_that_the_model_cannot_serve_changes_nothing(text_only: Loa
     assert now["output_modalities"] == ["text"] and now["instructions"] == "Be brief." and now["truncation"] == "disabled"
 
 
-async def test_instructions_with_a_control_token_are_refused_alone(gateway: Gateway) -> None:
+async def test_instructions_with_a_control_token_are_refused_alone(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, instructions="Be brief.")
         errors, now = await update(page, instructions="<|im_end|>", output_modalities=["text"])
@@ -160,7 +162,7 @@ async def test_instructions_with_a_control_token_are_refused_alone(gateway: Gate
 
 
 @pytest.mark.parametrize("event", [{"session": 5}, {"session": None}, {"session": []}, {}])
-async def test_update_without_an_object_changes_nothing(gateway: Gateway, event: dict[str, object]) -> None:
+async def test_update_without_an_object_changes_nothing(gateway: ServedGateway, event: dict[str, object]) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("session.update", event_id="e", **event)
         (answer,) = await events_until_marker(page, "after")
@@ -174,7 +176,7 @@ REFUSED_FORMATS = [
 
 
 @pytest.mark.parametrize("form", REFUSED_FORMATS)
-async def test_audio_is_not_read_while_its_format_is_refused(gateway: Gateway, form: object) -> None:
+async def test_audio_is_not_read_while_its_format_is_refused(gateway: ServedGateway, form: object) -> None:
     """G.711 read as PCM16 would be noise, classified as speech or as silence."""
     spoken = silence(300) + speech("what day comes after monday") + silence(800)
     async with opened(gateway, "/v1/realtime") as page:
@@ -198,7 +200,7 @@ async def test_audio_is_not_read_while_its_format_is_refused(gateway: Gateway, f
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_refused_audio_is_named_again_after_the_next_refused_format(gateway: Gateway) -> None:
+async def test_refused_audio_is_named_again_after_the_next_refused_format(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         for marker in ("first", "second"):
             await update(page, **input_format(PCMU))
@@ -208,7 +210,7 @@ async def test_refused_audio_is_named_again_after_the_next_refused_format(gatewa
         assert not errors and now["audio"]["input"]["format"] is None, "another update does not bring a format back"
 
 
-async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gateway) -> None:
+async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await update(page, **input_format(PCMU))
         for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
@@ -217,7 +219,7 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
 
 
-async def test_turn_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_turn_ends_unanswered_when_its_format_is_refused(gateway: ServedGateway) -> None:
     """Later audio does not continue the turn."""
     spoken = speech("what day comes after monday")
     async with opened(gateway) as page:
@@ -239,7 +241,7 @@ async def test_turn_ends_unanswered_when_its_format_is_refused(gateway: Gateway)
     assert spec.audio[0].num_samples < (len(spoken) // 48 + 1000) * 16
 
 
-async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(gateway: ServedGateway) -> None:
     spoken = speech("what day comes after monday")
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, audio={"input": {"turn_detection": None}})
@@ -253,7 +255,7 @@ async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(gateway: 
 
 @pytest.mark.parametrize("event_id", [5, "x" * 600, ["e"]])
 async def test_update_with_an_invalid_event_id_is_answered_with_an_error_that_names_it(
-    gateway: Gateway, event_id: object
+    gateway: ServedGateway, event_id: object
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("session.update", event_id=event_id, session={"instructions": "Be brief."})
@@ -270,7 +272,9 @@ async def test_update_with_an_invalid_event_id_is_answered_with_an_error_that_na
         ("output_audio_format", "pcm16", None),
     ],
 )
-async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field: str, value: str, refused: str | None) -> None:
+async def test_format_under_its_beta_name_counts_as_one(
+    gateway: ServedGateway, field: str, value: str, refused: str | None
+) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, **{field: value})
     assert [error["param"] for error in errors] == [f"session.{field}"]
@@ -279,7 +283,7 @@ async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field:
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
-async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: Gateway, side: str) -> None:
+async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: ServedGateway, side: str) -> None:
     """Clients that write every field of the beta dialect send null for those without a value."""
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, **{f"{side}_audio_format": None, "modalities": None})
@@ -287,7 +291,7 @@ async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: Gatewa
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
-async def test_format_beside_its_beta_name_ends_an_earlier_refusal(gateway: Gateway, side: str) -> None:
+async def test_format_beside_its_beta_name_ends_an_earlier_refusal(gateway: ServedGateway, side: str) -> None:
     beta = f"{side}_audio_format"
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, audio={side: {"format": PCMU}})
@@ -298,7 +302,7 @@ async def test_format_beside_its_beta_name_ends_an_earlier_refusal(gateway: Gate
 
 
 @pytest.mark.parametrize("form", [PCMU, {"type": "audio/pcm", "rate": 16_000}, "pcm16"])
-async def test_no_audio_is_sent_while_its_format_is_refused(gateway: Gateway, form: object) -> None:
+async def test_no_audio_is_sent_while_its_format_is_refused(gateway: ServedGateway, form: object) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, **output_format(form))
         assert len(errors) == 1 and now["audio"]["output"]["format"] is None
@@ -318,7 +322,7 @@ async def test_no_audio_is_sent_while_its_format_is_refused(gateway: Gateway, fo
         assert "response.output_audio.delta" in page.kinds()
 
 
-async def test_response_ends_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_response_ends_when_its_format_is_refused(gateway: ServedGateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("count")
@@ -332,7 +336,7 @@ async def test_response_ends_when_its_format_is_refused(gateway: Gateway) -> Non
     assert kinds[refused:].count("response.done") == 1 and kinds[-1] == "session.updated"
 
 
-async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> None:
+async def test_refused_override_refuses_its_response_only(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send(
             "response.create", event_id="asked", response={"instructions": "hi", "audio": {"output": {"format": PCMU}}}
@@ -345,7 +349,7 @@ async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> N
 
 @pytest.mark.parametrize("choice", [{}, *({"tool_choice": given} for given in ("auto", "none", None, "", {}))])
 async def test_optional_tools_are_ignored_and_named(
-    gateway: Gateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
+    gateway: ServedGateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         async with opened(gateway, "/v1/realtime") as page:
@@ -375,7 +379,9 @@ async def test_optional_tools_are_ignored_and_named(
         {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}},
     ],
 )
-async def test_update_with_a_field_that_is_not_served_has_the_code_of_chat(gateway: Gateway, session: dict[str, object]) -> None:
+async def test_update_with_a_field_that_is_not_served_has_the_code_of_chat(
+    gateway: ServedGateway, session: dict[str, object]
+) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         errors, _ = await update(page, **session)
     assert [error["code"] for error in errors] == ["unsupported_value"]
@@ -397,7 +403,7 @@ async def test_update_with_a_field_that_is_not_served_has_the_code_of_chat(gatew
     ],
 )
 async def test_event_with_a_field_that_is_not_served_has_the_code_of_chat(
-    gateway: Gateway, kind: str, fields: dict[str, object], param: str
+    gateway: ServedGateway, kind: str, fields: dict[str, object], param: str
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send(kind, **fields)
@@ -409,7 +415,7 @@ async def test_event_with_a_field_that_is_not_served_has_the_code_of_chat(
     ("choice", "kept"),
     [({"type": "auto"}, "auto"), ({"type": "none"}, "none"), ({"type": "allowed_tools", "mode": "auto", "tools": []}, "auto")],
 )
-async def test_tool_choice_in_an_object_is_accepted_as_in_chat(gateway: Gateway, choice: object, kept: str) -> None:
+async def test_tool_choice_in_an_object_is_accepted_as_in_chat(gateway: ServedGateway, choice: object, kept: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         errors, now = await update(page, tool_choice=choice)
         assert not errors and now["tool_choice"] == kept
@@ -418,7 +424,7 @@ async def test_tool_choice_in_an_object_is_accepted_as_in_chat(gateway: Gateway,
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}, "any"])
-async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway, choice: object) -> None:
+async def test_response_that_requires_a_tool_is_refused_by_name(gateway: ServedGateway, choice: object) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello", tools=TOOLS, tool_choice=choice)
         error = (await page.until("error"))["error"]
@@ -435,7 +441,7 @@ async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway
         ("max_response_output_tokens", 5),
     ],
 )
-async def test_response_with_a_beta_field_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
+async def test_response_with_a_beta_field_is_refused_by_name(gateway: ServedGateway, field: str, value: object) -> None:
     """If it were ignored, the client would play audio in another format, or wait for text."""
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello", **{field: value})
@@ -447,7 +453,7 @@ async def test_response_with_a_beta_field_is_refused_by_name(gateway: Gateway, f
 
 
 @pytest.mark.parametrize("kind", ["function_call_output", "function_call", "mcp_call"])
-async def test_item_of_a_tool_says_what_is_served(gateway: Gateway, kind: str) -> None:
+async def test_tool_item_is_refused_naming_the_served_items(gateway: ServedGateway, kind: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", event_id="asked", item={"type": kind, "call_id": "c", "output": "3"})
         error = (await page.until("error"))["error"]

@@ -56,7 +56,7 @@ def test_endless_turn_is_ended() -> None:
     assert [type(event) for event in events][:2] == [TurnStarted, TurnStopped]
     starts = [event.start for event in events if isinstance(event, TurnStarted)]
     ends = [event.end for event in events if isinstance(event, TurnStopped)]
-    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), "no sound is in two turns"
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), "no audio is in two turns"
 
 
 @given(

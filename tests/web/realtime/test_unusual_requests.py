@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import LIMITS, Gateway, Loaded, serving
+from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import Event, SocketClient, opened
 
@@ -37,7 +37,7 @@ async def refused(page: SocketClient, kind: str, **fields: object) -> dict[str, 
     return error
 
 
-async def answering(page: SocketClient, gateway: Gateway) -> tuple[str, str]:
+async def answering(page: SocketClient, gateway: ServedGateway) -> tuple[str, str]:
     """Begin a response, and return the ids of it and its item once its first audio has arrived."""
     gateway.client.script = LONG
     await page.ask("count")
@@ -64,7 +64,7 @@ async def transcript_of(page: SocketClient, item: str) -> str:
         (says(CONTROL, "assistant", "output_text"), "item.content[0]"),
     ],
 )
-async def test_item_that_no_prompt_can_hold_is_refused(gateway: Gateway, item: dict[str, object], param: str) -> None:
+async def test_item_that_no_prompt_can_hold_is_refused(gateway: ServedGateway, item: dict[str, object], param: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         assert (await refused(page, "conversation.item.create", item=item))["param"] == param
         await page.ask("hello")
@@ -87,14 +87,14 @@ async def test_item_that_no_prompt_can_hold_is_refused(gateway: Gateway, item: d
     ],
 )
 async def test_response_that_cannot_be_served_is_refused_before_it_begins(
-    gateway: Gateway, response: dict[str, object], param: str
+    gateway: ServedGateway, response: dict[str, object], param: str
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         assert (await refused(page, "response.create", response={"conversation": "none", **response}))["param"] == param
     assert not gateway.client.submitted
 
 
-async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: Gateway) -> None:
+async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         error = await refused(page, "response.audio.delta" + "x" * 1000)
         await page.send("input_audio_buffer.clear", event_id="e" * 100_000)
@@ -104,7 +104,7 @@ async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: Gatewa
     assert long["param"] == "event_id" and long["event_id"] is None
 
 
-async def test_requested_tokens_are_limited_to_the_bound(gateway: Gateway) -> None:
+async def test_requested_tokens_are_limited_to_the_bound(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         (updated,) = await events_of(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
         assert updated["session"]["max_output_tokens"] == 1_000_000
@@ -116,7 +116,7 @@ async def test_requested_tokens_are_limited_to_the_bound(gateway: Gateway) -> No
     assert asked == [LIMITS.max_answer_tokens] * 2
 
 
-async def test_cleared_voice_is_the_default_one(gateway: Gateway) -> None:
+async def test_cleared_voice_is_the_default_one(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         first = page.events[0]["session"]["audio"]["output"]["voice"]
         for voice in (None, ""):
@@ -128,7 +128,7 @@ async def test_cleared_voice_is_the_default_one(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_response_under_way_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
+async def test_response_under_way_can_be_truncated(gateway: ServedGateway, cancelled: bool) -> None:
     """`openai-agents` truncates first and cancels then."""
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
@@ -148,7 +148,7 @@ async def refused_now(page: SocketClient, item: str, audio_end_ms: int) -> dict[
     return (await page.until("error"))["error"]
 
 
-async def test_refused_truncation_removes_nothing(gateway: Gateway) -> None:
+async def test_refused_truncation_removes_nothing(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await refused_now(page, item, 60_000)
@@ -156,7 +156,7 @@ async def test_refused_truncation_removes_nothing(gateway: Gateway) -> None:
         assert await transcript_of(page, item) == LONG.text
 
 
-async def test_cancelled_response_reports_its_usage(gateway: Gateway) -> None:
+async def test_cancelled_response_reports_its_usage(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await answering(page, gateway)
         await page.send("response.cancel")
@@ -185,7 +185,7 @@ async def test_failed_response_keeps_only_words_with_audio(loaded: Loaded) -> No
     assert f"{kept}<" in prompt.replace("\n", ""), "the next prompt holds no more"
 
 
-async def test_item_deleted_during_its_response_has_no_further_events(gateway: Gateway) -> None:
+async def test_item_deleted_during_its_response_has_no_further_events(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await page.send("conversation.item.delete", item_id=item)
@@ -197,7 +197,7 @@ async def test_item_deleted_during_its_response_has_no_further_events(gateway: G
         assert (await refused(page, "conversation.item.retrieve", item_id=item))["code"] == "not_found"
 
 
-async def test_out_of_band_response_leaves_the_active_one_alone(gateway: Gateway) -> None:
+async def test_out_of_band_response_leaves_the_active_one_alone(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         active, _ = await answering(page, gateway)
         aside = {"conversation": "none", "output_modalities": ["text"], "metadata": {"topic": "aside"}}
@@ -209,7 +209,7 @@ async def test_out_of_band_response_leaves_the_active_one_alone(gateway: Gateway
 
 
 async def test_idle_timeout_of_an_empty_conversation_begins_no_response(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
+    gateway: ServedGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
     async with opened(gateway, "/v1/realtime") as page:
@@ -225,7 +225,7 @@ async def test_idle_timeout_of_an_empty_conversation_begins_no_response(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway: Gateway) -> None:
+async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await events_of(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
         for _ in range(3):
@@ -239,7 +239,7 @@ async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway:
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_new_voice_is_that_of_the_next_response(gateway: Gateway) -> None:
+async def test_new_voice_is_that_of_the_next_response(gateway: ServedGateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello")
         await page.until("response.done")

@@ -207,7 +207,7 @@ def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceS
 
 
 def test_press_too_short_for_the_server_adds_no_question(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    """A touch on the button is shorter than any word; and where no sound received, nothing is asked either."""
+    """A touch on the button is shorter than any word; without audio no request is sent either."""
     page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
     choose_push_to_talk(page)
     start(page)

@@ -17,7 +17,7 @@ Pcm = NDArray[np.int16]
 SLICE_S = 0.5
 """Longest piece of input that is processed before other sessions of the process have their turn."""
 SILENT_PEAK = 52
-"""Of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any voice at a microphone."""
+"""Out of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any voice at a microphone."""
 SILENT_S = 0.5
 """After so much silence the model's state holds nothing of use."""
 RESAMPLER_DELAY_S = 0.12

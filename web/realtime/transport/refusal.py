@@ -74,7 +74,7 @@ def error_event(error: FleetError, event_id: str | None = None) -> Error:
     return Error(error=detail)
 
 
-class RefusalLog:
+class VoiceRefusalLog:
     """Logs refused WebSockets: one line per code, client address and minute, and one with the number of further ones."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
@@ -103,7 +103,7 @@ class RefusalLog:
         self._schedule()
 
 
-async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: RefusalLog) -> None:
+async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: VoiceRefusalLog) -> None:
     """Accept the socket, send the reason, and close it."""
     refusal_log.note(websocket.scope, error)
     try:

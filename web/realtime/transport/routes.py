@@ -17,7 +17,7 @@ from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
-from web.realtime.transport.refusal import RefusalLog, accept, refuse_socket
+from web.realtime.transport.refusal import VoiceRefusalLog, accept, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
 
@@ -37,7 +37,7 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None = None) -> None:
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: VoiceRefusalLog, clock: Clock | None = None) -> None:
         self.registry = SessionRegistry(gateway, clock)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
