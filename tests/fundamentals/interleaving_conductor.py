@@ -78,7 +78,7 @@ class Conductor:
             task, seen = world.store.tasks[stage], record.tasks[name]
             if seen.state is not TaskState.GRANTED or task.waits:
                 continue
-            held = any(w.hand == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
+            held = any(w.granted_epoch == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
             needed = not held and task.state == "granted" and task.epoch == seen.epoch
             if needed != early_grants:
                 yield self._apply(world, ev.GrantOverdue(request=R, stage=name, epoch=seen.epoch))
@@ -126,7 +126,7 @@ def read_request(store: Store) -> RequestRecord | None:
     if store.end:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
-    delivered = store.taken_by_client == store.sizes[CONSUMER]
+    delivered = store.consumed_by_client == store.sizes[CONSUMER]
     return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
 
 

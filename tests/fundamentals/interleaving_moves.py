@@ -60,7 +60,7 @@ class Fleet(Conductor):
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
         for n, worker in enumerate(world.workers):
-            holds = worker.hand or worker.run or worker.lends or worker.id in store.at
+            holds = worker.granted_epoch or worker.run_epoch or worker.lends or worker.id in store.at
             if worker.id not in store.listed or worker.dead or worker.place not in self.faulty or not holds:
                 continue
             late = store._replace(late=store.late | {worker.id})
@@ -70,18 +70,18 @@ class Fleet(Conductor):
             if budget.freezes and worker.id not in store.late:
                 left = budget._replace(freezes=budget.freezes - 1)
                 yield f"{worker.id} freezes", world._replace(store=late, budget=left)
-            if worker.run and store.tasks[worker.stage].state != "finished":
+            if worker.run_epoch and store.tasks[worker.stage].state != "finished":
                 yield from self._work_faults(world, n, worker)
 
     def _work_faults(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
         budget = world.budget
         if budget.failures:
             left = budget._replace(failures=budget.failures - 1)
-            after, answer = self.scripts.fail(world.store, worker.stage, worker.run)
+            after, answer = self.scripts.fail(world.store, worker.stage, worker.run_epoch)
             yield f"{worker.id}: fail -> {answer}", tidy(world.with_worker(n, worker.idle(), after)._replace(budget=left))
         if budget.steps:
             left = budget._replace(steps=budget.steps - 1)
-            after, answer = self.scripts.lose_task(world.store, worker.stage, worker.run)
+            after, answer = self.scripts.lose_task(world.store, worker.stage, worker.run_epoch)
             yield f"{worker.id}: lose_task -> {answer}", tidy(world.with_worker(n, worker.idle(), after)._replace(budget=left))
 
     def fault_free_moves(self, world: World) -> Iterator[Move]:
@@ -99,7 +99,7 @@ class Fleet(Conductor):
             elif not worker.dead:
                 yield from self._worker_moves(world, n, worker)
         size = world.store.sizes[CONSUMER]
-        if world.store.taken_by_client < world.store.tasks[CONSUMER].produced == size:
+        if world.store.consumed_by_client < world.store.tasks[CONSUMER].produced == size:
             store, answer = self.scripts.ack_by_client(world.store, size)
             yield f"the client received all chunks -> {answer}", world._replace(store=store)
 
@@ -109,7 +109,7 @@ class Fleet(Conductor):
         yield f"{reborn.id} joins", world.with_worker(n, reborn, store)
         if worker.dead:
             return
-        if worker.run and worker.stage == PRODUCER:
+        if worker.run_epoch and worker.stage == PRODUCER:
             yield from self._relocate(world, n, worker)
         if worker.lends:
             yield f"{worker.id} reuses its pages", world.with_worker(n, worker._replace(lends=False))
@@ -119,24 +119,24 @@ class Fleet(Conductor):
         task = store.tasks[worker.stage]
         if worker.id in store.late:
             yield f"{worker.id}: renew", world._replace(store=store._replace(late=store.late - {worker.id}))
-        if worker.hand:
+        if worker.granted_epoch:
             yield self._claim(world, n, worker)
         elif task.waits and task.role == worker.role and not self._is_spare(world, n) and not _has_notices(store, worker):
-            assert not worker.run, f"{worker.id} reads a grant of the task that it still holds"
-            taken = store.with_task(worker.stage, task._replace(waits=False))
-            yield f"{worker.id} reads a grant", world.with_worker(n, worker._replace(hand=task.epoch), taken)
+            assert not worker.run_epoch, f"{worker.id} reads a grant of the task that it still holds"
+            delivered = store.with_task(worker.stage, task._replace(waits=False))
+            yield f"{worker.id} reads a grant", world.with_worker(n, worker._replace(granted_epoch=task.epoch), delivered)
         if worker.lends or _has_notices(store, worker):
             yield from self._lend(world, n, worker)
-        if worker.run:
+        if worker.run_epoch:
             yield from self._run(world, n, worker, task)
 
     def _claim(self, world: World, n: int, worker: MirrorWorker) -> Move:
-        after, answer = self.scripts.claim(world.store, worker.id, worker.stage, worker.hand)
-        next_worker = worker.idle()._replace(hand=0)
+        after, answer = self.scripts.claim(world.store, worker.id, worker.stage, worker.granted_epoch)
+        next_worker = worker.idle()._replace(granted_epoch=0)
         if answer == "ok":
             offered = world.store.tasks[worker.stage].offer == "offered"
             next_worker = next_worker._replace(
-                run=worker.hand,
+                run_epoch=worker.granted_epoch,
                 again=tuple(range(len(world.store.at))) if worker.stage == PRODUCER else (),
                 pull="under way" if offered else "",
                 logged=world.store.tasks[PRODUCER].produced if offered and worker.stage == CONSUMER else 0,
@@ -166,14 +166,14 @@ class Fleet(Conductor):
         index = min(task.produced, last)
         if worker.again or task.state == "finished" or (task.produced and self._is_first_half(worker)):
             return
-        if worker.stage == CONSUMER and worker.taken < self._needed(world.store, index):
+        if worker.stage == CONSUMER and worker.consumed < self._needed(world.store, index):
             return
         if worker.stage == PRODUCER and task.produced - world.store.tasks[CONSUMER].consumed >= self.credits:
             return
         store = world.store
         if worker.stage == CONSUMER:
-            store, _ = self.scripts.ack(store, worker.run, worker.taken)
-        store, answer = self.scripts.append(store, worker.id, worker.stage, worker.run, index, finish=index == last)
+            store, _ = self.scripts.ack(store, worker.run_epoch, worker.consumed)
+        store, answer = self.scripts.append(store, worker.id, worker.stage, worker.run_epoch, index, finish=index == last)
         done = answer in ("stale", "ended") or index == last
         yield f"{worker.id}: append {index} -> {answer}", world.with_worker(n, worker.idle() if done else worker, store)
 
@@ -187,7 +187,7 @@ class Fleet(Conductor):
         arena the latter.
         """
         role = f"{STAGES[worker.stage]}.decode"
-        store, answer = self.scripts.hand_off(world.store, worker.id, worker.stage, worker.run, role)
+        store, answer = self.scripts.hand_off(world.store, worker.id, worker.stage, worker.run_epoch, role)
         after = worker.idle()._replace(lends=answer == "ok")
         yield f"{worker.id}: hand_off -> {answer}", world.with_worker(n, after, store)
 
@@ -210,8 +210,8 @@ class Fleet(Conductor):
                 state = "here" if source.lends else "wrong"
                 yield f"{worker.id}: its blocks are {state}", world.with_worker(n, worker._replace(pull=state))
             yield f"{worker.id}: its pull fails", world.with_worker(n, worker._replace(pull="", logged=0))
-        elif worker.taken >= worker.logged:
-            store, answer = self.scripts.confirm(world.store, worker.stage, worker.run)
+        elif worker.consumed >= worker.logged:
+            store, answer = self.scripts.confirm(world.store, worker.stage, worker.run_epoch)
             after = worker._replace(pull="", logged=0)
             if answer == "ok":
                 assert worker.pull == "here", f"{worker.id} continues with blocks that are not the request's"
@@ -223,25 +223,25 @@ class Fleet(Conductor):
     def _relocate(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
         if worker.again:
             index, *rest = worker.again
-            store, answer = self.scripts.relocate(world.store, worker.id, worker.run, index)
+            store, answer = self.scripts.relocate(world.store, worker.id, worker.run_epoch, index)
             after = worker.idle() if answer == "stale" else worker._replace(again=tuple(rest))
             yield f"{worker.id}: relocate {index} -> {answer}", world.with_worker(n, after, store)
 
     def _consume(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
         store = world.store
-        if worker.taken == store.tasks[PRODUCER].produced:
+        if worker.consumed == store.tasks[PRODUCER].produced:
             return
-        holder = store.at[worker.taken]
+        holder = store.at[worker.consumed]
         if holder not in store.listed:
             if worker.reported != holder or (not self.reports_once and self._is_quiet(world)):
-                after, answer = self.scripts.lose_tensors(store, worker.run)
+                after, answer = self.scripts.lose_tensors(store, worker.run_epoch)
                 reporter = worker._replace(reported=holder)
-                yield f"{worker.id}: lose_tensors of {worker.taken} -> {answer}", world.with_worker(n, reporter, after)
+                yield f"{worker.id}: lose_tensors of {worker.consumed} -> {answer}", world.with_worker(n, reporter, after)
         elif world.worker_of(holder) is not None:
-            reader = worker._replace(taken=worker.taken + 1, reported="")
+            reader = worker._replace(consumed=worker.consumed + 1, reported="")
             if self.credits < store.sizes[PRODUCER]:
-                store, _ = self.scripts.ack(store, worker.run, reader.taken)
-            yield f"{worker.id} reads chunk {worker.taken}", world.with_worker(n, reader, store)
+                store, _ = self.scripts.ack(store, worker.run_epoch, reader.consumed)
+            yield f"{worker.id} reads chunk {worker.consumed}", world.with_worker(n, reader, store)
 
     def _is_quiet(self, world: World) -> bool:
         """No pending move would restore the input of the consumer, so that its wait counts as long."""

@@ -63,7 +63,7 @@ class Search:
 
     def _wrong_store(self, store: Store) -> list[str]:
         """Check each state of the hashes only once."""
-        key = (store.tasks, store.at, store.end, store.taken_by_client)
+        key = (store.tasks, store.at, store.end, store.consumed_by_client)
         if key in self.stores:
             return []
         self.stores.add(key)
@@ -79,16 +79,16 @@ class Search:
 
     def _check_every_world_leads_to_an_end(self) -> None:
         """The end is reached without another fault, and is a success unless a task failed."""
-        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and is_expected_end(self.fleet, world)]
-        leads = bytearray(len(self.worlds))
-        for number in well:
-            leads[number] = 1
-        while well:
-            for number in self.before[well.pop()]:
-                if not leads[number]:
-                    leads[number] = 1
-                    well.append(number)
-        stuck = leads.find(0)
+        ending = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and is_expected_end(self.fleet, world)]
+        reaches_end = bytearray(len(self.worlds))
+        for number in ending:
+            reaches_end[number] = 1
+        while ending:
+            for number in self.before[ending.pop()]:
+                if not reaches_end[number]:
+                    reaches_end[number] = 1
+                    ending.append(number)
+        stuck = reaches_end.find(0)
         if stuck >= 0:
             raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.moves_to(stuck)}")
 
@@ -102,7 +102,7 @@ def wrong_logs(store: Store) -> list[str]:
     wrong = [f"the log of {STAGES[n]} is {t.log}" for n, t in enumerate(store.tasks) if t.log != tuple(range(t.produced))]
     if store.end == "finished":
         wrong += [f"finished with {t.log} of {STAGES[n]}" for n, t in enumerate(store.tasks) if t.produced != store.sizes[n]]
-        wrong += ["finished, but the client has not received all chunks"] if store.taken_by_client != store.sizes[1] else []
+        wrong += ["finished, but the client has not received all chunks"] if store.consumed_by_client != store.sizes[1] else []
     if store.end:
         wrong += [f"ended, but blocks of {STAGES[n]} are still {t.offer}" for n, t in enumerate(store.tasks) if t.offer]
     return wrong
@@ -112,7 +112,11 @@ def wrong_owners(world: World) -> list[str]:
     """At most one worker may write for a task, and it is the owner in the task's hash."""
     wrong: list[str] = []
     for stage, task in enumerate(world.store.tasks):
-        owners = [w.id for w in world.workers if w.stage == stage and w.run and w.run == task.epoch and task.state == "running"]
+        owners = [
+            w.id
+            for w in world.workers
+            if w.stage == stage and w.run_epoch and w.run_epoch == task.epoch and task.state == "running"
+        ]
         if owners != [task.owner] and (owners or task.owner):
             wrong.append(f"{STAGES[stage]} is owned by {task.owner or 'no worker'}, and {owners} may write for it")
     return wrong
@@ -146,7 +150,7 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
-    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.rest(store, epoch, 1))]
+    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.report_idle(store, epoch, 1))]
     return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER]))]
 
 
@@ -170,12 +174,12 @@ def late_writes(scripts: Scripts, world: World) -> list[str]:
     return [
         f"{name} of {worker.id}, which was fenced, was answered {answer}"
         for worker in world.workers
-        if worker.run and worker.id not in world.store.listed and not _has_finished(world.store, worker)
-        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run)
+        if worker.run_epoch and worker.id not in world.store.listed and not _has_finished(world.store, worker)
+        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run_epoch)
         if answer != "stale" or after != world.store
     ]
 
 
 def _has_finished(store: Store, worker: MirrorWorker) -> bool:
     task = store.tasks[worker.stage]
-    return task.state == "finished" and task.epoch == worker.run
+    return task.state == "finished" and task.epoch == worker.run_epoch

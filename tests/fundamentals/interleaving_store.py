@@ -31,9 +31,9 @@ class MirrorTask(NamedTuple):
     """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream (`waits`), its edge's log, and
     `req:{r}:kv:{stage}`.
 
-    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker. `made_at_death` -1: no field.
-    `offer` is the state of its blocks, held by `source`, claimed at epoch `taken`; `begun` counts the chunks before them.
-    `rested`: chunks its owner had consumed at its last report of being idle.
+    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker. `produced_at_death` -1: no field.
+    `offer` is the state of its blocks, held by `source`, imported at `confirmed_epoch`; `begun` counts the chunks before them.
+    `idle_consumed`: chunks its owner had consumed at its last report of being idle.
     """
 
     state: str = "pending"
@@ -45,14 +45,14 @@ class MirrorTask(NamedTuple):
     produced: int = 0
     consumed: int = 0
     deaths: int = 0
-    made_at_death: int = -1
+    produced_at_death: int = -1
     alone: bool = False
     died_alone: bool = False
     offer: str = ""
     source: str = ""
-    taken: int = 0
+    confirmed_epoch: int = 0
     begun: int = 0
-    rested: int = 0
+    idle_consumed: int = 0
 
 
 class Store(NamedTuple):
@@ -66,7 +66,7 @@ class Store(NamedTuple):
     sizes: tuple[int, int]
     tasks: tuple[MirrorTask, ...] = (MirrorTask(), MirrorTask())
     at: tuple[str, ...] = ()
-    taken_by_client: int = 0
+    consumed_by_client: int = 0
     end: str = ""
     listed: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
@@ -126,7 +126,7 @@ class Scripts:
         if task.epoch != epoch or task.state != "granted":
             return store, "stale"
         fact = ev.TaskClaimed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker))
-        return store.with_task(stage, task._replace(state="running", owner=worker, rested=0)).with_event(fact), "ok"
+        return store.with_task(stage, task._replace(state="running", owner=worker, idle_consumed=0)).with_event(fact), "ok"
 
     def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return task.epoch == epoch
@@ -171,7 +171,7 @@ class Scripts:
             return store, why
         task = task._replace(
             state="granted", epoch=self.raised(task, "hand_off"), role=role, owner="", waits=True,
-            offer="offered", source=worker, taken=0, begun=task.produced,
+            offer="offered", source=worker, confirmed_epoch=0, begun=task.produced,
         )  # fmt: skip
         fact = ev.TaskHandedOff(request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role))
         return store.with_task(stage, task).with_event(fact), "ok"
@@ -189,7 +189,7 @@ class Scripts:
         if not self.may_take(store, task):
             return store, "released"
         notices = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
-        return store.with_task(stage, task._replace(offer="confirmed", taken=epoch))._replace(notices=notices), "ok"
+        return store.with_task(stage, task._replace(offer="confirmed", confirmed_epoch=epoch))._replace(notices=notices), "ok"
 
     def release(self, store: Store, worker: str, stage: int) -> Answer:
         """release.lua"""
@@ -200,7 +200,7 @@ class Scripts:
 
     def skips(self, task: MirrorTask) -> bool:
         """lose_tensors.lua: true if the owner does not recompute chunks published before it imported the blocks."""
-        return task.state == "running" and task.taken == task.epoch
+        return task.state == "running" and task.confirmed_epoch == task.epoch
 
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
         """lose_tensors.lua, called by the consumer about the producer."""
@@ -221,12 +221,12 @@ class Scripts:
             return store, why
         return self._lose(store, stage, task, died=True), "ok"
 
-    def rest(self, store: Store, epoch: int, taken: int) -> Answer:
+    def report_idle(self, store: Store, epoch: int, consumed: int) -> Answer:
         """report_idle.lua, by the consumer."""
         task = store.tasks[CONSUMER]
         if why := refused(store, task, epoch):
             return store, why
-        return store.with_task(CONSUMER, task._replace(rested=taken)), "ok"
+        return store.with_task(CONSUMER, task._replace(idle_consumed=consumed)), "ok"
 
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
         """ack.lua, by the consumer."""
@@ -241,7 +241,7 @@ class Scripts:
         """ack.lua, by the one gateway of this model; the ack of the last chunk also appends the event."""
         if store.end:
             return store, "ended"
-        store = store._replace(taken_by_client=max(consumed, store.taken_by_client))
+        store = store._replace(consumed_by_client=max(consumed, store.consumed_by_client))
         return (store.with_event(ev.AnswerDelivered(request=R)) if consumed == store.sizes[CONSUMER] else store), "ok"
 
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
@@ -267,16 +267,18 @@ class Scripts:
 
     def had_work(self, store: Store, stage: int) -> bool:
         """common.lua `had_work`"""
-        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].rested
+        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
 
     def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
         """common.lua `lose`"""
-        epoch, deaths, made_at_death = self.raised(task, "lose"), task.deaths, task.made_at_death
+        epoch, deaths, produced_at_death = self.raised(task, "lose"), task.deaths, task.produced_at_death
         over = died and self.had_work(store, stage)
         if over:
-            deaths, made_at_death = (deaths + 1 if made_at_death == task.produced else 1), task.produced
+            deaths, produced_at_death = (deaths + 1 if produced_at_death == task.produced else 1), task.produced
         alone = over and task.alone
-        task = task._replace(state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone)
+        task = task._replace(
+            state="lost", epoch=epoch, owner="", deaths=deaths, produced_at_death=produced_at_death, died_alone=alone
+        )
         fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
         return store.with_task(stage, task).with_event(fact)
 
@@ -291,7 +293,7 @@ class Scripts:
         for stage, task in enumerate(store.tasks):
             left = task.state if task.state == "finished" else ("finished" if state == "finished" else "aborted")
             task = task._replace(
-                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", taken=0
+                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", confirmed_epoch=0
             )
             store = store.with_task(stage, task)
         return store._replace(end=state).with_event(ev.RequestEnded(request=R, state=state)), "ok"

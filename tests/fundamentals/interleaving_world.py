@@ -8,10 +8,10 @@ from tests.fundamentals.interleaving_store import Store
 
 
 class MirrorWorker(NamedTuple):
-    """One place for a worker; `born` counts its incarnations. `hand`: epoch of a grant that was read and not yet claimed.
+    """One place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant read but not yet claimed.
 
-    `run`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`: logged chunks it has yet to
-    relocate. A consumer has `taken` chunks, and `reported`, the holder whose loss it has reported. Around a hand-off: `lends`
+    `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`: logged chunks it has yet to
+    relocate. A consumer has `consumed` chunks read, and `reported`, the holder reported lost. Around a hand-off: `lends`
     blocks to the next role; `pull` of such blocks: under way, here, or (read from reused pages) wrong; `logged` input chunks
     present at the claim.
     """
@@ -21,10 +21,10 @@ class MirrorWorker(NamedTuple):
     role: str
     born: int = 0
     dead: bool = False
-    hand: int = 0
-    run: int = 0
+    granted_epoch: int = 0
+    run_epoch: int = 0
     again: tuple[int, ...] = ()
-    taken: int = 0
+    consumed: int = 0
     reported: str = ""
     lends: bool = False
     pull: str = ""
@@ -36,7 +36,7 @@ class MirrorWorker(NamedTuple):
 
     def idle(self) -> "MirrorWorker":
         """The same worker without its task."""
-        return MirrorWorker(self.place, self.stage, self.role, self.born, self.dead, self.hand, lends=self.lends)
+        return MirrorWorker(self.place, self.stage, self.role, self.born, self.dead, self.granted_epoch, lends=self.lends)
 
     def is_untouched(self) -> bool:
         return self == MirrorWorker(self.place, self.stage, self.role)

@@ -58,9 +58,9 @@ class Twins:
                 "owner": fields.get("owner", ""),
                 "produced": int(fields.get(f"produced:{EDGES[stage]}", 0)),
                 "consumed": int(fields.get(f"consumed:{middle}", 0)),
-                "rested": int(fields.get(f"idle_consumed:{middle}", 0)),
+                "idle_consumed": int(fields.get(f"idle_consumed:{middle}", 0)),
                 "deaths": int(fields.get("deaths", 0)),
-                "made_at_death": int(fields.get("produced_at_death", -1)),
+                "produced_at_death": int(fields.get("produced_at_death", -1)),
                 "alone": fields.get("alone", "") == "1",
                 "died_alone": fields.get("died_alone", "") == "1",
                 "log": self.client.xlen(keys.edge(R, EDGES[stage])),
@@ -79,8 +79,8 @@ class Twins:
             assert self.inboxes() == self.store.notices, after
         for stage, task in enumerate(self.store.tasks):
             offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "confirmed_epoch"])
-            taken = str(self.epochs[stage][task.taken]) if task.taken else ""
-            assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, taken], after
+            confirmed = str(self.epochs[stage][task.confirmed_epoch]) if task.confirmed_epoch else ""
+            assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, confirmed], after
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
         events = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
         assert list(map(without_epoch, events)) == list(map(without_epoch, self.store.events)), after
@@ -104,7 +104,7 @@ class Twins:
     def random_call(self) -> Callable[[], None]:
         frequent = [self.grant, self.claim, self.append] * 3
         rare = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.ack_by_client, self.end]
-        rare += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.rest]
+        rare += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.report_idle]
         return self.rng.choice([*frequent, *rare])
 
     def grant(self) -> None:
@@ -153,10 +153,10 @@ class Twins:
         )  # fmt: skip
         self.call_both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
 
-    def rest(self) -> None:
-        epoch, taken = self.random_epoch(CONSUMER), self.rng.randrange(3)
-        call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
-        self.call_both(self.mirror.rest(self.store, epoch, taken), call)
+    def report_idle(self) -> None:
+        epoch, consumed = self.random_epoch(CONSUMER), self.rng.randrange(3)
+        call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: consumed})
+        self.call_both(self.mirror.report_idle(self.store, epoch, consumed), call)
 
     def ack_by_client(self) -> None:
         raw = text(self.client.hget(keys.task(R, CLIENT), "epoch"))
