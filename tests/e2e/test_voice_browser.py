@@ -82,7 +82,7 @@ def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: V
         assert_played_completely(page, fleet, answer)
         page.locator(".turn.assistant .open-request").click()
         expect(page.locator("h1")).to_have_text(answer["requestId"])
-        expect(page.locator("#words")).to_contain_text(ANSWER)
+        expect(page.locator("#text")).to_contain_text(ANSWER)
 
 
 def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browsers: Browsers, fleet: VoiceFleet) -> None:

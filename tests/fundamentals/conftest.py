@@ -1,4 +1,4 @@
-"""What tests share: a control plane on the real server and on the fake one, and an edge whose tensors are pulled."""
+"""Fixtures: a control plane on a real and on a fake Redis server, and an edge whose tensors are read by NIXL."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.fundamentals.control_plane import GATEWAY, REQUEST, STAGE, TEXT, WORK
 
 @pytest.fixture(params=["redis", "fakeredis"])
 def control(request: pytest.FixtureRequest) -> Iterator[Control]:
-    """On the real server, and on the fake that unit tests of the control plane may use: both must answer alike."""
+    """A control plane on a real Redis server, and on the fake that unit tests use: both must give the same replies."""
     if request.param == "fakeredis":
         client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
         load_scripts(client)
@@ -37,7 +37,7 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
 
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
-    """An edge whose every tensor goes by NIXL; the fake engine makes no other tensor than the first."""
+    """Name of an edge that sends all its tensors by NIXL; the fake engine produces only the first tensor."""
     monkeypatch.setattr(sender, "INLINE_BYTES", 0)
     graph = GRAPHS[DEFAULT_GRAPH]
     chosen = next(edge for edge in graph.edges if edge.remote)

@@ -1,4 +1,4 @@
-"""A bare control plane for tests of its scripts: no conductor decides and no worker works, the test calls every script itself."""
+"""A bare control plane for tests of its scripts: no conductor and no worker runs, the test calls every script itself."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -43,7 +43,7 @@ class Control:
         return self.run(scripts.append([item]))
 
     def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:
-        """Grant and claim; the epoch the worker then holds."""
+        """Grant and claim the task; return the epoch at which the worker owns it."""
         assert self.grant(self.epoch(), alone=alone, remake=remake) == "ok"
         epoch = self.epoch()
         assert self.claim(epoch, worker) == "ok"
@@ -53,12 +53,12 @@ class Control:
         return self.run(scripts.register(worker, role, 60_000_000, {"kind": "test"}))
 
     def kill(self, worker: WorkerId = WORKER) -> None:
-        """Its lease lapses, and the leader fences it."""
+        """Let the worker's lease lapse and have the leader fence it."""
         self.client.zadd(keys.WORKERS, {worker: 1})
         assert self.run(scripts.fence_worker(self.leader, worker)) == "ok"
 
     def depose(self) -> str:
-        """Another conductor leads; returns the old one's right."""
+        """Make another conductor the leader; return the former leader's token."""
         old = self.leader
         self.client.delete(keys.CONDUCTOR)
         self.leader = self.run(scripts.lead(WorkerId("conductor@other"), "", 60_000))
@@ -74,8 +74,8 @@ class Control:
         fields = cast("dict[bytes, bytes]", self.client.hgetall(keys.task(REQUEST, stage)))
         return {text(name): text(value) for name, value in fields.items()}
 
-    def told(self, kind: type[Event]) -> list[Event]:
-        """Every event of a kind, oldest first."""
+    def events_of(self, kind: type[Event]) -> list[Event]:
+        """Return every event of a kind, oldest first."""
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
         events = [decode_event(fields[b"e"]) for _, fields in entries]
         return [event for event in events if isinstance(event, kind)]

@@ -1,5 +1,5 @@
-"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, carries out a command at a time, and
-watches; everybody else may act in between.
+"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, executes one command at a time and
+watches; other processes may act in between.
 """
 
 from collections.abc import Iterator
@@ -11,86 +11,89 @@ from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, RoleName, StageName, WorkerId
 from tests.fundamentals import interleaving_store as model
-from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task
-from tests.fundamentals.interleaving_world import Boss, Move, Worker, World
+from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, MirrorTask, R, Scripts, Store
+from tests.fundamentals.interleaving_world import MirrorConductor, MirrorWorker, Move, World
 
-RETOLD = 2
-"""How many events that were read already may be told again."""
+MAX_REPEATED = 2
+"""Number of already read events that may be delivered again."""
 Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
 
 
 class Conductor:
-    """Its moves. States are numbered, so that a world holds a number. `split`: the stage that has two roles, if one has."""
+    """Moves of the conductor. States are numbered, so that a world stores a number. `split`: the stage with two roles, if any."""
 
     def __init__(self, scripts: Scripts, split: int | None) -> None:
         self.scripts, self.split = scripts, split
         first = {STAGES[split]: RoleName(f"{STAGES[split]}.prefill")} if split is not None else {}
-        self.nothing_known = ConductorState(first_roles=first)
+        self.empty_state = ConductorState(first_roles=first)
         self.states: list[ConductorState] = []
         self._numbers: dict[object, int] = {}
         self._steps: Steps = {}
-        self.at_first = Boss(known=self._number(self.nothing_known))
+        self.initial = MirrorConductor(known=self._number(self.empty_state))
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
         return step(state, event)
 
     def record_of(self, world: World) -> RequestRecord | None:
-        """What it takes the request for."""
-        return self.states[world.boss.known].requests.get(R)
+        """Return the conductor's own record of the request."""
+        return self.states[world.conductor.known].requests.get(R)
 
     def moves(self, world: World) -> Iterator[Move]:
-        store, boss = world.store, world.boss
-        if boss.phase == "down":
+        store, conductor = world.store, world.conductor
+        if conductor.phase == "down":
             led = store._replace(term=store.term + 1, events=())
-            yield "a conductor leads", world._replace(store=led, boss=Boss(phase="noted"))
-        elif boss.phase == "noted":
+            yield "a conductor leads", world._replace(store=led, conductor=MirrorConductor(phase="noted"))
+        elif conductor.phase == "noted":
             record = read_request(store)
-            state, orders = resume(self.nothing_known, record) if record else (self.nothing_known, ())
-            yield "it reads the hashes", world._replace(boss=Boss("read", self._number(state), (), orders))
-        elif boss.orders:
-            after, answer = self.carry_out(store, boss.orders[0])
-            label = f"{type(boss.orders[0]).__name__} -> {answer}"
-            yield label, world._replace(store=after, boss=boss._replace(orders=boss.orders[1:]))
-        elif boss.phase == "read":
-            facts = missed_facts(store) if self.states[boss.known].requests else ()
-            yield "it reads what was missed", world._replace(boss=boss._replace(phase="up", facts=facts))
-        elif boss.facts:
-            yield self._apply(world._replace(boss=boss._replace(facts=boss.facts[1:])), boss.facts[0])
+            state, orders = resume(self.empty_state, record) if record else (self.empty_state, ())
+            yield (
+                "the conductor reads the hashes",
+                world._replace(conductor=MirrorConductor("read", self._number(state), (), orders)),
+            )
+        elif conductor.orders:
+            after, answer = self.carry_out(store, conductor.orders[0])
+            label = f"{type(conductor.orders[0]).__name__} -> {answer}"
+            yield label, world._replace(store=after, conductor=conductor._replace(orders=conductor.orders[1:]))
+        elif conductor.phase == "read":
+            facts = missed_facts(store) if self.states[conductor.known].requests else ()
+            yield "the conductor reads the missed events", world._replace(conductor=conductor._replace(phase="up", facts=facts))
+        elif conductor.facts:
+            yield self._apply(world._replace(conductor=conductor._replace(facts=conductor.facts[1:])), conductor.facts[0])
         else:
             yield from self._watch(world)
 
     def _watch(self, world: World) -> Iterator[Move]:
-        store, boss = world.store, world.boss
-        if boss.read < len(store.events):
-            yield self._apply(world._replace(boss=boss._replace(read=boss.read + 1)), store.events[boss.read])
+        store, conductor = world.store, world.conductor
+        if conductor.read < len(store.events):
+            yield self._apply(world._replace(conductor=conductor._replace(read=conductor.read + 1)), store.events[conductor.read])
         for worker in sorted(store.late):
             yield self._apply(world, ev.WorkerExpired(worker=WorkerId(worker)))
-        yield from self.overdue(world, hasty=False)
+        yield from self.overdue(world, early_grants=False)
 
-    def overdue(self, world: World, *, hasty: bool) -> Iterator[Move]:
-        """A delivered grant that is not claimed in time: because its worker is gone, or (`hasty`) only slow."""
+    def overdue(self, world: World, *, early_grants: bool) -> Iterator[Move]:
+        """A delivered grant that is not claimed in time, because its worker is gone or (`early_grants`) only slow."""
         record = self.record_of(world)
         for stage, name in enumerate(STAGES if record is not None else ()):
             assert record is not None
             task, seen = world.store.tasks[stage], record.tasks[name]
             if seen.state is not TaskState.GRANTED or task.waits:
                 continue
-            held = any(w.hand == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
+            held = any(w.granted_epoch == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
             needed = not held and task.state == "granted" and task.epoch == seen.epoch
-            if needed != hasty:
+            if needed != early_grants:
                 yield self._apply(world, ev.GrantOverdue(request=R, stage=name, epoch=seen.epoch))
 
     def _apply(self, world: World, event: ev.Event) -> Move:
-        key = (world.boss.known, event)
+        key = (world.conductor.known, event)
         if key not in self._steps:
-            state, commands = self.decide(self.states[world.boss.known], event)
+            state, commands = self.decide(self.states[world.conductor.known], event)
             self._steps[key] = self._number(state), commands
         known, commands = self._steps[key]
-        boss = world.boss._replace(known=known, orders=commands)
-        return f"it learns {_said(event)}", world._replace(boss=boss)
+        conductor = world.conductor._replace(known=known, orders=commands)
+        return f"the conductor reads {_describe(event)}", world._replace(conductor=conductor)
 
     def carry_out(self, store: Store, command: Command) -> Answer:
-        """As the driver's `_call`, by the leader of this term."""
+        """Run the script of a command as the leader of this term, as the driver's `_call` does."""
         match command:
             case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
                 return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone, remake=remake)
@@ -103,7 +106,7 @@ class Conductor:
 
     def _number(self, state: ConductorState) -> int:
         records = tuple(
-            (*((self.gist(task), task.alone) for task in record.tasks.values()), record.delivered, record.ending)
+            (*((self.comparable(task), task.alone) for task in record.tasks.values()), record.delivered, record.ending)
             for record in state.requests.values()
         )
         if records not in self._numbers:
@@ -112,9 +115,9 @@ class Conductor:
             self.states.append(state)
         return self._numbers[records]
 
-    def gist(self, task: TaskRecord) -> tuple[object, ...]:
-        """Told of no role, the conductor grants the first one."""
-        role = task.role or self.nothing_known.first_roles.get(task.stage, RoleName(task.stage))
+    def comparable(self, task: TaskRecord) -> tuple[object, ...]:
+        """A task without a role is granted to its stage's first role."""
+        role = task.role or self.empty_state.first_roles.get(task.stage, RoleName(task.stage))
         return task.state, task.epoch, task.owner, role
 
 
@@ -123,11 +126,11 @@ def read_request(store: Store) -> RequestRecord | None:
     if store.end:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
-    delivered = store.taken_by_client == store.sizes[CONSUMER]
+    delivered = store.consumed_by_client == store.sizes[CONSUMER]
     return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
 
 
-def _record(name: StageName, task: Task) -> TaskRecord:
+def _record(name: StageName, task: MirrorTask) -> TaskRecord:
     return TaskRecord(
         stage=name,
         state=TaskState(task.state),
@@ -151,20 +154,22 @@ def missed_facts(store: Store) -> tuple[ev.Event, ...]:
 
 
 def tidy(world: World) -> World:
-    """Forget events that nobody will read again, so that equal worlds are one."""
-    boss, events = world.boss, world.store.events
-    if boss.phase == "down":
+    """Drop events that cannot be read again, so that equivalent worlds compare equal."""
+    conductor, events = world.conductor, world.store.events
+    if conductor.phase == "down":
         return world._replace(store=world.store._replace(events=())) if events else world
-    old = boss.read - (RETOLD if world.budget.retold else 0)
+    old = conductor.read - (MAX_REPEATED if world.budget.repeats else 0)
     if old <= 0:
         return world
-    return world._replace(store=world.store._replace(events=events[old:]), boss=boss._replace(read=boss.read - old))
+    return world._replace(
+        store=world.store._replace(events=events[old:]), conductor=conductor._replace(read=conductor.read - old)
+    )
 
 
-def acts(world: World, worker: Worker) -> bool:
+def acts(world: World, worker: MirrorWorker) -> bool:
     return worker.id in world.store.listed and not worker.dead
 
 
-def _said(event: ev.Event) -> str:
-    told = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
-    return " ".join([type(event).__name__, *told])
+def _describe(event: ev.Event) -> str:
+    values = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
+    return " ".join([type(event).__name__, *values])

@@ -1,4 +1,4 @@
-"""Breadth first over every world that some order of moves leads to; what must hold of each; and whether all lead to an end."""
+"""Breadth-first search over all reachable worlds: checks the invariants of each, and that each leads to an end."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,28 +7,28 @@ from fleet.core.errors import TransitionError
 from tests.fundamentals.interleaving_conductor import read_request
 from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_store import PRODUCER, STAGES, R, Scripts, Store
-from tests.fundamentals.interleaving_world import Worker, World
+from tests.fundamentals.interleaving_world import MirrorWorker, World
 
 
 class Broken(Exception):
-    """Something that must never happen can: the message says what, and by which moves."""
+    """A forbidden state or a dead end is reachable: the message names it and the moves that lead there."""
 
 
 @dataclass(slots=True)
 class Search:
-    """Every world found; `came` is how each was reached first, `before` from where without a fault."""
+    """All worlds found; `reached` is the first move into each, `before` lists its predecessors by fault-free moves."""
 
     fleet: Fleet
     worlds: list[World] = field(default_factory=list[World])
-    came: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    reached: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     before: list[list[int]] = field(default_factory=list[list[int]])
     stores: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
     num_moves: int = 0
 
     def run(self, limit: int = 1_000_000) -> None:
-        """Raises: Broken with the shortest way to it; AssertionError if there are more worlds than `limit`."""
+        """Raises: Broken with the shortest path to the failure; AssertionError if there are more worlds than `limit`."""
         numbers = {self.fleet.start: 0}
-        self._found(self.fleet.start, -1, "")
+        self._add(self.fleet.start, -1, "")
         due = deque([0])
         while due:
             here = due.popleft()
@@ -36,64 +36,64 @@ class Search:
             if self.fleet.ended(world):
                 continue
             try:
-                tame = list(self.fleet.tame(world))
-                moves = [*tame, *self.fleet.faults(world)]
+                fault_free_moves = list(self.fleet.fault_free_moves(world))
+                moves = [*fault_free_moves, *self.fleet.faults(world)]
             except (TransitionError, AssertionError) as error:
-                raise Broken(f"{error}\n{self.story(here)}") from error
+                raise Broken(f"{error}\n{self.moves_to(here)}") from error
             self.num_moves += len(moves)
             for position, (label, after) in enumerate(moves):
                 there = numbers.get(after)
                 if there is None:
                     there = numbers[after] = len(self.worlds)
                     assert there < limit, f"more than {limit} worlds"
-                    self._found(after, here, label)
+                    self._add(after, here, label)
                     due.append(there)
-                if position < len(tame):
+                if position < len(fault_free_moves):
                     self.before[there].append(here)
-        self._every_world_leads_to_an_end()
+        self._check_every_world_leads_to_an_end()
 
-    def _found(self, world: World, came_from: int, label: str) -> None:
+    def _add(self, world: World, previous: int, label: str) -> None:
         self.worlds.append(world)
-        self.came.append((came_from, label))
+        self.reached.append((previous, label))
         self.before.append([])
-        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_copy(self.fleet, world)]
+        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_conductor_state(self.fleet, world)]
         wrong += late_writes(self.fleet.scripts, world)
         if wrong:
-            raise Broken("; ".join(wrong) + "\n" + self.story(len(self.worlds) - 1))
+            raise Broken("; ".join(wrong) + "\n" + self.moves_to(len(self.worlds) - 1))
 
     def _wrong_store(self, store: Store) -> list[str]:
-        """Looked at once for each state of the hashes."""
-        key = (store.tasks, store.at, store.end, store.taken_by_client)
+        """Check each state of the hashes only once."""
+        key = (store.tasks, store.at, store.end, store.consumed_by_client)
         if key in self.stores:
             return []
         self.stores.add(key)
         return [*wrong_logs(store), *old_epochs(self.fleet.scripts, store)]
 
-    def story(self, number: int) -> str:
-        """The moves that lead to a world, one a line."""
+    def moves_to(self, number: int) -> str:
+        """Return the moves that lead to a world, one per line."""
         lines: list[str] = []
         while number > 0:
-            number, label = self.came[number]
+            number, label = self.reached[number]
             lines.append(label)
         return "\n".join(reversed(lines))
 
-    def _every_world_leads_to_an_end(self) -> None:
-        """Without another fault, and well unless a task failed."""
-        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and may_end_so(self.fleet, world)]
-        leads = bytearray(len(self.worlds))
-        for number in well:
-            leads[number] = 1
-        while well:
-            for number in self.before[well.pop()]:
-                if not leads[number]:
-                    leads[number] = 1
-                    well.append(number)
-        stuck = leads.find(0)
+    def _check_every_world_leads_to_an_end(self) -> None:
+        """The end is reached without another fault, and is a success unless a task failed."""
+        ending = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and is_expected_end(self.fleet, world)]
+        reaches_end = bytearray(len(self.worlds))
+        for number in ending:
+            reaches_end[number] = 1
+        while ending:
+            for number in self.before[ending.pop()]:
+                if not reaches_end[number]:
+                    reaches_end[number] = 1
+                    ending.append(number)
+        stuck = reaches_end.find(0)
         if stuck >= 0:
-            raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.story(stuck)}")
+            raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.moves_to(stuck)}")
 
 
-def may_end_so(fleet: Fleet, world: World) -> bool:
+def is_expected_end(fleet: Fleet, world: World) -> bool:
     """A request fails only if a task failed."""
     return world.store.end == "finished" or world.budget.failures < fleet.start.budget.failures
 
@@ -102,39 +102,43 @@ def wrong_logs(store: Store) -> list[str]:
     wrong = [f"the log of {STAGES[n]} is {t.log}" for n, t in enumerate(store.tasks) if t.log != tuple(range(t.produced))]
     if store.end == "finished":
         wrong += [f"finished with {t.log} of {STAGES[n]}" for n, t in enumerate(store.tasks) if t.produced != store.sizes[n]]
-        wrong += ["finished, and the client has not all"] if store.taken_by_client != store.sizes[1] else []
+        wrong += ["finished, but the client has not received all chunks"] if store.consumed_by_client != store.sizes[1] else []
     if store.end:
-        wrong += [f"ended, and blocks of {STAGES[n]} are {t.offer} still" for n, t in enumerate(store.tasks) if t.offer]
+        wrong += [f"ended, but blocks of {STAGES[n]} are still {t.offer}" for n, t in enumerate(store.tasks) if t.offer]
     return wrong
 
 
 def wrong_owners(world: World) -> list[str]:
-    """At most one worker may write for a task, and it is the one that the hash names."""
+    """At most one worker may write for a task, and it is the owner in the task's hash."""
     wrong: list[str] = []
     for stage, task in enumerate(world.store.tasks):
-        owners = [w.id for w in world.workers if w.stage == stage and w.run and w.run == task.epoch and task.state == "running"]
+        owners = [
+            w.id
+            for w in world.workers
+            if w.stage == stage and w.run_epoch and w.run_epoch == task.epoch and task.state == "running"
+        ]
         if owners != [task.owner] and (owners or task.owner):
-            wrong.append(f"{STAGES[stage]} is owned by {task.owner or 'nobody'}, and {owners} may write for it")
+            wrong.append(f"{STAGES[stage]} is owned by {task.owner or 'no worker'}, and {owners} may write for it")
     return wrong
 
 
-def wrong_copy(fleet: Fleet, world: World) -> list[str]:
-    """A conductor that has heard everything knows what the hashes say."""
-    boss = world.boss
-    if boss.phase != "up" or boss.orders or boss.facts or boss.read < len(world.store.events):
+def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
+    """A conductor that has read every event has the same records as the hashes."""
+    conductor = world.conductor
+    if conductor.phase != "up" or conductor.orders or conductor.facts or conductor.read < len(world.store.events):
         return []
-    known, true = fleet.states[boss.known].requests.get(R), read_request(world.store)
+    known, true = fleet.states[conductor.known].requests.get(R), read_request(world.store)
     if known is None or true is None:
         return [] if known is true else ["the conductor and `live` differ about the request"]
     return [
-        f"the conductor takes {name} for {known.tasks[name]}, it is {task}"
+        f"the conductor's record of {name} is {known.tasks[name]}, the hash has {task}"
         for name, task in true.tasks.items()
-        if fleet.gist(known.tasks[name]) != fleet.gist(task)
+        if fleet.comparable(known.tasks[name]) != fleet.comparable(task)
     ]
 
 
 def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) -> list[tuple[str, tuple[Store, str]]]:
-    """Every write that needs the right of a task's owner, and what it is answered."""
+    """Every write that requires the right of a task's owner, and its reply."""
     produced = store.tasks[stage].produced
     tried = [
         ("append", scripts.append(store, worker, stage, epoch, produced, finish=False)),
@@ -146,7 +150,7 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
-    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.rest(store, epoch, 1))]
+    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.report_idle(store, epoch, 1))]
     return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER]))]
 
 
@@ -162,20 +166,20 @@ def old_epochs(scripts: Scripts, store: Store) -> list[str]:
 
 
 def late_writes(scripts: Scripts, world: World) -> list[str]:
-    """One that was fenced and does not know it writes nothing, whatever it still believes to own.
+    """A fenced worker that still acts on its former right writes nothing.
 
-    A task that has finished had no owner to fence, so its epoch stands: all that its last worker has left to say is where the
-    tensors were, and that is a move of its own.
+    A finished task had no owner to fence, so its epoch stands: the only call left to its last worker is to relocate the
+    tensors, which is a move of its own.
     """
     return [
         f"{name} of {worker.id}, which was fenced, was answered {answer}"
         for worker in world.workers
-        if worker.run and worker.id not in world.store.listed and not _has_finished(world.store, worker)
-        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run)
+        if worker.run_epoch and worker.id not in world.store.listed and not _has_finished(world.store, worker)
+        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run_epoch)
         if answer != "stale" or after != world.store
     ]
 
 
-def _has_finished(store: Store, worker: Worker) -> bool:
+def _has_finished(store: Store, worker: MirrorWorker) -> bool:
     task = store.tasks[worker.stage]
-    return task.state == "finished" and task.epoch == worker.run
+    return task.state == "finished" and task.epoch == worker.run_epoch

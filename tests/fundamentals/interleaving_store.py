@@ -1,8 +1,8 @@
-"""What the scripts do to the hashes of one request, as pure functions: the mirror that the interleaving check runs over.
+"""The effect of the scripts on the hashes of one request, as pure functions: the mirror that the interleaving check runs over.
 
-Two stages and a client: the producer's chunks carry remote tensors, the consumer's ride inline; either stage may have two roles.
-An epoch rises by one where the scripts take Redis's time. Each method of `Scripts` names its Lua; it answers as the Lua does.
-Knows no order of things.
+Two stages and a client: the producer's chunks carry remote tensors, the consumer's are inline; either stage may have two roles.
+An epoch rises by one where the scripts use Redis's time. Each method of `Scripts` names its Lua script and gives the same reply.
+The order of calls is not modelled here.
 """
 
 from typing import NamedTuple
@@ -27,13 +27,13 @@ PAIR = Graph(
 SUBMITTED = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=(EdgeName("out"),))
 
 
-class Task(NamedTuple):
+class MirrorTask(NamedTuple):
     """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream (`waits`), its edge's log, and
     `req:{r}:kv:{stage}`.
 
-    `log` holds the index of each entry. `consumed` is its client's or worker's acknowledgement. `made_at_death` -1: no field.
-    `offer` is the state of its blocks, held by `source`, taken at epoch `taken`; `begun` counts the chunks made before them.
-    `rested`: chunks its owner had taken when it last said that it had nothing left to do.
+    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker. `produced_at_death` -1: no field.
+    `offer` is the state of its blocks, held by `source`, imported at `confirmed_epoch`; `begun` counts the chunks before them.
+    `idle_consumed`: chunks its owner had consumed at its last report of being idle.
     """
 
     state: str = "pending"
@@ -45,28 +45,28 @@ class Task(NamedTuple):
     produced: int = 0
     consumed: int = 0
     deaths: int = 0
-    made_at_death: int = -1
+    produced_at_death: int = -1
     alone: bool = False
     died_alone: bool = False
     offer: str = ""
     source: str = ""
-    taken: int = 0
+    confirmed_epoch: int = 0
     begun: int = 0
-    rested: int = 0
+    idle_consumed: int = 0
 
 
 class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
-    `sizes`: how many chunks each stage is to make. `at`: which incarnation holds the tensors of each chunk the producer logged.
-    `listed` and `late`: `workers`, and those of it whose deadline has passed. `notices`: in inboxes, as (worker, kind): "x", drop
-    the task, and "f", your blocks were taken.
+    `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each logged producer chunk.
+    `listed` and `late`: `workers`, and those past their deadline. `notices`: inbox entries as (worker, kind): "x", drop the
+    task, and "f", free the blocks, which were imported.
     """
 
     sizes: tuple[int, int]
-    tasks: tuple[Task, ...] = (Task(), Task())
+    tasks: tuple[MirrorTask, ...] = (MirrorTask(), MirrorTask())
     at: tuple[str, ...] = ()
-    taken_by_client: int = 0
+    consumed_by_client: int = 0
     end: str = ""
     listed: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
@@ -74,18 +74,18 @@ class Store(NamedTuple):
     term: int = 0
     events: tuple[ev.Event, ...] = ()
 
-    def with_task(self, stage: int, task: Task) -> "Store":
+    def with_task(self, stage: int, task: MirrorTask) -> "Store":
         tasks = self.tasks
         return self._replace(tasks=(task, tasks[1]) if stage == PRODUCER else (tasks[0], task))
 
-    def told(self, event: ev.Event) -> "Store":
+    def with_event(self, event: ev.Event) -> "Store":
         return self._replace(events=(*self.events, event))
 
 
 Answer = tuple[Store, str]
 
 
-def refused(store: Store, task: Task, epoch: int) -> str:
+def refused(store: Store, task: MirrorTask, epoch: int) -> str:
     """common.lua `refused`"""
     if task.epoch != epoch:
         return "stale"
@@ -95,9 +95,9 @@ def refused(store: Store, task: Task, epoch: int) -> str:
 
 
 class Scripts:
-    """One method a script. A subclass that leaves a comparison out is a mutation that the check must find."""
+    """One method per script. A subclass that omits a comparison is a mutation that the check must detect."""
 
-    def raised(self, task: Task, by: str) -> int:
+    def raised(self, task: MirrorTask, by: str) -> int:
         """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
@@ -114,10 +114,10 @@ class Scripts:
             return store, "owned"
         epoch = self.raised(task, "grant")
         task = task._replace(state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone)
-        return store.with_task(stage, task).told(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))), "ok"
+        return store.with_task(stage, task).with_event(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))), "ok"
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
-        """claim.lua; the entry was taken from the stream when it was delivered."""
+        """claim.lua; the entry left the stream when it was delivered."""
         task = store.tasks[stage]
         if worker not in store.listed:
             return store, "unlisted"
@@ -126,9 +126,9 @@ class Scripts:
         if task.epoch != epoch or task.state != "granted":
             return store, "stale"
         fact = ev.TaskClaimed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker))
-        return store.with_task(stage, task._replace(state="running", owner=worker, rested=0)).told(fact), "ok"
+        return store.with_task(stage, task._replace(state="running", owner=worker, idle_consumed=0)).with_event(fact), "ok"
 
-    def may_append(self, task: Task, epoch: int) -> bool:
+    def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return task.epoch == epoch
 
     def append(self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool) -> Answer:
@@ -150,7 +150,7 @@ class Scripts:
                 store = store._replace(at=(*store.at, worker))
         if finish and task.state in ("running", "finished"):
             task = task._replace(state="finished", owner="")
-            store = store.told(ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
+            store = store.with_event(ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
         return store.with_task(stage, task), answer
 
     def relocate(self, store: Store, worker: str, epoch: int, index: int) -> Answer:
@@ -171,12 +171,12 @@ class Scripts:
             return store, why
         task = task._replace(
             state="granted", epoch=self.raised(task, "hand_off"), role=role, owner="", waits=True,
-            offer="offered", source=worker, taken=0, begun=task.produced,
+            offer="offered", source=worker, confirmed_epoch=0, begun=task.produced,
         )  # fmt: skip
         fact = ev.TaskHandedOff(request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role))
-        return store.with_task(stage, task).told(fact), "ok"
+        return store.with_task(stage, task).with_event(fact), "ok"
 
-    def may_take(self, store: Store, task: Task) -> bool:
+    def may_take(self, store: Store, task: MirrorTask) -> bool:
         return task.offer == "offered" and task.source in store.listed
 
     def confirm(self, store: Store, stage: int, epoch: int) -> Answer:
@@ -188,8 +188,8 @@ class Scripts:
             return store, "ended"
         if not self.may_take(store, task):
             return store, "released"
-        told = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
-        return store.with_task(stage, task._replace(offer="confirmed", taken=epoch))._replace(notices=told), "ok"
+        notices = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
+        return store.with_task(stage, task._replace(offer="confirmed", confirmed_epoch=epoch))._replace(notices=notices), "ok"
 
     def release(self, store: Store, worker: str, stage: int) -> Answer:
         """release.lua"""
@@ -198,21 +198,21 @@ class Scripts:
             return store, "stale"
         return store.with_task(stage, task._replace(offer="released")), "ok"
 
-    def skips(self, task: Task) -> bool:
-        """lose_tensors.lua: whether the task's owner does not make again what was published before it took the blocks."""
-        return task.state == "running" and task.taken == task.epoch
+    def skips(self, task: MirrorTask) -> bool:
+        """lose_tensors.lua: true if the owner does not recompute chunks published before it imported the blocks."""
+        return task.state == "running" and task.confirmed_epoch == task.epoch
 
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
-        """lose_tensors.lua, said by the consumer of the producer."""
+        """lose_tensors.lua, called by the consumer about the producer."""
         if store.tasks[CONSUMER].epoch != epoch:
             return store, "stale"
         if store.end:
             return store, "ended"
         task = store.tasks[PRODUCER]
         if self.skips(task):
-            told = store._replace(notices=store.notices | {(task.owner, "x")})
-            return self._lose(told, PRODUCER, task, died=False), "ok"
-        return store.told(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=Epoch(task.epoch))), "ok"
+            notified = store._replace(notices=store.notices | {(task.owner, "x")})
+            return self._lose(notified, PRODUCER, task, died=False), "ok"
+        return store.with_event(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=Epoch(task.epoch))), "ok"
 
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
         """lose_task.lua"""
@@ -221,12 +221,12 @@ class Scripts:
             return store, why
         return self._lose(store, stage, task, died=True), "ok"
 
-    def rest(self, store: Store, epoch: int, taken: int) -> Answer:
+    def report_idle(self, store: Store, epoch: int, consumed: int) -> Answer:
         """report_idle.lua, by the consumer."""
         task = store.tasks[CONSUMER]
         if why := refused(store, task, epoch):
             return store, why
-        return store.with_task(CONSUMER, task._replace(rested=taken)), "ok"
+        return store.with_task(CONSUMER, task._replace(idle_consumed=consumed)), "ok"
 
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
         """ack.lua, by the consumer."""
@@ -238,11 +238,11 @@ class Scripts:
         return store.with_task(CONSUMER, task._replace(consumed=max(consumed, task.consumed))), "ok"
 
     def ack_by_client(self, store: Store, consumed: int) -> Answer:
-        """ack.lua, by the one gateway of this model; with its last chunk comes the event."""
+        """ack.lua, by the one gateway of this model; the ack of the last chunk also appends the event."""
         if store.end:
             return store, "ended"
-        store = store._replace(taken_by_client=max(consumed, store.taken_by_client))
-        return (store.told(ev.AnswerDelivered(request=R)) if consumed == store.sizes[CONSUMER] else store), "ok"
+        store = store._replace(consumed_by_client=max(consumed, store.consumed_by_client))
+        return (store.with_event(ev.AnswerDelivered(request=R)) if consumed == store.sizes[CONSUMER] else store), "ok"
 
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
         """fail.lua"""
@@ -250,7 +250,7 @@ class Scripts:
         if why := refused(store, task, epoch):
             return store, why
         fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), code="engine_error", message="")
-        return store.with_task(stage, task._replace(state="failed", owner="")).told(fact), "ok"
+        return store.with_task(stage, task._replace(state="failed", owner="")).with_event(fact), "ok"
 
     def fence_worker(self, store: Store, term: int, worker: str) -> Answer:
         """fence_worker.lua, by the leader."""
@@ -267,18 +267,20 @@ class Scripts:
 
     def had_work(self, store: Store, stage: int) -> bool:
         """common.lua `had_work`"""
-        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].rested
+        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
 
-    def _lose(self, store: Store, stage: int, task: Task, *, died: bool) -> Store:
+    def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
         """common.lua `lose`"""
-        epoch, deaths, made_at_death = self.raised(task, "lose"), task.deaths, task.made_at_death
+        epoch, deaths, produced_at_death = self.raised(task, "lose"), task.deaths, task.produced_at_death
         over = died and self.had_work(store, stage)
         if over:
-            deaths, made_at_death = (deaths + 1 if made_at_death == task.produced else 1), task.produced
+            deaths, produced_at_death = (deaths + 1 if produced_at_death == task.produced else 1), task.produced
         alone = over and task.alone
-        task = task._replace(state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone)
+        task = task._replace(
+            state="lost", epoch=epoch, owner="", deaths=deaths, produced_at_death=produced_at_death, died_alone=alone
+        )
         fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
-        return store.with_task(stage, task).told(fact)
+        return store.with_task(stage, task).with_event(fact)
 
     def end_request(self, store: Store, term: int, state: str) -> Answer:
         """end_request.lua"""
@@ -291,7 +293,7 @@ class Scripts:
         for stage, task in enumerate(store.tasks):
             left = task.state if task.state == "finished" else ("finished" if state == "finished" else "aborted")
             task = task._replace(
-                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", taken=0
+                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", confirmed_epoch=0
             )
             store = store.with_task(stage, task)
-        return store._replace(end=state).told(ev.RequestEnded(request=R, state=state)), "ok"
+        return store._replace(end=state).with_event(ev.RequestEnded(request=R, state=state)), "ok"

@@ -1,4 +1,4 @@
-"""One moment of a small fleet, as the interleaving check sees it: the hashes, the processes, and what may still go wrong."""
+"""One moment of a small fleet in the interleaving check: the hashes, the processes, and the remaining faults."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ from fleet.core.commands import Command
 from tests.fundamentals.interleaving_store import Store
 
 
-class Worker(NamedTuple):
-    """One place for a worker; `born` counts its incarnations. `hand`: epoch of a grant that was read and not yet claimed.
+class MirrorWorker(NamedTuple):
+    """One place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant read but not yet claimed.
 
-    `run`: the epoch it believes to own its task at, 0 for none. Of a producer's: `again`, logged chunks whose new place it has
-    yet to tell. Of a consumer's: `taken` chunks, and `told`, whose loss it has reported. Around a hand-off: `lends` blocks for
-    the next role; `pull` of such blocks, which may be under way, here, or (read from pages that were used again) wrong; `logged`
-    chunks of input that were there when it claimed.
+    `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`: logged chunks it has yet to
+    relocate. A consumer has `consumed` chunks read, and `reported`, the holder reported lost. Around a hand-off: `lends`
+    blocks to the next role; `pull` of such blocks: under way, here, or (read from reused pages) wrong; `logged` input chunks
+    present at the claim.
     """
 
     place: str
@@ -21,11 +21,11 @@ class Worker(NamedTuple):
     role: str
     born: int = 0
     dead: bool = False
-    hand: int = 0
-    run: int = 0
+    granted_epoch: int = 0
+    run_epoch: int = 0
     again: tuple[int, ...] = ()
-    taken: int = 0
-    told: str = ""
+    consumed: int = 0
+    reported: str = ""
     lends: bool = False
     pull: str = ""
     logged: int = 0
@@ -34,18 +34,18 @@ class Worker(NamedTuple):
     def id(self) -> str:
         return f"{self.place}{self.born}"
 
-    def idle(self) -> "Worker":
-        """Without its task."""
-        return Worker(self.place, self.stage, self.role, self.born, self.dead, self.hand, lends=self.lends)
+    def idle(self) -> "MirrorWorker":
+        """The same worker without its task."""
+        return MirrorWorker(self.place, self.stage, self.role, self.born, self.dead, self.granted_epoch, lends=self.lends)
 
     def is_untouched(self) -> bool:
-        return self == Worker(self.place, self.stage, self.role)
+        return self == MirrorWorker(self.place, self.stage, self.role)
 
 
-class Boss(NamedTuple):
+class MirrorConductor(NamedTuple):
     """The conductor. Phases: down, noted (the last event's id), read (the hashes), up.
 
-    `known` numbers its state; `read` counts events; `facts` are those that the hashes told it, `orders` commands not yet sent.
+    `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders` are commands not yet sent.
     """
 
     phase: str = "up"
@@ -59,31 +59,31 @@ class Boss(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What may still go wrong: deaths and freezes of workers that hold something, deaths of the conductor, events told again,
+    """Remaining faults: deaths and freezes of workers that hold something, deaths of the conductor, events delivered again,
     grants repeated though their worker is only slow, failures, steps that fail as a whole.
     """
 
     deaths: int = 0
     freezes: int = 0
     crashes: int = 0
-    retold: int = 0
-    hasty: int = 0
+    repeats: int = 0
+    early_grants: int = 0
     failures: int = 0
     steps: int = 0
 
 
 class World(NamedTuple):
     store: Store
-    workers: tuple[Worker, ...]
-    boss: Boss
+    workers: tuple[MirrorWorker, ...]
+    conductor: MirrorConductor
     budget: Budget
 
-    def with_worker(self, n: int, worker: Worker, store: Store | None = None) -> "World":
+    def with_worker(self, n: int, worker: MirrorWorker, store: Store | None = None) -> "World":
         workers = (*self.workers[:n], worker, *self.workers[n + 1 :])
-        return World(store or self.store, workers, self.boss, self.budget)
+        return World(store or self.store, workers, self.conductor, self.budget)
 
-    def worker_of(self, id: str) -> Worker | None:
-        """An incarnation whose process there still is."""
+    def worker_of(self, id: str) -> MirrorWorker | None:
+        """Return the worker of an incarnation whose process still exists."""
         return next((worker for worker in self.workers if worker.id == id and not worker.dead), None)
 
 

@@ -1,4 +1,4 @@
-"""When a client leaves, everything for its request stops, and all it held is free within a second."""
+"""An abort stops all work for a request and frees its resources within a second."""
 
 import asyncio
 import random
@@ -19,21 +19,21 @@ async def test_abort_ends_every_stage(redis_url: str) -> None:
                     break
             assert held(fleet) == {stream.request_id}
             await stream.abort("the client left")
-            wait_until(lambda: not held(fleet), "every worker to drop it", timeout_s=1.0)
+            wait_until(lambda: not held(fleet), "every worker to drop the request", timeout_s=1.0)
             assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
             view = await client.telemetry.trace(stream.request_id)
             assert view is not None and view.state == "aborted"
 
 
 async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
-    """300 requests, a third aborted at random moments: every key left has a time to live or is a row that lives on."""
+    """300 requests, a third aborted at random moments: every remaining key has a time to live or outlives requests by design."""
     rng = random.Random(7)
     with thread_fleet(redis_url, "limits.max_requests=400") as fleet:
         async with gateway(fleet) as client:
-            gate = asyncio.Semaphore(40)
+            slots = asyncio.Semaphore(40)
 
-            async def one(number: int) -> None:
-                async with gate:
+            async def run_one(number: int) -> None:
+                async with slots:
                     spec = fake_spec(fleet, num_tokens=rng.randrange(1, 30), seed=number)
                     if number % 3:
                         await answer(client, spec)
@@ -45,7 +45,7 @@ async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
                             break
                     await stream.abort("the client left")
 
-            await asyncio.gather(*(one(number) for number in range(300)))
+            await asyncio.gather(*(run_one(number) for number in range(300)))
 
             async def none_live() -> bool:
                 return await client.telemetry.num_live() == 0
@@ -54,13 +54,13 @@ async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
         assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops)
-        assert_no_key_without_an_end(redis_url)
+        assert_every_key_expires(redis_url)
 
 
-def assert_no_key_without_an_end(url: str) -> None:
+def assert_every_key_expires(url: str) -> None:
     with redis.Redis.from_url(url, decode_responses=True) as client:
         for key in client.scan_iter():
             row = keys.row_of(key)
             assert row is not None, f"{key} has no row in the key table"
             assert row.life != "live", f"{key} outlives its request"
-            assert row.life != "retention" or client.ttl(key) > 0, f"{key} would stay for ever"
+            assert row.life != "retention" or client.ttl(key) > 0, f"{key} has no time to live"

@@ -1,4 +1,4 @@
-"""A request is admitted before its audio is decoded: the check answers as its submission would, and takes no place."""
+"""A request is admitted before its audio is decoded: the check replies as its submission would, and reserves no place."""
 
 import asyncio
 
@@ -6,12 +6,12 @@ import pytest
 
 from fleet.core.errors import NoWorker, Overloaded
 from tests.fundamentals.test_fleet_log import lines
-from tests.fundamentals.test_restarting_worker import SOON, TALKER, TEXT, THINKER, kill, num_tokens, submit
+from tests.fundamentals.test_restarting_worker import SHORT_CLAIM_TIMEOUT, TALKER, TEXT, THINKER, kill, num_tokens, submit
 from tests.harness import fake_spec, gateway, thread_fleet
 
 
 async def test_admission_check_returns_free_places_and_reserves_none(redis_url: str) -> None:
-    with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
             spec = fake_spec(fleet)

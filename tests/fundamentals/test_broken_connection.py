@@ -19,34 +19,34 @@ NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nix
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
-    """Break the connection at the first read of a peer's metadata; lists that peer."""
-    struck, look = list[WorkerId](), RedisLink.read_peer_metadata
+    """Break the connection at the first read of a peer's metadata; return a list of the peer read."""
+    broken_reads, read_metadata = list[WorkerId](), RedisLink.read_peer_metadata
 
-    def breaks(self: RedisLink, worker: WorkerId) -> bytes | None:
-        if not struck:
-            struck.append(worker)
+    def read_or_break(self: RedisLink, worker: WorkerId) -> bytes | None:
+        if not broken_reads:
+            broken_reads.append(worker)
             raise RedisConnectionError("the connection broke")
-        return look(self, worker)
+        return read_metadata(self, worker)
 
-    monkeypatch.setattr(RedisLink, "read_peer_metadata", breaks)
-    return struck
+    monkeypatch.setattr(RedisLink, "read_peer_metadata", read_or_break)
+    return broken_reads
 
 
 async def check_worker_rejoins(url: str, file: Path | None, role: str, broken: list[WorkerId]) -> None:
     config = load_config(file, NIXL)
     with processes(url, config) as workers, connect(url) as client:
-        async with gateway_at(url, config) as asking:
-            await ready(asking)
+        async with gateway_at(url, config) as client_of_gateway:
+            await ready(client_of_gateway)
             before = [worker.last_id for worker in workers]
             spec = fake_spec_of(config)
-            heard = await answer(asking, spec)
-            joined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
-            assert broken and joined == [role], "only the worker with the broken connection rejoined"
+            expected = await answer(client_of_gateway, spec)
+            rejoined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
+            assert broken and rejoined == [role], "only the worker with the broken connection rejoined"
             stages = config.graph_declaration().stages
             assert not any(client.hget(keys.task(spec.id, stage.name), "deaths") for stage in stages), (
                 "no death is counted for the task"
             )
-            assert_same(await answer(asking, fake_spec_of(config)), heard)
+            assert_same(await answer(client_of_gateway, fake_spec_of(config)), expected)
 
 
 async def test_worker_rejoins_after_its_connection_broke_while_reading_input(

@@ -1,4 +1,4 @@
-"""The gateway's end of an edge: whatever Redis loses, and however that is cut when made again, each row is told once."""
+"""The gateway's end of an edge: each row is returned once, even after chunks are lost by Redis and recomputed in other sizes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Log:
         self.edge: EdgeName = self.spec.outputs[0]
         self.source: StageName = CONFIG.graph_declaration().edge(self.edge).source
         self.rows, self.chunks = np.arange(num_rows, dtype="<i4"), list[Chunk]()
-        self.got: list[int] = []
+        self.received_rows: list[int] = []
         self.stream.held_by(self.stream.gateway, Epoch(1))
 
     async def begin(self) -> None:
@@ -45,11 +45,11 @@ class Log:
         await self.grant()
 
     async def grant(self) -> None:
-        """To a new owner, which goes on where the log ends."""
+        """Grant the task to a new owner, which continues where the log ends."""
         self.epoch = await self.client.hincrby(keys.task(self.spec.id, self.source), "epoch", 1)
 
     async def append(self, size: int, *, noticed: bool = True) -> None:
-        """The next rows, at most so many; the chunk with the last row is final."""
+        """Append the next rows, at most `size`; the chunk with the last row is final."""
         first = sum(chunk.num_rows for chunk in self.chunks)
         part = self.rows[first : first + size]
         chunk = Chunk(
@@ -67,7 +67,7 @@ class Log:
         return bool(self.chunks) and self.chunks[-1].final
 
     async def cut(self, num_kept: int) -> None:
-        """Redis comes back with so many chunks, at most, and the task is granted anew."""
+        """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task again."""
         self.chunks = self.chunks[:num_kept]
         await self.client.delete(keys.edge(self.spec.id, self.edge))
         for position, chunk in enumerate(self.chunks):
@@ -75,14 +75,14 @@ class Log:
         await self.client.hset(keys.task(self.spec.id, CLIENT), f"consumed:{self.edge}", min(len(self.chunks), num_kept))
         await self.grant()
 
-    async def taken(self) -> tuple[str, int]:
-        """What Redis knows of the client: its state, and of how many chunks it has given credit."""
+    async def client_state(self) -> tuple[str, int]:
+        """Return the client's state in Redis and the number of chunks it acknowledged."""
         key = keys.task(self.spec.id, CLIENT)
         state, consumed = [await self.client.hget(key, field) for field in ("state", f"consumed:{self.edge}")]
         return text(state), int(text(consumed))
 
-    async def hear(self, most: int | None = None) -> bool:
-        """Up to so many chunks, of those that are here; whether that was the last one."""
+    async def receive(self, most: int | None = None) -> bool:
+        """Receive at most `most` of the available chunks; return True after the last chunk of the answer."""
         while most is None or most > 0:
             pending = asyncio.ensure_future(anext(self.stream))
             await asyncio.wait([pending], timeout=None if await self._has_more(pending) else 0)
@@ -90,14 +90,14 @@ class Log:
                 pending.cancel()
                 return False
             try:
-                self._note(pending.result())
+                self._record(pending.result())
             except StopAsyncIteration:
                 return True
             most = None if most is None else most - 1
         return False
 
     async def _has_more(self, pending: "asyncio.Future[Chunk]") -> bool:
-        """Lets the stream run until it waits for a chunk that is not here."""
+        """Run the stream until it waits for a chunk that is not available."""
         stream = self.stream
         while not pending.done():
             waits = not stream._ready and not stream._wake.is_set()  # pyright: ignore[reportPrivateUsage]
@@ -106,8 +106,8 @@ class Log:
             await asyncio.sleep(0)
         return True
 
-    def _note(self, chunk: Chunk) -> None:
-        self.got += [int(row) for t in chunk.tensors.values() for row in np.frombuffer(t.data or b"", "<i4")]
+    def _record(self, chunk: Chunk) -> None:
+        self.received_rows += [int(row) for t in chunk.tensors.values() for row in np.frombuffer(t.data or b"", "<i4")]
 
 
 SIZES = st.integers(1, 25)
@@ -115,7 +115,7 @@ MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("append"), SIZES),
         st.tuples(st.just("append unnoticed"), SIZES),
-        st.tuples(st.just("hear"), st.integers(1, 3)),
+        st.tuples(st.just("receive"), st.integers(1, 3)),
         st.tuples(st.just("cut"), st.integers(0, 8)),
         st.tuples(st.just("grant"), st.just(0)),
         st.tuples(st.just("catch up"), st.just(0)),
@@ -124,14 +124,14 @@ MOVES = st.lists(
 )
 
 
-async def told(moves: Sequence[tuple[str, int]], last: int) -> Log:
+async def replay_moves(moves: Sequence[tuple[str, int]], last: int) -> Log:
     log = Log()
     await log.begin()
     for move, number in moves:
         if move.startswith("append"):
             await log.append(number, noticed=move == "append")
-        elif move == "hear":
-            await log.hear(number)
+        elif move == "receive":
+            await log.receive(number)
         elif move == "cut":
             await log.cut(number)
         elif move == "grant":
@@ -141,37 +141,39 @@ async def told(moves: Sequence[tuple[str, int]], last: int) -> Log:
     while not log.ended():
         await log.append(last, noticed=False)
     for _ in range(2):
-        await log.hear()
+        await log.receive()
         await log.stream.catch_up()
-    assert await log.hear(), "the answer never ends"
-    assert (await log.taken())[0] == "finished"
+    assert await log.receive(), "the answer never ends"
+    assert (await log.client_state())[0] == "finished"
     return log
 
 
 @given(MOVES, SIZES)
 def test_client_edge_returns_each_row_once_and_in_order(moves: list[tuple[str, int]], last: int) -> None:
-    """Whatever is appended, with a notice or without, cut off, and cut otherwise when it is made again."""
-    log = asyncio.run(told(moves, last))
-    assert log.got == list(range(NUM_ROWS))
+    """Random appends with and without a notice, truncations, and recomputation with other chunk boundaries."""
+    log = asyncio.run(replay_moves(moves, last))
+    assert log.received_rows == list(range(NUM_ROWS))
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-@pytest.mark.parametrize("again", [1, 7, 25, 120])
-@pytest.mark.parametrize(("heard", "kept"), [(5, 3), (2, 1)], ids=["all that came", "less than came"])
-async def test_client_edge_skips_received_rows_in_recut_chunks(heard: int, kept: int, again: int, noticed: bool) -> None:
+@pytest.mark.parametrize("recut_size", [1, 7, 25, 120])
+@pytest.mark.parametrize(("num_received", "num_kept"), [(5, 3), (2, 1)], ids=["all chunks received", "some chunks received"])
+async def test_client_edge_skips_received_rows_in_recut_chunks(
+    num_received: int, num_kept: int, recut_size: int, noticed: bool
+) -> None:
     log = Log()
     await log.begin()
     for size in (2, 4, 8, 16, 25):
         await log.append(size)
-    await log.hear(heard)
-    assert log.got == list(range(sum((2, 4, 8, 16, 25)[:heard])))
-    await log.cut(kept)
+    await log.receive(num_received)
+    assert log.received_rows == list(range(sum((2, 4, 8, 16, 25)[:num_received])))
+    await log.cut(num_kept)
     while not log.ended():
-        await log.append(again, noticed=noticed)
+        await log.append(recut_size, noticed=noticed)
     await log.stream.catch_up()
-    assert await log.hear()
-    assert log.got == list(range(NUM_ROWS))
-    assert await log.taken() == ("finished", len(log.chunks))
+    assert await log.receive()
+    assert log.received_rows == list(range(NUM_ROWS))
+    assert await log.client_state() == ("finished", len(log.chunks))
 
 
 async def test_recomputed_answer_shorter_than_received_rows_fails() -> None:
@@ -179,14 +181,14 @@ async def test_recomputed_answer_shorter_than_received_rows_fails() -> None:
     await log.begin()
     await log.append(20)
     await log.append(20)
-    await log.hear(2)
+    await log.receive(2)
     await log.cut(1)
     log.rows = log.rows[:30]
     await log.append(10)
     await log.stream.catch_up()
     with pytest.raises(RedisUnreachable, match="came out shorter; try again"):
-        await log.hear()
-    assert log.got == list(range(40))
+        await log.receive()
+    assert log.received_rows == list(range(40))
 
 
 async def test_log_with_a_gap_in_its_rows_fails() -> None:
@@ -197,5 +199,5 @@ async def test_log_with_a_gap_in_its_rows_fails() -> None:
     await log.append(5, noticed=False)
     await log.stream.catch_up()
     with pytest.raises(ChunkOrderError, match="does not follow on itself"):
-        await log.hear()
-    assert not log.got
+        await log.receive()
+    assert not log.received_rows

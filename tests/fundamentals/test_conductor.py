@@ -1,4 +1,4 @@
-"""The conductor decides purely: every order of facts leads to the same end, and told twice they change nothing."""
+"""The conductor's `step` is pure: every order of events leads to the same end, and a repeated event changes nothing."""
 
 import random
 from dataclasses import replace
@@ -24,7 +24,7 @@ def submitted() -> ev.RequestSubmitted:
     return ev.RequestSubmitted(request=R, graph=GRAPH.name, outputs=(EdgeName("audio"),))
 
 
-def life_of(stage: StageName, epoch: int) -> list[ev.Event]:
+def task_events(stage: StageName, epoch: int) -> list[ev.Event]:
     e = Epoch(epoch)
     return [
         ev.TaskGranted(request=R, stage=stage, epoch=e),
@@ -33,7 +33,7 @@ def life_of(stage: StageName, epoch: int) -> list[ev.Event]:
     ]
 
 
-def play(events: list[ev.Event], state: ConductorState | None = None) -> tuple[ConductorState, list[Command]]:
+def step_all(events: list[ev.Event], state: ConductorState | None = None) -> tuple[ConductorState, list[Command]]:
     state = state or ConductorState()
     commands: list[Command] = []
     for event in events:
@@ -44,33 +44,33 @@ def play(events: list[ev.Event], state: ConductorState | None = None) -> tuple[C
 
 
 def test_submitted_request_is_granted_to_every_stage_immediately() -> None:
-    _, commands = play([submitted()])
+    _, commands = step_all([submitted()])
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
 
 
 def test_request_ends_once_after_all_tasks_finished_and_delivery() -> None:
     rng = random.Random(3)
     for _ in range(50):
-        lives = [life_of(stage, 10 + i) for i, stage in enumerate(STAGES)] + [[ev.AnswerDelivered(request=R)]]
+        pending = [task_events(stage, 10 + i) for i, stage in enumerate(STAGES)] + [[ev.AnswerDelivered(request=R)]]
         events: list[ev.Event] = [submitted()]
-        while any(lives):
-            events.append(rng.choice([life for life in lives if life]).pop(0))
-        _, commands = play(events)
+        while any(pending):
+            events.append(rng.choice([task_life for task_life in pending if task_life]).pop(0))
+        _, commands = step_all(events)
         ends = [c for c in commands if isinstance(c, EndRequest)]
         assert [(end.request, end.state) for end in ends] == [(R, "finished")]
 
 
 def test_repeated_event_produces_no_second_command() -> None:
-    lives = [event for i, stage in enumerate(STAGES) for event in life_of(stage, 10 + i)]
-    once = [submitted(), *lives, ev.AnswerDelivered(request=R)]
-    _, commands = play(once)
-    _, doubled = play([event for event in once for _ in range(2)])
+    pending = [event for i, stage in enumerate(STAGES) for event in task_events(stage, 10 + i)]
+    once = [submitted(), *pending, ev.AnswerDelivered(request=R)]
+    _, commands = step_all(once)
+    _, doubled = step_all([event for event in once for _ in range(2)])
     assert doubled == commands
 
 
 def test_event_of_an_older_epoch_is_ignored() -> None:
     stage = STAGES[0]
-    state, _ = play([submitted(), *life_of(stage, 20)[:2], ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30))])
+    state, _ = step_all([submitted(), *task_events(stage, 20)[:2], ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30))])
     late = ev.TaskFinished(request=R, stage=stage, epoch=Epoch(20))
     after, commands = step(state, late)
     assert after == state and commands == ()
@@ -78,16 +78,16 @@ def test_event_of_an_older_epoch_is_ignored() -> None:
 
 def test_failed_task_fails_its_request_with_the_same_error() -> None:
     failed = ev.TaskFailed(request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN")
-    _, commands = play([submitted(), *life_of(STAGES[0], 5)[:2], failed, failed])
+    _, commands = step_all([submitted(), *task_events(STAGES[0], 5)[:2], failed, failed])
     ends = [c for c in commands if isinstance(c, EndRequest)]
     assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
 
 
 def test_request_of_a_lost_gateway_waits_for_another_and_is_then_aborted() -> None:
-    state, waiting = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
+    state, waiting = step_all([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
     assert not [c for c in waiting if not isinstance(c, GrantTask)]
-    _, gone = play([ev.ClientGone(request=R, epoch=Epoch(9))], state)
-    assert gone == [AbandonRequest(request=R, client_epoch=Epoch(9))]
+    _, after_expiry = step_all([ev.ClientGone(request=R, epoch=Epoch(9))], state)
+    assert after_expiry == [AbandonRequest(request=R, client_epoch=Epoch(9))]
 
 
 def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
@@ -95,7 +95,7 @@ def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
 
 
 def test_lost_task_is_granted_again() -> None:
-    state, commands = play([submitted(), *life_of(STAGES[1], 5)[:2], lost(9, deaths=1)])
+    state, commands = step_all([submitted(), *task_events(STAGES[1], 5)[:2], lost(9, deaths=1)])
     granted = [c for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9]
     assert [(c.stage, c.alone, c.remake) for c in granted] == [(STAGES[1], False, False)]
     after, late = step(state, lost(4, deaths=1))
@@ -104,61 +104,63 @@ def test_lost_task_is_granted_again() -> None:
 
 def test_task_runs_alone_after_two_deaths_and_fails_after_a_death_alone() -> None:
     stage = STAGES[1]
-    state, commands = play([submitted(), *life_of(stage, 5)[:2], lost(9, deaths=2)])
+    state, commands = step_all([submitted(), *task_events(stage, 5)[:2], lost(9, deaths=2)])
     assert [c.alone for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9] == [True]
     offered = ev.TaskGranted(request=R, stage=stage, epoch=Epoch(11))
-    again, overdue = play([offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state)
+    again, overdue = step_all([offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state)
     assert [c.alone for c in overdue if isinstance(c, GrantTask)] == [True]
     running = ev.TaskClaimed(request=R, stage=stage, epoch=Epoch(11), owner=WorkerId("w"))
-    _, spared = play([running, lost(20, deaths=3)], again)
-    assert not [c for c in spared if isinstance(c, EndRequest)]
-    _, condemned = play([running, lost(20, deaths=3, alone=True)], again)
-    assert [(c.state, c.code, c.dead_stage) for c in condemned if isinstance(c, EndRequest)] == [("failed", "worker_lost", stage)]
+    _, after_shared_death = step_all([running, lost(20, deaths=3)], again)
+    assert not [c for c in after_shared_death if isinstance(c, EndRequest)]
+    _, after_death_alone = step_all([running, lost(20, deaths=3, alone=True)], again)
+    assert [(c.state, c.code, c.dead_stage) for c in after_death_alone if isinstance(c, EndRequest)] == [
+        ("failed", "worker_lost", stage)
+    ]
 
 
 def test_finished_task_with_lost_tensors_is_granted_to_recompute_them() -> None:
     stage = STAGES[0]
-    gone = ev.TensorsLost(request=R, stage=stage, epoch=Epoch(5))
-    state, commands = play([submitted(), *life_of(stage, 5), gone])
+    lost_tensors = ev.TensorsLost(request=R, stage=stage, epoch=Epoch(5))
+    state, commands = step_all([submitted(), *task_events(stage, 5), lost_tensors])
     assert [c for c in commands if isinstance(c, GrantTask) and c.remake] == [
         GrantTask(request=R, stage=stage, role=RoleName(stage), expected_epoch=Epoch(5), remake=True)
     ]
-    remade, _ = play(life_of(stage, 8), state)
-    assert remade.requests[R].tasks[stage].state is TaskState.FINISHED
-    assert step(remade, gone)[1] == ()
-    running, _ = play([submitted(), *life_of(stage, 5)[:2]])
-    assert step(running, gone)[1] == ()
+    recomputed, _ = step_all(task_events(stage, 8), state)
+    assert recomputed.requests[R].tasks[stage].state is TaskState.FINISHED
+    assert step(recomputed, lost_tensors)[1] == ()
+    running, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
+    assert step(running, lost_tensors)[1] == ()
 
 
 def test_overdue_grant_is_repeated_unless_claimed() -> None:
     stage = STAGES[0]
     overdue = ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = play([submitted(), life_of(stage, 5)[0]])
+    granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
     _, again = step(granted, overdue)
     assert again == (GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),)  # type: ignore[attr-defined]
-    claimed, _ = play([submitted(), *life_of(stage, 5)[:2]])
+    claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
     assert step(claimed, overdue)[1] == ()
 
 
 def test_grant_for_a_role_without_workers_fails_its_request() -> None:
     stage = STAGES[1]
-    deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = play([submitted(), life_of(stage, 5)[0]])
-    ends = [c for c in step(granted, deserted)[1] if isinstance(c, EndRequest)]
+    no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
+    granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
+    ends = [c for c in step(granted, no_workers)[1] if isinstance(c, EndRequest)]
     assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[0].message
-    claimed, _ = play([submitted(), *life_of(stage, 5)[:2]])
-    assert step(claimed, deserted)[1] == ()
+    claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
+    assert step(claimed, no_workers)[1] == ()
 
 
 def test_error_for_a_missing_worker_names_its_role() -> None:
-    """Of a split stage, the half that the task waits for: the stage's own name is no role there."""
+    """The role of a split stage is the half that the task waits for: the stage's own name is not a role there."""
     stage, halves = STAGES[0], (RoleName("a.prefill"), RoleName("a.decode"))
-    deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = play([submitted(), life_of(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]}))
+    no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
+    granted, _ = step_all([submitted(), task_events(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]}))
     task = replace(granted.requests[R].tasks[stage], role=halves[1])
-    handed = granted.with_request(replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task}))
-    for state, role in ((granted, halves[0]), (handed, halves[1])):
-        (end,) = [c for c in step(state, deserted)[1] if isinstance(c, EndRequest)]
+    handed_off = granted.with_request(replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task}))
+    for state, role in ((granted, halves[0]), (handed_off, halves[1])):
+        (end,) = [c for c in step(state, no_workers)[1] if isinstance(c, EndRequest)]
         assert f"`fleet worker {role}`" in end.message
 
 
@@ -169,11 +171,13 @@ def test_worker_with_expired_lease_is_fenced() -> None:
 def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     last = max(edge.transitions, key=lambda t: t.nth)
-    told = ev.ChunkAppended(request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth)
-    _, silent = play([submitted(), told])
+    appended = ev.ChunkAppended(
+        request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth
+    )
+    _, silent = step_all([submitted(), appended])
     assert not [c for c in silent if isinstance(c, SetWalk)]
     driven = ConductorState(conductor_driven=frozenset({edge.target}))
-    _, commands = play([submitted(), told], driven)
+    _, commands = step_all([submitted(), appended], driven)
     walks = [c for c in commands if isinstance(c, SetWalk)]
     assert [(c.stage, c.from_index, c.walk) for c in walks] == [(edge.target, 7, last.to)]
 
@@ -197,7 +201,7 @@ def test_missing_row_of_the_transition_table_raises() -> None:
             next_state(state, happened)
 
 
-def test_walk_rule_is_defined_in_one_module() -> None:
+def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     decode = Walk("decode")
     assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == ["last_prefill", "decode", "decode", "decode"]

@@ -1,4 +1,4 @@
-"""Dead letters: a request that kills workers is kept whole; it can be looked at, sent again, and dropped."""
+"""Dead letters: a request that kills workers is stored completely; it can be shown, retried and dropped."""
 
 import asyncio
 from pathlib import Path
@@ -20,49 +20,49 @@ from tests.support import run_cli
 
 GRAPH = get_graph("qwen3_omni")
 STAGE, GATEWAY, BLOB = GRAPH.stages[0].name, WorkerId("gateway@test:1:a"), b"\x00\x00\x80?" * 4
-WHY = "3 workers died"
+CAUSE = "3 workers died"
 
 
-def a_spec(request: str) -> RequestSpec:
+def make_spec(request: str) -> RequestSpec:
     sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
     outputs = tuple(GRAPH.media)
     return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=outputs, sampling=sampling)
 
 
-def bury(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
+def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
     """Submit requests and end each as a dead letter, as the conductor would."""
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
     for request in requests:
-        spec, keep = a_spec(request), scripts.Retention()
+        spec, keep = make_spec(request), scripts.Retention()
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
         run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
-        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", WHY, None, keep, dead_stage=STAGE))
+        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, keep, dead_stage=STAGE))
     client.delete(keys.CONDUCTOR)
 
 
-def fleet_command(redis_url: str, *words: str) -> Result:
-    """`fleet dead-letters WORDS` in this process."""
+def fleet_command(redis_url: str, *arguments: str) -> Result:
+    """Run `fleet dead-letters ARGUMENTS` in this process."""
     env = {"REDIS_URL": redis_url, "COLUMNS": "120", "NO_COLOR": "1"}
-    return CliRunner().invoke(app, ["dead-letters", *words], env=env)
+    return CliRunner().invoke(app, ["dead-letters", *arguments], env=env)
 
 
 @pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far from any configuration file, so that the defaults hold."""
+def no_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to a folder without a configuration file, so that the defaults apply."""
     monkeypatch.chdir(tmp_path)
 
 
 def test_dead_letter_contains_spec_and_blob_of_its_request(redis_url: str) -> None:
     with connect(redis_url) as client:
-        bury(client, "req-1", "req-2")
+        create_dead_letters(client, "req-1", "req-2")
         first, second = read_letters(client)
         seconds, _ = client.time()
         assert (first.request, second.request) == ("req-1", "req-2")
-        assert (first.stage, first.why, first.blob) == (STAGE, WHY, BLOB)
+        assert (first.stage, first.why, first.blob) == (STAGE, CAUSE, BLOB)
         assert abs(first.died_us / 1e6 - seconds) < 10
-        assert spec_of(first) == a_spec("req-1")
+        assert spec_of(first) == make_spec("req-1")
         assert drop_letters(client, [first]) == 1
         assert drop_letters(client, [first]) == 0
         assert drop_letters(client, []) == 0
@@ -83,36 +83,36 @@ def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str
 def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str) -> None:
     assert "0 dead letters" in fleet_command(redis_url, "list").stdout
     with connect(redis_url) as client:
-        bury(client, "req-1", "req-2")
+        create_dead_letters(client, "req-1", "req-2")
     listed = fleet_command(redis_url, "list").stdout
     assert "2 dead letters" in listed
     for request in ("req-1", "req-2"):
         (line,) = (line for line in listed.splitlines() if request in line)
-        assert STAGE in line and WHY in line
+        assert STAGE in line and CAUSE in line
     shown = fleet_command(redis_url, "show", "req-2").stdout.splitlines()
-    assert {"id: req-2", f"stage: {STAGE}", f"why: {WHY}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
+    assert {"id: req-2", f"stage: {STAGE}", f"why: {CAUSE}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
 
 
 def test_dead_letters_drop_removes_one_or_all(redis_url: str) -> None:
     with connect(redis_url) as client:
-        bury(client, "req-1", "req-2", "req-3")
+        create_dead_letters(client, "req-1", "req-2", "req-3")
         assert fleet_command(redis_url, "drop", "req-2").stdout == "dropped 1 dead letter\n"
         assert [letter.request for letter in read_letters(client)] == ["req-1", "req-3"]
-        for words in (("drop",), ("drop", "req-1", "--all")):
-            assert isinstance(fleet_command(redis_url, *words).exception, BadInput)
+        for arguments in (("drop",), ("drop", "req-1", "--all")):
+            assert isinstance(fleet_command(redis_url, *arguments).exception, BadInput)
         assert fleet_command(redis_url, "drop", "--all").stdout == "dropped 2 dead letters\n"
         assert read_letters(client) == []
 
 
 def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(redis_url: str) -> None:
     with connect(redis_url) as client:
-        bury(client, "req-1", "req-2")
+        create_dead_letters(client, "req-1", "req-2")
     with thread_fleet(redis_url) as fleet:
 
         async def undisturbed() -> tuple[int, int]:
             async with gateway(fleet) as client:
-                made = await answer(client, a_spec("req-other"), BLOB)
-            return len(made[EdgeName("text")]), len(made[EdgeName("audio")])
+                tensors = await answer(client, make_spec("req-other"), BLOB)
+            return len(tensors[EdgeName("text")]), len(tensors[EdgeName("audio")])
 
         tokens, samples = asyncio.run(undisturbed())
         done = fleet_command(redis_url, "retry", "req-1")
@@ -128,7 +128,7 @@ def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_suc
 
 def test_failed_retry_keeps_the_dead_letter(redis_url: str) -> None:
     with connect(redis_url) as client:
-        bury(client, "req-1")
+        create_dead_letters(client, "req-1")
         done = fleet_command(redis_url, "retry", "req-1")
         assert done.exit_code == 1
         assert f"failed (overloaded): no worker serves the role {STAGE}" in done.stderr
@@ -138,11 +138,11 @@ def test_failed_retry_keeps_the_dead_letter(redis_url: str) -> None:
         assert client.zcard(keys.WORKERS) == 1, "the command's own gateway is gone; only the test's is left"
 
 
-@pytest.mark.parametrize("words", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)
-def test_dead_letters_help_shows_examples(words: tuple[str, ...], redis_url: str) -> None:
-    done = fleet_command(redis_url, *words, "--help")
+@pytest.mark.parametrize("arguments", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)
+def test_dead_letters_help_shows_examples(arguments: tuple[str, ...], redis_url: str) -> None:
+    done = fleet_command(redis_url, *arguments, "--help")
     assert done.exit_code == 0, done.output
-    assert "Example" in done.output if words else "kill workers" in done.output
+    assert "Example" in done.output if arguments else "Manage dead letters" in done.output
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])

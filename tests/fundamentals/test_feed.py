@@ -1,4 +1,4 @@
-"""A page that follows the fleet's facts misses nothing and sees nothing twice, wherever its connection was cut."""
+"""A page that follows the fleet's events receives each of them once, across any cut of its connection."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -16,15 +16,15 @@ from fleet.core.telemetry import FeedEntry
 from tests.support import stream_entries
 
 
-async def opened(url: str) -> FleetClient:
+async def connect_client(url: str) -> FleetClient:
     return await FleetClient.connect(url, load_config(None, ("engine=fake",)))
 
 
-def tell(client: redis.Redis, number: int) -> None:
+def publish_end(client: redis.Redis, number: int) -> None:
     client.xadd(keys.EVENTS, {"e": encode_event(RequestEnded(request=RequestId(f"req-{number}"), state="finished"))})
 
 
-async def taken(feed: AsyncGenerator[FeedEntry, None], count: int) -> list[FeedEntry]:
+async def read_entries(feed: AsyncGenerator[FeedEntry, None], count: int) -> list[FeedEntry]:
     return [await asyncio.wait_for(anext(feed), 10) for _ in range(count)]
 
 
@@ -36,56 +36,56 @@ def numbers(entries: list[FeedEntry]) -> list[int]:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
 def test_feed_yields_each_event_once_in_order_across_reconnects(redis_url: str, cuts: list[int]) -> None:
     async def follow() -> list[int]:
-        board, seen = await opened(redis_url), []
-        last = (await _newest(board)) or "0-0"
-        for told, cut in enumerate(cuts):
+        client_of_fleet, seen = await connect_client(redis_url), []
+        last = (await _newest(client_of_fleet)) or "0-0"
+        for round_number, cut in enumerate(cuts):
             for number in range(cut):
-                await asyncio.to_thread(tell, client, told * 100 + number)
-            feed = board.telemetry.follow_events(after=last)
-            entries = await taken(feed, cut)
+                await asyncio.to_thread(publish_end, client, round_number * 100 + number)
+            feed = client_of_fleet.telemetry.follow_events(after=last)
+            entries = await read_entries(feed, cut)
             seen += numbers(entries)
             last = entries[-1].id if entries else last
             await feed.aclose()
-        await board.stop()
+        await client_of_fleet.stop()
         return seen
 
     with redis.Redis.from_url(redis_url) as client:
-        tell(client, 9999)
-        assert asyncio.run(follow()) == [told * 100 + n for told, cut in enumerate(cuts) for n in range(cut)]
+        publish_end(client, 9999)
+        assert asyncio.run(follow()) == [round_number * 100 + n for round_number, cut in enumerate(cuts) for n in range(cut)]
 
 
-async def _newest(board: FleetClient) -> str:
-    return await board.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
+async def _newest(client_of_fleet: FleetClient) -> str:
+    return await client_of_fleet.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_feed_serves_many_followers_over_one_connection(redis_url: str) -> None:
-    board = await opened(redis_url)
+    client_of_fleet = await connect_client(redis_url)
     with redis.Redis.from_url(redis_url) as client:
-        feeds = [board.telemetry.follow_events() for _ in range(40)]
-        coming = [asyncio.ensure_future(taken(feed, 2)) for feed in feeds]
+        feeds = [client_of_fleet.telemetry.follow_events() for _ in range(40)]
+        reads = [asyncio.ensure_future(read_entries(feed, 2)) for feed in feeds]
         await asyncio.sleep(0)
-        while not all(task.done() for task in coming):
-            await asyncio.to_thread(tell, client, 1)
-            await asyncio.wait(coming, timeout=0.2)
-        assert all(numbers(task.result()) == [1, 1] for task in coming)
+        while not all(task.done() for task in reads):
+            await asyncio.to_thread(publish_end, client, 1)
+            await asyncio.wait(reads, timeout=0.2)
+        assert all(numbers(task.result()) == [1, 1] for task in reads)
         blocked = client.info("clients")["blocked_clients"]  # pyright: ignore[reportIndexIssue]
-        assert blocked <= 1, "one waits for all"
+        assert blocked <= 1, "one connection waits for all followers"
         for feed in feeds:
             await feed.aclose()
-    await board.stop()
+    await client_of_fleet.stop()
 
 
 async def test_feed_marks_missed_events_after_a_late_reconnect(redis_url: str) -> None:
-    board = await opened(redis_url)
+    client_of_fleet = await connect_client(redis_url)
     with redis.Redis.from_url(redis_url) as client:
         for number in range(5):
-            tell(client, number)
+            publish_end(client, number)
         first = stream_entries(client, keys.EVENTS)[0][0].decode()
         client.xtrim(keys.EVENTS, maxlen=2, approximate=False)
-        feed = board.telemetry.follow_events(after=first)
-        (missed,) = await taken(feed, 1)
+        feed = client_of_fleet.telemetry.follow_events(after=first)
+        (missed,) = await read_entries(feed, 1)
         assert missed.missed and missed.event is None
-        tell(client, 7)
-        assert numbers(await taken(feed, 1)) == [7]
+        publish_end(client, 7)
+        assert numbers(await read_entries(feed, 1)) == [7]
         await feed.aclose()
-    await board.stop()
+    await client_of_fleet.stop()

@@ -1,4 +1,4 @@
-"""Fencing: a write that needs a right is refused, in the same script, once a higher epoch has been granted."""
+"""Fencing: a write that requires a right is refused, in the same script, once a higher epoch has been granted."""
 
 import re
 from pathlib import Path
@@ -21,10 +21,10 @@ def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Cont
         return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, {"kind": "worker", **fields}))
 
     assert join("lm@new:1:a", protocol="1", package="2.0", checkpoint="abc") == b"ok"
-    for field, theirs, ours in (("protocol", "1", "2"), ("package", "2.0", "2.1"), ("checkpoint", "abc", "abd")):
-        given = {"protocol": "1", "package": "2.0", "checkpoint": "abc", field: ours}
-        status, why = cast("list[bytes]", join(f"lm@new:1:{field}", **given))
-        assert status == b"skew" and why.decode() == f"its {field} is {ours}, that of lm@new:1:a is {theirs}"
+    for field, listed_value, own_value in (("protocol", "1", "2"), ("package", "2.0", "2.1"), ("checkpoint", "abc", "abd")):
+        own_fields = {"protocol": "1", "package": "2.0", "checkpoint": "abc", field: own_value}
+        status, why = cast("list[bytes]", join(f"lm@new:1:{field}", **own_fields))
+        assert status == b"skew" and why.decode() == f"its {field} is {own_value}, that of lm@new:1:a is {listed_value}"
     assert len(cast("dict[bytes, bytes]", control.client.hgetall(keys.REFUSED))) == 3
     assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
 
@@ -35,26 +35,28 @@ def test_split_stage_workers_with_different_page_layout_are_refused(control: Con
 
     computes = {"stage": "lm", "dtype": "float32", "page_size_tokens": "16"}
     assert join("lm.prefill", "a", **computes) == b"ok"
-    for field, ours in (("dtype", "bfloat16"), ("page_size_tokens", "32")):
-        status, why = cast("list[bytes]", join("lm.decode", field, **{**computes, field: ours}))
-        assert status == b"skew" and why.decode() == f"its {field} is {ours}, that of lm.prefill@a is {computes[field]}"
+    for field, own_value in (("dtype", "bfloat16"), ("page_size_tokens", "32")):
+        status, why = cast("list[bytes]", join("lm.decode", field, **{**computes, field: own_value}))
+        assert status == b"skew" and why.decode() == f"its {field} is {own_value}, that of lm.prefill@a is {computes[field]}"
     assert join("lm.decode", "b", **computes) == b"ok"
-    assert join("voice.decode", "c", **{**computes, "stage": "voice", "dtype": "bfloat16"}) == b"ok", "it reads none of these"
+    assert join("voice.decode", "c", **{**computes, "stage": "voice", "dtype": "bfloat16"}) == b"ok", (
+        "another stage shares no pages with these workers"
+    )
     assert join("ears", "d") == b"ok"
 
 
 def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
-    """Nobody fenced its workers, and Redis still lists them; their leases say that they are no more."""
+    """The listed workers were not fenced yet, but their leases have lapsed."""
 
     def join(worker: str, checkpoint: str) -> Reply:
         fields: dict[str, str | bytes] = {"kind": "worker", "checkpoint": checkpoint}
         return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, fields))
 
     assert join("lm@dead:1:a", "old") == b"ok"
-    assert cast("list[bytes]", join("lm@next:1:a", "new"))[0] == b"skew", "it may still be alive"
+    assert cast("list[bytes]", join("lm@next:1:a", "new"))[0] == b"skew", "the first worker may still be alive"
     control.client.zadd(keys.WORKERS, {"lm@dead:1:a": 1})
     assert join("lm@next:1:b", "new") == b"ok"
-    assert cast("list[bytes]", join("lm@next:1:c", "old"))[0] == b"skew", "the living say what the version is"
+    assert cast("list[bytes]", join("lm@next:1:c", "old"))[0] == b"skew", "the live worker decides the version"
 
 
 def test_grant_at_stale_epoch_is_refused(control: Control) -> None:
@@ -64,7 +66,7 @@ def test_grant_at_stale_epoch_is_refused(control: Control) -> None:
 
 
 def test_grant_of_an_owned_task_is_refused(control: Control) -> None:
-    """An overdue grant that was claimed at the last moment stays its owner's."""
+    """An overdue grant that was claimed at the last moment remains with its owner."""
     assert control.grant(control.own()) == "owned"
 
 
@@ -125,7 +127,7 @@ def test_consumed_count_only_grows(control: Control) -> None:
 
 
 def test_abort_by_a_stale_gateway_is_refused(control: Control) -> None:
-    """After another gateway attached, the first one's late disconnect is without effect."""
+    """After another gateway attached, the first one's late disconnect has no effect."""
     old = control.epoch(CLIENT)
     other = WorkerId("gateway@test:2:b")
     run(control.client, scripts.register(other, "", 60_000_000, {"kind": "test"}))
@@ -189,7 +191,7 @@ def test_claim_of_a_repeated_grant_is_refused(control: Control) -> None:
 
 
 def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) -> None:
-    """Its former worker may then tell nothing more; the new one says where they are, and ends it a second time."""
+    """Its former worker may then write nothing more; the new one relocates the tensors and finishes the task again."""
     old = control.own()
     assert control.append(old, finish=True) == "ok"
     assert control.relocate(old, WORKER) == "ok"
@@ -229,21 +231,21 @@ def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
 
 
 def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) -> None:
-    """The event names the producer's epoch of that moment, so that one told late asks for nothing."""
+    """The event contains the producer's epoch of that moment, so that a late event requests nothing."""
     old, producing = control.epoch(CLIENT), control.own()
     control.register(WorkerId("gateway@test:2:b"), "")
     assert control.run(scripts.attach(REQUEST, WorkerId("gateway@test:2:b"))) == "ok"
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, old, STAGE)) == "stale"
-    assert control.told(TensorsLost) == []
+    assert control.events_of(TensorsLost) == []
     now = control.epoch(CLIENT)
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, now, STAGE)) == "ok"
-    assert control.told(TensorsLost) == [TensorsLost(request=REQUEST, stage=STAGE, epoch=producing)]
+    assert control.events_of(TensorsLost) == [TensorsLost(request=REQUEST, stage=STAGE, epoch=producing)]
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, control.epoch(CLIENT), STAGE)) == "ended"
 
 
 def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control) -> None:
-    """A worker that dies after another chunk was appended is the first over it again."""
+    """After progress, the next death is counted as the first again."""
     seen: list[int] = []
     for num_chunks in (0, 0, 1, 1):
         epoch = control.own()
@@ -256,20 +258,20 @@ def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control
     control.own()
     assert control.run(scripts.fence_worker("", WORKER)) == "ok"
     assert control.task()["deaths"] == "2"
-    lost = cast("list[TaskLost]", control.told(TaskLost))
+    lost = cast("list[TaskLost]", control.events_of(TaskLost))
     assert [event.deaths for event in lost] == [1, 2, 1, 2, 2]
     assert lost[-1].epoch == control.epoch()
 
 
 def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) -> None:
-    """Only its owner may say so; it then owns nothing any more, and may claim it anew."""
+    """Only the owner may report it; it then owns the task no more, and may claim it again."""
     old = control.own()
     now = control.own() if control.run(scripts.lose_task(REQUEST, STAGE, old)) == "ok" else old
     assert control.run(scripts.lose_task(REQUEST, STAGE, old)) == "stale"
     assert (control.append(old), control.task()["owner"]) == ("stale", WORKER)
     assert control.run(scripts.lose_task(REQUEST, STAGE, now)) == "ok"
     assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("lost", "2", "")
-    assert [event.deaths for event in cast("list[TaskLost]", control.told(TaskLost))] == [1, 2]
+    assert [event.deaths for event in cast("list[TaskLost]", control.events_of(TaskLost))] == [1, 2]
     assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
     assert control.client.zscore(keys.WORKERS, WORKER) is not None
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
@@ -277,7 +279,7 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
 
 
 def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
-    """It counts once there is something that its owner had not worked off, were it only to be taken again from the beginning."""
+    """Only a death with unprocessed input counts, even if the input would have to be consumed again from the beginning."""
 
     def die(*, rested: int | None = None) -> None:
         control.register(WORKER)
@@ -290,15 +292,15 @@ def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
             assert control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
         control.kill()
 
-    def come() -> None:
+    def append_input() -> None:
         control.client.xadd(keys.edge(REQUEST, ROWS), {"h": "a chunk"})
 
     epochs = [Epoch(1)]
     for arrives, rested in ((False, None), (False, 0), (True, None), (False, 1), (False, None), (True, 1)):
         if arrives:
-            come()
+            append_input()
         die(rested=rested)
-    lost = cast("list[TaskLost]", control.told(TaskLost))
+    lost = cast("list[TaskLost]", control.events_of(TaskLost))
     assert [event.deaths for event in lost] == [0, 0, 1, 1, 2, 3]
     assert [event.alone for event in lost] == [False, False, True, False, True, True]
 
@@ -308,7 +310,7 @@ def test_death_counts_as_alone_only_for_a_dead_worker_with_an_alone_grant(contro
         control.register(WORKER)
         control.own(alone=alone)
         control.run(scripts.fence_worker("", WORKER, died=died))
-    assert [event.alone for event in cast("list[TaskLost]", control.told(TaskLost))] == [False, True, False]
+    assert [event.alone for event in cast("list[TaskLost]", control.events_of(TaskLost))] == [False, True, False]
     assert control.task()["died_alone"] == ""
 
 
@@ -339,7 +341,7 @@ def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: C
     assert control.append(epoch, 1) == "stale"
 
 
-def test_request_without_a_dead_stage_is_no_dead_letter(control: Control) -> None:
+def test_failed_request_without_a_dead_stage_writes_no_dead_letter(control: Control) -> None:
     ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP)
     assert control.run(ended) == "ok"
     assert control.client.exists(keys.DEAD) == 0
@@ -353,8 +355,8 @@ def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Contr
     assert control.run(scripts.attach(REQUEST, other)) == "ok"
     assert control.run(scripts.attach(REQUEST, back, instead_of=GATEWAY)) == "stale"
     assert control.task(CLIENT)["owner"] == other
-    retaken = [control.run(scripts.attach(REQUEST, back, instead_of=other)) for _ in range(2)]
-    assert retaken == ["ok", "ok"], "the first answer may have been lost"
+    replies = [control.run(scripts.attach(REQUEST, back, instead_of=other)) for _ in range(2)]
+    assert replies == ["ok", "ok"], "the first reply may have been lost"
     assert control.task(CLIENT)["owner"] == back
 
 
@@ -387,7 +389,7 @@ def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> No
     control.register(OTHER)
     new = control.own(OTHER)
     assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "the new owner caches nothing"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
     assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
     assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000

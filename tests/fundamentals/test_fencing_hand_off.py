@@ -1,4 +1,4 @@
-"""Fencing around a hand-off: who gave a task up writes nothing more, and blocks on offer are taken or withdrawn, never both."""
+"""Fencing around a hand-off: a former owner writes nothing more, and offered blocks are either imported or withdrawn."""
 
 from typing import cast
 
@@ -9,7 +9,7 @@ from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, 
 
 
 def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
-    """The former owner writes nothing more; the offer is then taken, or withdrawn, but never both."""
+    """The former owner writes nothing more; the offer is then confirmed or released, never both."""
 
     def hand_off(epoch: Epoch) -> str:
         return control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks"))
@@ -35,7 +35,7 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     control.kill(OTHER)
     third = offer()
     control.kill(WORKER)
-    assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", "its source uses the blocks for something else"
+    assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", "its source reuses the blocks"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert hand_off(control.epoch()) == "ended"
     assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
@@ -43,7 +43,9 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
 
 
 def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> None:
-    """It adopted the blocks of whoever published them; once granted anew, the task makes them itself, and is not taken again."""
+    """The owner imported the blocks of the worker that published the chunks; after the next grant the task recomputes them, and
+    keeps its owner.
+    """
     client = control.epoch(CLIENT)
 
     def lose() -> str:
@@ -52,28 +54,28 @@ def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> 
     old = control.own()
     assert control.run(scripts.hand_off(REQUEST, STAGE, old, WORKER, ROLE, num_rows=3, data=b"blocks")) == "ok"
     control.register(OTHER)
-    taker = control.epoch()
-    assert control.claim(taker, OTHER) == "ok"
-    assert (lose(), control.epoch()) == ("ok", taker), "it may still make them: it has taken nothing yet"
-    assert control.run(scripts.confirm(REQUEST, STAGE, taker)) == "ok"
-    assert (lose(), control.task()["state"], control.append(taker)) == ("ok", "lost", "stale")
-    (lost,) = cast("list[TaskLost]", control.told(TaskLost))
+    importer = control.epoch()
+    assert control.claim(importer, OTHER) == "ok"
+    assert (lose(), control.epoch()) == ("ok", importer), "the owner can still compute them: it has not imported the blocks"
+    assert control.run(scripts.confirm(REQUEST, STAGE, importer)) == "ok"
+    assert (lose(), control.task()["state"], control.append(importer)) == ("ok", "lost", "stale")
+    (lost,) = cast("list[TaskLost]", control.events_of(TaskLost))
     assert (lost.epoch, lost.deaths, lost.alone) == (control.epoch(), 0, False)
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", control.client.xrange(keys.inbox(OTHER)))
-    assert [fields[b"k"] for _, fields in entries] == [b"x"], "it is told to drop what it holds"
+    assert [fields[b"k"] for _, fields in entries] == [b"x"], "the owner is notified to drop the task"
     again = control.own(OTHER)
     assert (lose(), control.epoch(), control.task()["owner"]) == ("ok", again, OTHER)
 
 
 def test_task_metadata_is_written_only_by_its_owner(control: Control) -> None:
-    def tell(epoch: Epoch, line: bytes) -> str:
+    def write_metadata(epoch: Epoch, line: bytes) -> str:
         return control.run(scripts.set_task_metadata(REQUEST, STAGE, epoch, "news", line))
 
     old = control.own()
-    assert tell(old, b"true") == "ok"
+    assert write_metadata(old, b"true") == "ok"
     control.kill()
-    assert tell(old, b"late") == "stale"
+    assert write_metadata(old, b"late") == "stale"
     assert control.task()["meta:news"] == "true"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
-    assert tell(old, b"late") == "stale"
+    assert write_metadata(old, b"late") == "stale"
     assert control.client.ttl(keys.task(REQUEST, STAGE)) > 0

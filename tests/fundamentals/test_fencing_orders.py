@@ -1,4 +1,4 @@
-"""What people bid workers is in force at once, taken by who is there alone, and gone with the incarnation it was said to."""
+"""Operator orders apply immediately, are accepted only by live workers, and end with the worker's incarnation."""
 
 from fleet.control import keys, scripts
 from fleet.control.connect import text
@@ -9,13 +9,13 @@ from tests.support import stream_entries
 
 
 def state(control: Control, worker: WorkerId = WORKER) -> tuple[str, str]:
-    """Whether it takes nothing new, and whether it is leaving."""
+    """Return the fields `draining` and `leaving` of the worker."""
     draining, leaving = control.client.hmget(keys.worker(worker), ["draining", "leaving"])  # pyright: ignore[reportGeneralTypeIssues]
     return text(draining), text(leaving)
 
 
-def order(control: Control, what: WorkerOrder, worker: WorkerId = WORKER) -> str:
-    return control.run(scripts.order(worker, what))
+def order(control: Control, name: WorkerOrder, worker: WorkerId = WORKER) -> str:
+    return control.run(scripts.order(worker, name))
 
 
 def notices(control: Control, worker: WorkerId = WORKER) -> list[str]:
@@ -27,7 +27,7 @@ def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
     assert [order(control, "drain"), order(control, "drain"), state(control)] == ["ok", "ok", ("1", "")]
     assert [order(control, "resume"), order(control, "resume"), state(control)] == ["ok", "ok", ("", "")]
     assert [order(control, "stop"), order(control, "stop"), order(control, "drain")] == ["ok", "ok", "ok"]
-    assert order(control, "resume") == "leaving" and state(control) == ("1", "1"), "who leaves is not called back"
+    assert order(control, "resume") == "leaving" and state(control) == ("1", "1"), "a leaving worker cannot be resumed"
     assert notices(control) == ["drain", "drain", "resume", "resume", "stop"]
 
 
@@ -41,7 +41,7 @@ def test_orders_are_accepted_only_by_listed_workers_of_a_role(control: Control) 
     assert order(control, "drain", GATEWAY) == "gateway"
     control.kill()
     assert order(control, "drain") == "gone"
-    assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, "an order to nobody leaves nothing behind"
+    assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, "an order to a gone worker leaves no keys"
 
 
 def test_drain_promotes_a_standby_worker(control: Control) -> None:
@@ -49,7 +49,7 @@ def test_drain_promotes_a_standby_worker(control: Control) -> None:
     order(control, "drain")
     assert control.client.hget(keys.worker(OTHER), "standby") == b""
     order(control, "drain")
-    assert control.client.xlen(keys.inbox(OTHER)) == 1, "once"
+    assert control.client.xlen(keys.inbox(OTHER)) == 1, "promoted once"
 
 
 def test_playback_report_is_written_only_for_a_known_request(control: Control) -> None:
@@ -63,7 +63,7 @@ def test_gateways_add_metrics_to_one_step_that_expires(control: Control) -> None
     for _ in range(2):
         assert control.run(scripts.record_metrics({"underruns": 2}, {"running:lm": 5})) == "ok"
     steps = list(control.client.keys(keys.PREFIX + "series:*"))  # pyright: ignore[reportGeneralTypeIssues]
-    told = [control.client.hgetall(key) for key in steps]
-    assert sum(int(fields.get(b"underruns", 0)) for fields in told) == 4  # pyright: ignore[reportAttributeAccessIssue]
-    assert {fields[b"running:lm"] for fields in told if b"running:lm" in fields} == {b"5"}  # pyright: ignore[reportGeneralTypeIssues]
+    series = [control.client.hgetall(key) for key in steps]
+    assert sum(int(fields.get(b"underruns", 0)) for fields in series) == 4  # pyright: ignore[reportAttributeAccessIssue]
+    assert {fields[b"running:lm"] for fields in series if b"running:lm" in fields} == {b"5"}  # pyright: ignore[reportGeneralTypeIssues]
     assert all(0 < control.client.ttl(key) <= 1000 for key in steps)

@@ -1,4 +1,4 @@
-"""A task that people take back is granted anew, whoever had it, and only if it is still what they saw; nobody died over it."""
+"""A redelivered task is granted again only if it is unchanged since it was read; no death is counted for it."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from tests.harness import answer, collected, fake_spec, gateway, thread_fleet
 from tests.support import stream_entries
 
 
-def take_back(control: Control, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE) -> str:
+def redeliver(control: Control, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE) -> str:
     return control.run(scripts.redeliver(request, stage, Epoch(epoch)))
 
 
@@ -27,14 +27,14 @@ def notices(control: Control) -> list[dict[bytes, bytes]]:
 def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Control) -> None:
     epoch = control.own()
     assert control.append(epoch) == "ok"
-    assert take_back(control, epoch) == "ok"
+    assert redeliver(control, epoch) == "ok"
     assert control.append(epoch, 1) == "stale", "the old owner writes no more"
     task = control.task()
     assert (task["state"], task["owner"], task.get("deaths", "0")) == ("lost", "", "0")
     assert control.client.scard(keys.worker_tasks(WORKER)) == 0
     (notice,) = notices(control)
     assert int(notice[b"e"]) == control.epoch() > epoch
-    (lost,) = control.told(TaskLost)
+    (lost,) = control.events_of(TaskLost)
     assert isinstance(lost, TaskLost) and lost.deaths == 0 and not lost.alone
     again = control.own()
     assert control.append(again, 1) == "ok"
@@ -43,33 +43,33 @@ def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Contro
 def test_redeliver_removes_a_granted_task_from_the_queue(control: Control) -> None:
     assert control.grant(control.epoch()) == "ok"
     old = control.epoch()
-    assert take_back(control, old) == "ok"
+    assert redeliver(control, old) == "ok"
     assert control.client.xlen(keys.role(ROLE)) == 0 and control.claim(old) == "stale" and notices(control) == []
 
 
 def test_redeliver_at_a_stale_epoch_is_refused(control: Control) -> None:
-    assert take_back(control) == "pending", "nobody has it"
+    assert redeliver(control) == "pending", "no worker owns it"
     old = control.own()
     control.kill()
-    assert take_back(control, old) == "stale"
-    assert take_back(control) == "lost"
+    assert redeliver(control, old) == "stale"
+    assert redeliver(control) == "lost"
     control.register(WORKER)
     epoch = control.own()
     assert control.append(epoch, finish=True) == "ok"
-    assert take_back(control, epoch) == "finished"
-    assert take_back(control, stage=StageName("none")) == "no_task"
+    assert redeliver(control, epoch) == "finished"
+    assert redeliver(control, stage=StageName("none")) == "no_task"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "the client left", KEEP))
-    assert take_back(control) == "ended"
-    assert take_back(control, request=RequestId("req-2")) == "unknown"
+    assert redeliver(control) == "ended"
+    assert redeliver(control, request=RequestId("req-2")) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
     assert not any("revoked" in text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
 
 
-async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
-    """The second time, with what was seen before the first, is refused."""
-    story = await client.telemetry.trace(request)
-    assert story is not None
-    seen = next(task for task in story.tasks if task.stage == stage)
+async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
+    """Redeliver the stage's task; a second call with the same epoch is refused."""
+    trace = await client.telemetry.trace(request)
+    assert trace is not None
+    seen = next(task for task in trace.tasks if task.stage == stage)
     if seen.state == "running":
         await client.operations.redeliver(request, stage, seen.epoch)
         with pytest.raises(Conflict, match=r"granted again|no worker has it"):
@@ -77,7 +77,7 @@ async def take_back_twice(client: FleetClient, request: RequestId, stage: StageN
 
 
 async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
-    """Each stage is taken back once while it runs; with one worker a role, it is also the one that gets it again."""
+    """Each stage is redelivered once while it runs; with one worker per role, the same worker receives it again."""
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             plain = fake_spec(fleet, num_tokens=60)
@@ -86,16 +86,16 @@ async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -
             stream = await client.requests.submit(spec, None)
             begun = await anext(aiter(stream))
             for stage in fleet.config.graph_declaration().stages:
-                await take_back_twice(client, spec.id, stage.name)
+                await redeliver_twice(client, spec.id, stage.name)
             rest = await asyncio.wait_for(collected(stream, spec), 60)
             tensor = next(iter(begun.tensors.values()))
             assert tensor.data is not None
             first = np.frombuffer(tensor.data, tensor.dtype)
-            heard = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
-            assert all(np.array_equal(heard[edge], expected[edge]) for edge in spec.outputs)
-            story = await client.telemetry.trace(spec.id)
-            assert story is not None and "revoked" in {mark.detail for mark in story.marks}
-            assert all(task.deaths == 0 for task in story.tasks)
+            received = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
+            assert all(np.array_equal(received[edge], expected[edge]) for edge in spec.outputs)
+            trace = await client.telemetry.trace(spec.id)
+            assert trace is not None and "revoked" in {mark.detail for mark in trace.marks}
+            assert all(task.deaths == 0 for task in trace.tasks)
 
 
 async def test_refused_redelivery_names_its_cause(redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""A task that is to run alone is kept by one worker until that can claim it, for as long as its grant stands."""
+"""A task that is to run alone is reserved by one worker until that worker can claim it, for as long as its grant stands."""
 
 from typing import cast
 
@@ -18,13 +18,13 @@ def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = N
     return control.run(scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch()))
 
 
-def kept(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
+def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
     return cast("set[bytes]", control.client.smembers(keys.worker_tasks(worker)))
 
 
 @pytest.fixture
 def granted(control: Control) -> Control:
-    """To run alone; two workers of the role are there."""
+    """A task granted to run alone, and two workers of its role."""
     control.register(OTHER)
     assert control.grant(control.epoch(), alone=True) == "ok"
     return control
@@ -32,20 +32,20 @@ def granted(control: Control) -> Control:
 
 def test_reserved_task_is_claimed_only_by_its_worker(granted: Control) -> None:
     assert [reserve(granted), reserve(granted), reserve(granted, OTHER)] == ["ok", "ok", "stale"]
-    assert stream_entries(granted.client, keys.role(ROLE)) == [], "it waits for nobody else"
-    assert kept(granted) == {f"{REQUEST}|{STAGE}".encode()}
+    assert stream_entries(granted.client, keys.role(ROLE)) == [], "the grant has left the role's stream"
+    assert reserved_tasks(granted) == {f"{REQUEST}|{STAGE}".encode()}
     assert [granted.claim(granted.epoch(), OTHER), granted.claim(granted.epoch())] == ["stale", "ok"]
-    assert reserve(granted) == "stale", "it runs"
+    assert reserve(granted) == "stale", "the task runs"
 
 
 def test_reservation_ends_with_its_grant(granted: Control) -> None:
     old = granted.epoch()
     assert reserve(granted) == "ok"
     assert granted.grant(old, alone=True) == "ok"
-    assert reserve(granted, epoch=old) == "stale" and kept(granted) == set()
+    assert reserve(granted, epoch=old) == "stale" and reserved_tasks(granted) == set()
     assert reserve(granted, OTHER) == "ok"
     granted.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
-    assert reserve(granted, OTHER) == "ended" and kept(granted, OTHER) == set()
+    assert reserve(granted, OTHER) == "ended" and reserved_tasks(granted, OTHER) == set()
 
 
 def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(granted: Control) -> None:
@@ -57,16 +57,18 @@ def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a
     assert granted.run(scripts.order(OTHER, "drain")) == "ok"
     assert granted.grant(granted.epoch(), alone=True) == "ok"
     assert reserve(granted, OTHER) == "draining"
-    assert [(event.deaths, event.alone) for event in granted.told(TaskLost) if isinstance(event, TaskLost)] == [(0, False)] * 2
+    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost) if isinstance(event, TaskLost)] == [
+        (0, False)
+    ] * 2
 
 
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
 def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, redis_url: str) -> None:
     with connect(redis_url) as client:
         assert reserve(granted) == "ok"
-        assert is_nobodys(client, REQUEST, STAGE), "the other one idles"
+        assert is_nobodys(client, REQUEST, STAGE), "the other worker is idle"
         client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
         assert not is_nobodys(client, REQUEST, STAGE)
         client.delete(keys.worker_tasks(OTHER))
         assert granted.run(scripts.order(OTHER, "drain")) == "ok"
-        assert not is_nobodys(client, REQUEST, STAGE), "that one takes nothing"
+        assert not is_nobodys(client, REQUEST, STAGE), "the other worker is draining"

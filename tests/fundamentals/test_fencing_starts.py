@@ -1,4 +1,4 @@
-"""Announced starts and lost workers: who is expected, by the one rule that admission and the conductor ask."""
+"""Announced starts and lost workers: the one rule by which admission and the conductor expect workers."""
 
 from typing import cast
 
@@ -13,11 +13,11 @@ from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, 
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
 KEEPER, LOADING = "test:1", "test:2"
-"""`LOADING` is the place of `OTHER`."""
+"""`LOADING` is the place of worker `OTHER`."""
 MAX_FAILED_STARTS = 3
 
 
-def expected(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
+def read_availability(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
     """Return (admits new requests, keeps those in flight, number of starting workers) of the role."""
     reply = run(control.client, scripts.availability(grace_us, [ROLE]))
     ((admits, keeps, starting),) = cast("list[tuple[bytes, bytes, int]]", reply)
@@ -28,7 +28,7 @@ def announce(control: Control, place: str, *, instead_of: str = "") -> str:
     return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
 
 
-def keep(
+def announce_by_keeper(
     control: Control, *, former: str = "", child: str = "", begins_us: int = 0, number: int = 1, stopped: bool = False
 ) -> str:
     call = scripts.announce_start(
@@ -37,11 +37,11 @@ def keep(
     return control.run(call)
 
 
-def tries(control: Control) -> int:
+def num_starts(control: Control) -> int:
     return int(text(control.client.hget(keys.availability(ROLE), "tries")) or "0")
 
 
-def lapse(control: Control, place: str) -> None:
+def expire_start(control: Control, place: str) -> None:
     control.client.hset(keys.availability(ROLE), f"start:{place}", 1)
 
 
@@ -53,33 +53,33 @@ def submit(control: Control, request: str, *roles: str, grace_us: int = GRACE_US
 
 
 def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
-    assert expected(control) == (True, True, 0)
+    assert read_availability(control) == (True, True, 0)
     control.kill()
-    assert expected(control) == (True, True, 0)
-    assert expected(control, grace_us=0) == (False, False, 0)
+    assert read_availability(control) == (True, True, 0)
+    assert read_availability(control, grace_us=0) == (False, False, 0)
     assert submit(control, "req-2", ROLE)[0] == "ok"
     assert submit(control, "req-3", ROLE, grace_us=0) == ["no_worker", "5000000", ROLE]
-    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "what is refused is not written"
+    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "a refused request is not written"
     control.client.hset(keys.availability(ROLE), "lost_us", 1)
-    assert expected(control) == (False, False, 0)
+    assert read_availability(control) == (False, False, 0)
 
 
 def test_lapsed_unfenced_worker_is_expected_from_its_deadline(control: Control) -> None:
     seconds, _ = control.client.time()
     control.client.zadd(keys.WORKERS, {WORKER: (seconds - 5) * 1e6})
-    assert [expected(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
+    assert [read_availability(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
 
 
 @pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
 def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(control: Control, orders: list[WorkerOrder]) -> None:
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
-    assert expected(control) == (False, True, 0)
+    assert read_availability(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
-    assert expected(control) == (False, True, 0)
+    assert read_availability(control) == (False, True, 0)
     assert control.run(scripts.fence_worker("", WORKER)) == "ok"
-    assert expected(control) == (False, True, 0)
+    assert read_availability(control) == (False, True, 0)
     control.client.hset(keys.availability(ROLE), "left_us", 1)
-    assert expected(control) == (False, False, 0)
+    assert read_availability(control) == (False, False, 0)
 
 
 @pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
@@ -87,7 +87,7 @@ def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(contr
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
     for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
         assert control.run(leave) == "ok"
-        assert expected(control) == (True, True, 0)
+        assert read_availability(control) == (True, True, 0)
     assert submit(control, "req-2", ROLE)[0] == "ok"
     assert submit(control, "req-3", ROLE, grace_us=0)[0] == "no_worker"
 
@@ -97,7 +97,7 @@ def test_drained_replica_does_not_hide_a_lost_replica(control: Control) -> None:
     assert control.run(scripts.order(OTHER, "drain")) == "ok"
     for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
         assert control.run(leave) == "ok"
-        assert expected(control) == (True, True, 0)
+        assert read_availability(control) == (True, True, 0)
 
 
 def test_role_that_never_had_a_worker_is_refused(control: Control) -> None:
@@ -113,14 +113,14 @@ def test_stale_gateway_is_refused_before_roles_are_checked(control: Control) -> 
 def test_announced_start_counts_until_its_lease_lapses_or_it_ends(control: Control) -> None:
     assert announce(control, LOADING) == "ok"
     control.kill()
-    assert expected(control, grace_us=0) == (True, True, 1)
-    lapse(control, LOADING)
-    assert expected(control, grace_us=0) == (False, False, 0)
+    assert read_availability(control, grace_us=0) == (True, True, 1)
+    expire_start(control, LOADING)
+    assert read_availability(control, grace_us=0) == (False, False, 0)
     assert announce(control, LOADING) == "ok"
     assert control.run(scripts.end_start(ROLE, LOADING)) == "ok"
-    assert expected(control, grace_us=0) == (False, False, 0)
+    assert read_availability(control, grace_us=0) == (False, False, 0)
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=7_000_000)) == "unknown"
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late word changed nothing"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late report changed nothing"
 
 
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
@@ -128,21 +128,21 @@ def test_times_far_in_the_future_are_ignored(control: Control, field: str) -> No
     control.kill()
     seconds, _ = control.client.time()
     control.client.hset(keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 3600) * 1_000_000})
-    assert expected(control) == (False, False, 0)
+    assert read_availability(control) == (False, False, 0)
 
 
 def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(control: Control) -> None:
     control.kill()
-    assert keep(control) == "ok"
+    assert announce_by_keeper(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
-    assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
-    assert keep(control, child=LOADING) == "begun"
+    assert (num_starts(control), read_availability(control, grace_us=0)) == (1, (True, True, 1))
+    assert announce_by_keeper(control, child=LOADING) == "begun"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
     assert control.register(OTHER) == "ok"
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=2_500_000)) == "ok"
-    assert keep(control, child=LOADING) == "begun"
+    assert announce_by_keeper(control, child=LOADING) == "begun"
     control.kill(OTHER)
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "a start took so long"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "the last start took this long"
 
 
 @pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
@@ -152,21 +152,21 @@ def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(control: Cont
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
         if "keeper" in announced_by:
-            assert keep(control, former=former, begins_us=9_000_000, number=number) == "ok"
+            assert announce_by_keeper(control, former=former, begins_us=9_000_000, number=number) == "ok"
         if "itself" in announced_by:
             former = f"test:{number + 10}"
             assert announce(control, former, instead_of=KEEPER) == "ok"
-        counted.append(expected(control, grace_us=0)[0])
+        counted.append(read_availability(control, grace_us=0)[0])
         if announced_by == "itself":
-            lapse(control, former)
+            expire_start(control, former)
     assert counted == [True] * MAX_FAILED_STARTS + [False] * 2
     if "keeper" in announced_by:
         retry_us = int(submit(control, "req-2", ROLE, grace_us=0)[1])
-        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, and as long as one takes"
+        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, plus the duration of a start"
     assert control.register(OTHER) == "ok"
     control.kill(OTHER)
     announce(control, LOADING)
-    assert expected(control, grace_us=0)[:2] == (True, True)
+    assert read_availability(control, grace_us=0)[:2] == (True, True)
 
 
 def test_failed_starts_are_bounded_per_configured_worker(control: Control) -> None:
@@ -174,8 +174,8 @@ def test_failed_starts_are_bounded_per_configured_worker(control: Control) -> No
     counted: list[bool] = []
     for number in range(2 * MAX_FAILED_STARTS + 1):
         assert control.run(scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=2)) == "ok"
-        counted.append(expected(control, grace_us=0)[0])
-        lapse(control, f"test:{number + 10}")
+        counted.append(read_availability(control, grace_us=0)[0])
+        expire_start(control, f"test:{number + 10}")
     assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
 
 
@@ -191,7 +191,7 @@ def test_restarted_redis_assumes_roles_served_and_keeps_later_losses(control: Co
 
 def test_process_with_a_similar_place_is_not_mistaken_for_the_child(control: Control) -> None:
     assert control.register(WorkerId("lm@test:22:c")) == "ok"
-    assert keep(control, child=LOADING) == "ok"
+    assert announce_by_keeper(control, child=LOADING) == "ok"
 
 
 @pytest.mark.parametrize("stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"])
@@ -200,53 +200,53 @@ def test_stopped_starts_are_not_counted_as_failed(control: Control, stopped_by: 
     for number in range(MAX_FAILED_STARTS + 2):
         loading = f"test:{number + 10}"
         if "keeper" in stopped_by:
-            assert keep(control, number=number) == "ok"
+            assert announce_by_keeper(control, number=number) == "ok"
         if stopped_by != "its keeper, before it runs":
             assert announce(control, loading, instead_of=KEEPER) == "ok"
-        assert expected(control, grace_us=0) == (True, True, 1)
+        assert read_availability(control, grace_us=0) == (True, True, 1)
         if stopped_by == "itself":
             assert control.run(scripts.end_start(ROLE, loading)) == "ok"
         else:
             assert control.run(scripts.end_start(ROLE, KEEPER, child=loading)) == "ok"
-        assert (tries(control), expected(control, grace_us=0)) == (0, (False, False, 0))
+        assert (num_starts(control), read_availability(control, grace_us=0)) == (0, (False, False, 0))
 
 
-def test_stopped_process_is_no_failed_start_of_its_keeper(control: Control) -> None:
+def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(control: Control) -> None:
     control.kill()
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
-        assert keep(control, former=former, number=number, stopped=True) == "ok"
+        assert announce_by_keeper(control, former=former, number=number, stopped=True) == "ok"
         former = f"test:{number + 10}"
         assert announce(control, former, instead_of=KEEPER) == "ok"
-        assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+        assert (num_starts(control), read_availability(control, grace_us=0)) == (1, (True, True, 1))
 
 
 def test_leaving_worker_does_not_reset_failed_starts_of_another(control: Control) -> None:
-    assert keep(control) == "ok"
+    assert announce_by_keeper(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
     assert control.register(OTHER) == "ok"
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=1)) == "ok"
     assert announce(control, "test:10") == "ok"
     assert control.run(scripts.end_start(ROLE, "test:10", failed=True)) == "ok"
     assert control.run(scripts.end_start(ROLE, KEEPER, child=LOADING)) == "unknown"
-    assert tries(control) == 1
+    assert num_starts(control) == 1
 
 
 def test_repeated_announcement_of_a_start_counts_once(control: Control) -> None:
     control.kill()
     for _ in range(MAX_FAILED_STARTS + 1):
-        assert keep(control, number=1) == "ok"
-    assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+        assert announce_by_keeper(control, number=1) == "ok"
+    assert (num_starts(control), read_availability(control, grace_us=0)) == (1, (True, True, 1))
 
 
-@pytest.mark.parametrize("forgotten_by", ["a new keeper", "the minute since", "none"])
-def test_failed_starts_are_reset_without_an_announced_start(control: Control, forgotten_by: str) -> None:
+@pytest.mark.parametrize("reset_by", ["a new keeper", "a minute without starts", "none"])
+def test_failed_starts_are_reset_without_an_announced_start(control: Control, reset_by: str) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS):
         assert announce(control, f"test:{number + 10}") == "ok"
         assert control.run(scripts.end_start(ROLE, f"test:{number + 10}", failed=True)) == "ok"
-    if forgotten_by == "the minute since":
+    if reset_by == "a minute without starts":
         seconds, _ = control.client.time()
         control.client.hset(keys.availability(ROLE), "tried_us", (seconds - 61) * 1_000_000)
-    assert keep(control) if forgotten_by == "a new keeper" else announce(control, LOADING)
-    assert expected(control, grace_us=0)[0] == (forgotten_by != "none")
+    assert announce_by_keeper(control) if reset_by == "a new keeper" else announce(control, LOADING)
+    assert read_availability(control, grace_us=0)[0] == (reset_by != "none")

@@ -1,4 +1,4 @@
-"""A voice session has one holder at a time: whoever takes it ends the right of whoever had it."""
+"""A voice session has one holder at a time: a new holder ends the right of the former one."""
 
 from typing import cast
 
@@ -19,22 +19,22 @@ def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int,
     return (int(text(answer[0])), pairs(answer[2])) if answer else None
 
 
-def keep(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
+def save(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
     return control.run(scripts.save_voice("sess_1", epoch, KEEP_MS, fields, gone))
 
 
 def test_voice_session_passes_to_its_next_holder_and_refuses_the_first(control: Control) -> None:
-    assert hold(control, FIRST) is None, "there is none yet"
+    assert hold(control, FIRST) is None, "the session does not exist yet"
     held = hold(control, FIRST, new=True)
-    assert held is not None and hold(control, FIRST, new=True) is None, "a name is taken once"
-    assert keep(control, held[0], {"state": b"a", "clip:1": b"b"}) == "ok"
-    assert keep(control, held[0], {"state": b"c"}, ("clip:1",)) == "ok"
-    taken = hold(control, OTHER)
-    assert taken is not None and taken[0] > held[0]
-    assert taken[1]["state"] == b"c" and "clip:1" not in taken[1] and taken[1]["holder"] == OTHER.encode()
-    assert keep(control, held[0], {"state": b"late"}) == "stale"
+    assert held is not None and hold(control, FIRST, new=True) is None, "a session id is opened once"
+    assert save(control, held[0], {"state": b"a", "clip:1": b"b"}) == "ok"
+    assert save(control, held[0], {"state": b"c"}, ("clip:1",)) == "ok"
+    next_held = hold(control, OTHER)
+    assert next_held is not None and next_held[0] > held[0]
+    assert next_held[1]["state"] == b"c" and "clip:1" not in next_held[1] and next_held[1]["holder"] == OTHER.encode()
+    assert save(control, held[0], {"state": b"late"}) == "stale"
     assert control.run(scripts.end_voice("sess_1", held[0])) == "stale"
-    assert keep(control, taken[0], {"view": b"x"}) == "ok"
+    assert save(control, next_held[0], {"view": b"x"}) == "ok"
     assert hold(control, FIRST) is not None
 
 
@@ -42,7 +42,7 @@ def test_ended_voice_session_is_unknown_to_all_gateways(control: Control) -> Non
     held = hold(control, FIRST, new=True)
     assert held is not None
     assert control.run(scripts.end_voice("sess_1", None)) == "ok", "the API needs no epoch"
-    assert keep(control, held[0], {"state": b"late"}) == "stale" and hold(control, OTHER) is None
+    assert save(control, held[0], {"state": b"late"}) == "stale" and hold(control, OTHER) is None
     assert control.run(scripts.end_voice("sess_1", None)) == "stale"
 
 

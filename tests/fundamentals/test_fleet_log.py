@@ -1,4 +1,4 @@
-"""Deaths, dead letters, drains and refusals are lines of the fleet's log: once per fact, with worker, stage and request."""
+"""Deaths, dead letters, drains and refusals are lines of the fleet's log: one per event, with worker, stage and request."""
 
 import asyncio
 from typing import cast
@@ -22,7 +22,7 @@ from tests.harness import collected, fake_spec, gateway, thread_fleet
 
 
 def lines(client: redis.Redis, level: str = "") -> list[LogLine]:
-    """The lines that scripts wrote, of one level or of all, the oldest first."""
+    """Return the lines written by scripts, of one level or of all, oldest first."""
     entries = cast("list[tuple[bytes, object]]", client.xrange(keys.LOGS))
     found = [line_of(text(entry), pairs(raw)) for entry, raw in entries]
     return [line for line in found if line.logger == "fleet.control" and level in ("", line.level)]
@@ -90,15 +90,15 @@ def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control
         assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
     ordered, drained = lines(control.client)
     assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
-    assert drained.message == f"worker {WORKER} is drained: it holds nothing and takes nothing new"
+    assert drained.message == f"worker {WORKER} is drained: it holds no tasks and accepts none"
     assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {("info", WORKER, STAGE)}
     assert control.run(scripts.order(WORKER, "drain")) == "ok"
     assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
     for order in ("resume", "resume", "drain"):
         assert control.run(scripts.order(WORKER, order)) == "ok"
     assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
-    again = [line.message.partition(";")[0].removeprefix(f"worker {WORKER} is ") for line in lines(control.client)[2:]]
-    assert again == ["ordered to resume", "ordered to drain", "drained: it holds nothing and takes nothing new"]
+    later_messages = [line.message.partition(";")[0].removeprefix(f"worker {WORKER} is ") for line in lines(control.client)[2:]]
+    assert later_messages == ["ordered to resume", "ordered to drain", "drained: it holds no tasks and accepts none"]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -144,10 +144,10 @@ async def test_refusal_for_a_missing_worker_is_one_warning_and_hides_no_other(
             fields = fields_of(warning, Labels("web", client.id))
             assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
             assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
-            written = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
-            await client.requests.submit(written[0], None)
+            text_specs = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
+            await client.requests.submit(text_specs[0], None)
             with pytest.raises(Overloaded):
-                await client.requests.submit(written[1], None)
+                await client.requests.submit(text_specs[1], None)
             (line,) = lines(fleet.clients[0])
             assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 
@@ -165,7 +165,7 @@ def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -
 
 
 async def test_log_of_a_request_contains_the_death_of_its_worker(redis_url: str) -> None:
-    """With a conductor and workers at work: whichever of them see a death, it is one line, and the answers are whole."""
+    """With a live conductor and workers, a death is one line however many processes detect it, and the answers are complete."""
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2") as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]

@@ -1,4 +1,4 @@
-"""The mirror of the interleaving check answers as the scripts do: the same random calls on both, compared after each."""
+"""The mirror of the interleaving check replies as the scripts do: the same random calls on both, compared after each."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from fleet.core import events as ev
 from fleet.core.chunk import Chunk, Location, TensorRef, decode_location
 from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, R, Scripts, Store, Task
+from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, MirrorTask, R, Scripts, Store
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
 WORKERS = (("A0", PRODUCER), ("B0", PRODUCER), ("c0", CONSUMER))
@@ -26,7 +26,7 @@ UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
 class Twins:
-    """The same request in Redis and in the mirror. `epochs` translates: by stage, the mirror's epoch to Redis's."""
+    """The same request in Redis and in the mirror. `epochs` maps, by stage, the mirror's epoch to that of Redis."""
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
         client.flushdb()
@@ -40,11 +40,11 @@ class Twins:
         self.store = Store(SIZES, listed=frozenset(w for w, _ in WORKERS), events=(submitted,))
         self.epochs = [{0: 0}, {0: 0}]
 
-    def both(self, answer: Answer, call: scripts.Call) -> None:
+    def call_both(self, answer: Answer, call: scripts.Call) -> None:
         self.store, mirrored = answer
         reply = run(self.client, call)
-        said = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
-        assert said == mirrored, f"{call}: Redis says {said}, the mirror {mirrored}"
+        replied = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        assert replied == mirrored, f"{call}: Redis replies {replied}, the mirror {mirrored}"
         self.compare(str(call))
 
     def compare(self, after: str) -> None:
@@ -58,9 +58,9 @@ class Twins:
                 "owner": fields.get("owner", ""),
                 "produced": int(fields.get(f"produced:{EDGES[stage]}", 0)),
                 "consumed": int(fields.get(f"consumed:{middle}", 0)),
-                "rested": int(fields.get(f"idle_consumed:{middle}", 0)),
+                "idle_consumed": int(fields.get(f"idle_consumed:{middle}", 0)),
                 "deaths": int(fields.get("deaths", 0)),
-                "made_at_death": int(fields.get("produced_at_death", -1)),
+                "produced_at_death": int(fields.get("produced_at_death", -1)),
                 "alone": fields.get("alone", "") == "1",
                 "died_alone": fields.get("died_alone", "") == "1",
                 "log": self.client.xlen(keys.edge(R, EDGES[stage])),
@@ -79,54 +79,54 @@ class Twins:
             assert self.inboxes() == self.store.notices, after
         for stage, task in enumerate(self.store.tasks):
             offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "confirmed_epoch"])
-            taken = str(self.epochs[stage][task.taken]) if task.taken else ""
-            assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, taken], after
+            confirmed = str(self.epochs[stage][task.confirmed_epoch]) if task.confirmed_epoch else ""
+            assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, confirmed], after
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
-        told = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
-        assert list(map(gist, told)) == list(map(gist, self.store.events)), after
+        events = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
+        assert list(map(without_epoch, events)) == list(map(without_epoch, self.store.events)), after
 
     def inboxes(self) -> set[tuple[str, str]]:
-        """What workers are told that they cannot learn from an answer: a task to drop, blocks that were taken."""
-        told: set[tuple[str, str]] = set()
+        """Inbox entries that the mirror models: a task to drop ("x"), blocks that were imported ("f")."""
+        notices: set[tuple[str, str]] = set()
         for worker, _ in WORKERS:
             lines = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.inbox(WorkerId(worker))))
-            told |= {(worker, text(fields[b"k"])) for _, fields in lines}
-        return {(worker, kind) for worker, kind in told if kind in ("x", "f")}
+            notices |= {(worker, text(fields[b"k"])) for _, fields in lines}
+        return {(worker, kind) for worker, kind in notices if kind in ("x", "f")}
 
     def real(self, stage: int, epoch: int) -> Epoch:
         return Epoch(self.epochs[stage].get(epoch, 1))
 
-    def any_epoch(self, stage: int) -> int:
-        """Mostly the task's own, sometimes an older one."""
+    def random_epoch(self, stage: int) -> int:
+        """Mostly the task's own epoch, sometimes an older one."""
         now = self.store.tasks[stage].epoch
         return now if self.rng.random() < 0.75 else self.rng.choice(sorted(self.epochs[stage]))
 
-    def any_call(self) -> Callable[[], None]:
-        often = [self.grant, self.claim, self.append] * 3
-        seldom = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.client_takes, self.end]
-        seldom += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.rest]
-        return self.rng.choice([*often, *seldom])
+    def random_call(self) -> Callable[[], None]:
+        frequent = [self.grant, self.claim, self.append] * 3
+        rare = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.ack_by_client, self.end]
+        rare += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.report_idle]
+        return self.rng.choice([*frequent, *rare])
 
     def grant(self) -> None:
         stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
-        epoch, leads = self.any_epoch(stage), self.rng.random() < 0.9
+        epoch, leads = self.random_epoch(stage), self.rng.random() < 0.9
         role = RoleName(STAGES[stage])
         call = scripts.grant(
             self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone, remake=remake
         )
         term = self.store.term + (not leads)
-        self.both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
+        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
 
     def claim(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        epoch = self.any_epoch(stage)
+        epoch = self.random_epoch(stage)
         role = RoleName(STAGES[stage])
         call = scripts.claim(WorkerId(worker), role, "0-1", R, STAGES[stage], self.real(stage, epoch), INPUTS[stage])
-        self.both(self.mirror.claim(self.store, worker, stage, epoch), call)
+        self.call_both(self.mirror.claim(self.store, worker, stage, epoch), call)
 
     def append(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        epoch, index, finish = self.any_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
+        epoch, index, finish = self.random_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
         chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
         location = place(worker) if stage == PRODUCER else {}
         item = scripts.Append(
@@ -138,84 +138,86 @@ class Twins:
         self.compare(f"append {worker} {stage} {epoch} {index} {finish}")
 
     def relocate(self) -> None:
-        worker, epoch, index = self.rng.choice("AB") + "0", self.any_epoch(PRODUCER), self.rng.randrange(3)
+        worker, epoch, index = self.rng.choice("AB") + "0", self.random_epoch(PRODUCER), self.rng.randrange(3)
         moved = scripts.Relocation(
             request=R, stage=STAGES[PRODUCER], epoch=self.real(PRODUCER, epoch), edge=EDGES[PRODUCER],
             consumer=STAGES[CONSUMER], index=index, location=place(worker),
         )  # fmt: skip
-        self.both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
+        self.call_both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
 
     def consume(self) -> None:
-        epoch, consumed = self.any_epoch(CONSUMER), self.rng.randrange(3)
+        epoch, consumed = self.random_epoch(CONSUMER), self.rng.randrange(3)
         ack = scripts.Ack(
             request=R, stage=STAGES[CONSUMER], epoch=self.real(CONSUMER, epoch), edge=EDGES[PRODUCER], consumed=consumed,
             producer=STAGES[PRODUCER],
         )  # fmt: skip
-        self.both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
+        self.call_both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
 
-    def rest(self) -> None:
-        epoch, taken = self.any_epoch(CONSUMER), self.rng.randrange(3)
-        call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
-        self.both(self.mirror.rest(self.store, epoch, taken), call)
+    def report_idle(self) -> None:
+        epoch, consumed = self.random_epoch(CONSUMER), self.rng.randrange(3)
+        call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: consumed})
+        self.call_both(self.mirror.report_idle(self.store, epoch, consumed), call)
 
-    def client_takes(self) -> None:
+    def ack_by_client(self) -> None:
         raw = text(self.client.hget(keys.task(R, CLIENT), "epoch"))
         ack = scripts.Ack(
             request=R, stage=CLIENT, epoch=Epoch(int(raw)), edge=EDGES[CONSUMER], consumed=SIZES[CONSUMER],
             producer=STAGES[CONSUMER], delivered=True,
         )  # fmt: skip
-        self.both(self.mirror.ack_by_client(self.store, SIZES[CONSUMER]), scripts.ack([ack]))
+        self.call_both(self.mirror.ack_by_client(self.store, SIZES[CONSUMER]), scripts.ack([ack]))
 
     def lose(self) -> None:
-        epoch = self.any_epoch(CONSUMER)
+        epoch = self.random_epoch(CONSUMER)
         call = scripts.lose_tensors(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), STAGES[PRODUCER])
-        self.both(self.mirror.lose_tensors(self.store, epoch), call)
+        self.call_both(self.mirror.lose_tensors(self.store, epoch), call)
 
     def hand_off(self) -> None:
-        """To the same role, so that any worker of the stage may claim it."""
+        """Hand off to the same role, so that any worker of the stage may claim the task."""
         worker, stage = self.rng.choice(WORKERS)
-        epoch, role = self.any_epoch(stage), RoleName(STAGES[stage])
+        epoch, role = self.random_epoch(stage), RoleName(STAGES[stage])
         call = scripts.hand_off(R, STAGES[stage], self.real(stage, epoch), WorkerId(worker), role, num_rows=1, data=b"blocks")
-        self.both(self.mirror.hand_off(self.store, worker, stage, epoch, role), call)
+        self.call_both(self.mirror.hand_off(self.store, worker, stage, epoch, role), call)
 
     def confirm(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
-        self.both(self.mirror.confirm(self.store, stage, epoch), scripts.confirm(R, STAGES[stage], self.real(stage, epoch)))
+        epoch = self.random_epoch(stage)
+        self.call_both(self.mirror.confirm(self.store, stage, epoch), scripts.confirm(R, STAGES[stage], self.real(stage, epoch)))
 
     def release(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
-        self.both(self.mirror.release(self.store, worker, stage), scripts.release(R, STAGES[stage], WorkerId(worker)))
+        self.call_both(self.mirror.release(self.store, worker, stage), scripts.release(R, STAGES[stage], WorkerId(worker)))
 
     def lose_task(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
-        self.both(self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch)))
+        epoch = self.random_epoch(stage)
+        self.call_both(
+            self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch))
+        )
 
     def fail(self) -> None:
         stage = self.rng.randrange(2)
-        epoch = self.any_epoch(stage)
+        epoch = self.random_epoch(stage)
         real = self.real(stage, epoch)
         fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=real, code="engine_error", message="")
-        self.both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
+        self.call_both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
 
     def fence(self) -> None:
-        """Late or not; a fenced worker joins again at once."""
+        """Fence a late or a live worker; it registers again immediately."""
         worker, stage = self.rng.choice(WORKERS)
         if self.rng.random() < 0.7:
             self.client.zadd(keys.WORKERS, {worker: 1})
             self.store = self.store._replace(late=self.store.late | {worker})
         fenced = self.mirror.fence_worker(self.store, self.store.term, worker)
-        self.both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
+        self.call_both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
         run(self.client, scripts.register(WorkerId(worker), STAGES[stage], HOUR_US, {"kind": "test"}))
         self.store = self.store._replace(listed=self.store.listed | {worker})
 
     def end(self) -> None:
-        """Rarely; nothing is accepted afterwards."""
+        """End the request, rarely, since no later call is accepted."""
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
             call = scripts.end_request(self.leader, R, state, "", "", None, KEEP)
-            self.both(self.mirror.end_request(self.store, self.store.term, state), call)
+            self.call_both(self.mirror.end_request(self.store, self.store.term, state), call)
 
 
 def place(worker: str) -> Location:
@@ -223,33 +225,33 @@ def place(worker: str) -> Location:
     return {"rows": ref}
 
 
-def gist(event: ev.Event) -> tuple[object, ...]:
-    """An event without its epoch, which the mirror counts otherwise."""
+def without_epoch(event: ev.Event) -> tuple[object, ...]:
+    """Return an event without its epoch, which the mirror numbers differently."""
     return type(event), *(getattr(event, name, None) for name in ("stage", "owner", "deaths", "alone", "state"))
 
 
-def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
-    """Random calls on both twins; which facts and states came of them."""
+def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
+    """Make random calls on both twins; return the events and states that occurred."""
     seen: set[str] = set()
     for seed in range(NUM_WALKS):
         twins = Twins(client, random.Random(seed), mirror)
         for _ in range(NUM_CALLS):
-            twins.any_call()()
-            seen |= {told for task in twins.store.tasks for told in (task.state, task.offer)}
+            twins.random_call()()
+            seen |= {state for task in twins.store.tasks for state in (task.state, task.offer)}
         seen |= {type(event).__name__ for event in twins.store.events}
     return seen
 
 
 def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
     with connect(redis_url) as client:
-        seen = walk(client, Scripts())
+        seen = run_walks(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
 def test_differing_mirror_is_detected(redis_url: str) -> None:
-    class AppendsAtAnyEpoch(Scripts):
-        def may_append(self, task: Task, epoch: int) -> bool:
+    class MirrorAppendsAtAnyEpoch(Scripts):
+        def may_append(self, task: MirrorTask, epoch: int) -> bool:
             return True
 
     class CountsEveryDeath(Scripts):
@@ -258,6 +260,6 @@ def test_differing_mirror_is_detected(redis_url: str) -> None:
 
     with connect(redis_url) as client:
         with pytest.raises(AssertionError, match="stale"):
-            walk(client, AppendsAtAnyEpoch())
+            run_walks(client, MirrorAppendsAtAnyEpoch())
         with pytest.raises(AssertionError, match="deaths"):
-            walk(client, CountsEveryDeath())
+            run_walks(client, CountsEveryDeath())

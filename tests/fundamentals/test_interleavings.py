@@ -1,7 +1,7 @@
-"""Every order of what workers, client and conductor may do: each state is right, and each leads to the request's end.
+"""Every order of moves of workers, client and conductor: each state is valid, and each leads to the request's end.
 
-`interleaving_store` mirrors the scripts, `interleaving_moves` says what can happen next, around the real `step`;
-`interleaving_search` tries all orders. Seeded mistakes show that it can fail.
+`interleaving_store` mirrors the scripts, `interleaving_moves` lists the possible next moves around the real `step`;
+`interleaving_search` tries all orders. Seeded mutations show that the check can fail.
 """
 
 import gc
@@ -16,24 +16,24 @@ from fleet.core import events as ev
 from fleet.graphs import GRAPHS
 from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_search import Broken, Search
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, Scripts, Store, Task
+from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, MirrorTask, Scripts, Store
 from tests.fundamentals.interleaving_world import Budget, World
 
 TWO_PRODUCERS, TWO_CONSUMERS = "ABc", "Acd"
 PRODUCERS, CONSUMERS = "AB", "cd"
-MAKES_TWO, TAKES_TWO, ONE_EACH = (2, 1), (1, 2), (1, 1)
+TWO_FROM_PRODUCER, TWO_FROM_CONSUMER, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 
 @pytest.fixture(autouse=True)
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The graph of the model; and no garbage collection, which would look for cycles in a million tuples that have none."""
+    """Register the model's graph; disable garbage collection, which would look for cycles in a million tuples without any."""
     monkeypatch.setitem(GRAPHS, PAIR.name, PAIR)
     gc.disable()
     yield
     gc.enable()
 
 
-def explored(fleet: Fleet) -> Search:
+def explore(fleet: Fleet) -> Search:
     search = Search(fleet)
     search.run()
     print(f"\n{len(search.worlds)} states, {search.num_moves} moves")
@@ -45,23 +45,23 @@ def explored(fleet: Fleet) -> Search:
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
         pytest.param(Budget(freezes=1, failures=1), id="a worker freezes and wakes, a task fails"),
-        pytest.param(Budget(crashes=1, retold=1, hasty=1), id="the conductor dies, hears events twice, grants hastily"),
+        pytest.param(Budget(crashes=1, repeats=1, early_grants=1), id="the conductor dies, reads events twice, grants early"),
     ],
 )
 def test_producer_recovers_in_every_interleaving(budget: Budget) -> None:
-    search = explored(Fleet(TWO_PRODUCERS, budget, frail=PRODUCERS, sizes=MAKES_TWO))
+    search = explore(Fleet(TWO_PRODUCERS, budget, faulty=PRODUCERS, sizes=TWO_FROM_PRODUCER))
     ends = {world.store.end for world in search.worlds}
     assert ends == {"", "finished", *(["failed"] if budget.failures else [])}
 
 
 def test_deaths_of_a_working_and_a_publishing_worker_are_recovered() -> None:
-    search = explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), frail=PRODUCERS, sizes=ONE_EACH))
+    search = explore(Fleet(TWO_PRODUCERS, Budget(deaths=2), faulty=PRODUCERS, sizes=ONE_EACH))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
-    assert any(was_remade(world) for world in search.worlds)
+    assert any(was_recomputed(world) for world in search.worlds)
 
 
-def was_remade(world: World) -> bool:
-    """Epochs: granted at 1, lost at 2, granted at 3, granted to make tensors again at 4, closed at 5."""
+def was_recomputed(world: World) -> bool:
+    """Epochs: granted at 1, lost at 2, granted at 3, granted to recompute tensors at 4, closed at 5."""
     (producer, _) = world.store.tasks
     return world.store.end == "finished" and producer.epoch >= 5 and producer.deaths > 0
 
@@ -70,53 +70,53 @@ def was_remade(world: World) -> bool:
     "budget",
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
-        pytest.param(Budget(freezes=1, retold=1), id="a worker freezes and wakes, events are told again"),
+        pytest.param(Budget(freezes=1, repeats=1), id="a worker freezes and wakes, events are delivered again"),
     ],
 )
 def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
-    search = explored(Fleet(TWO_CONSUMERS, budget, frail=CONSUMERS, sizes=TAKES_TWO))
+    search = explore(Fleet(TWO_CONSUMERS, budget, faulty=CONSUMERS, sizes=TWO_FROM_CONSUMER))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
 
 
 @pytest.mark.parametrize(
-    ("places", "frail", "sizes", "budget"),
+    ("places", "faulty", "sizes", "budget"),
     [
-        pytest.param("AXc", "AXc", MAKES_TWO, Budget(deaths=1), id="of the producer, any worker dies"),
-        pytest.param("AXc", "AX", MAKES_TWO, Budget(freezes=1), id="of the producer, a half freezes and wakes"),
-        pytest.param("AXc", "", MAKES_TWO, Budget(crashes=1), id="of the producer, the conductor dies"),
-        pytest.param("AXc", "AX", MAKES_TWO, Budget(steps=1), id="of the producer, a step fails as a whole"),
-        pytest.param("Acx", "Acx", TAKES_TWO, Budget(deaths=1), id="of the consumer, any worker dies"),
-        pytest.param("Acx", "cx", TAKES_TWO, Budget(freezes=1), id="of the consumer, a half freezes and wakes"),
+        pytest.param("AXc", "AXc", TWO_FROM_PRODUCER, Budget(deaths=1), id="producer: any worker dies"),
+        pytest.param("AXc", "AX", TWO_FROM_PRODUCER, Budget(freezes=1), id="producer: a half freezes and wakes"),
+        pytest.param("AXc", "", TWO_FROM_PRODUCER, Budget(crashes=1), id="producer: the conductor dies"),
+        pytest.param("AXc", "AX", TWO_FROM_PRODUCER, Budget(steps=1), id="producer: a step fails as a whole"),
+        pytest.param("Acx", "Acx", TWO_FROM_CONSUMER, Budget(deaths=1), id="consumer: any worker dies"),
+        pytest.param("Acx", "cx", TWO_FROM_CONSUMER, Budget(freezes=1), id="consumer: a half freezes and wakes"),
     ],
 )
-def test_hand_off_completes_in_every_interleaving(places: str, frail: str, sizes: tuple[int, int], budget: Budget) -> None:
+def test_hand_off_completes_in_every_interleaving(places: str, faulty: str, sizes: tuple[int, int], budget: Budget) -> None:
     """The producer may be one chunk ahead, so that it waits for a consumer whose input is lost."""
-    search = explored(Fleet(places, budget, frail=frail, sizes=sizes, split=split_of(places), credits=1))
+    search = explore(Fleet(places, budget, faulty=faulty, sizes=sizes, split=split_stage(places), credits=1))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
     assert {"offered", "confirmed", "released"} <= {task.offer for world in search.worlds for task in world.store.tasks}
 
 
-def split_of(places: str) -> int:
+def split_stage(places: str) -> int:
     return PRODUCER if places.startswith("AX") else CONSUMER
 
 
 class GrantsWithoutRaising(Scripts):
-    def raised(self, task: Task, by: str) -> int:
+    def raised(self, task: MirrorTask, by: str) -> int:
         return task.epoch if by == "grant" else super().raised(task, by)
 
 
 class FencesWithoutRaising(Scripts):
-    def raised(self, task: Task, by: str) -> int:
+    def raised(self, task: MirrorTask, by: str) -> int:
         return task.epoch if by == "lose" else super().raised(task, by)
 
 
 class AppendsAtAnyEpoch(Scripts):
-    def may_append(self, task: Task, epoch: int) -> bool:
+    def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return True
 
 
 class AppendsAgain(Scripts):
-    """A chunk that the log holds is written a second time."""
+    """Mutation: a chunk that the log holds is written a second time."""
 
     def append(self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool) -> Answer:
         after, answer = super().append(store, worker, stage, epoch, index, finish=finish)
@@ -126,30 +126,30 @@ class AppendsAgain(Scripts):
         return after.with_task(stage, task._replace(log=(*task.log, index))), "ok"
 
 
-class TakesWhatIsNotOffered(Scripts):
-    """Blocks are taken although their source has left, and may use its pages for something else."""
+class ImportsUnlistedSource(Scripts):
+    """Mutation: blocks are imported although their source has left and may reuse its pages."""
 
-    def may_take(self, store: Store, task: Task) -> bool:
+    def may_take(self, store: Store, task: MirrorTask) -> bool:
         return task.offer == "offered"
 
 
-class LetsItSkip(Scripts):
-    """Whoever took the blocks over is thought to make again what was published before."""
+class ExpectsRecomputation(Scripts):
+    """Mutation: an owner that imported blocks is expected to recompute the chunks published before."""
 
-    def skips(self, task: Task) -> bool:
+    def skips(self, task: MirrorTask) -> bool:
         return False
 
 
-class Forgets(Fleet):
-    """A conductor that does nothing about a lost task."""
+class IgnoresLostTasks(Fleet):
+    """Mutation: a conductor that ignores lost tasks."""
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
         after, commands = step(state, event)
         return after, () if isinstance(event, ev.TaskLost) else commands
 
 
-class CondemnsAtOnce(Fleet):
-    """A conductor that gives a request up at the first death over it."""
+class FailsAtFirstDeath(Fleet):
+    """Mutation: a conductor that fails a request at the first death over it."""
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
         if isinstance(event, ev.TaskLost):
@@ -168,26 +168,26 @@ class CondemnsAtOnce(Fleet):
 )
 def test_mutated_script_is_detected(scripts: type[Scripts], message: str) -> None:
     with pytest.raises(Broken, match=message):
-        explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), scripts(), frail=PRODUCERS))
+        explore(Fleet(TWO_PRODUCERS, Budget(deaths=2), scripts(), faulty=PRODUCERS))
 
 
 def test_import_from_an_unlisted_source_is_detected() -> None:
     with pytest.raises(Broken, match="blocks that are not the request's"):
-        explored(Fleet("AXc", Budget(freezes=1), TakesWhatIsNotOffered(), frail="A", split=PRODUCER))
+        explore(Fleet("AXc", Budget(freezes=1), ImportsUnlistedSource(), faulty="A", split=PRODUCER))
 
 
 def test_skipped_recomputation_of_lost_tensors_is_detected() -> None:
     with pytest.raises(Broken, match="never ends as it should"):
-        explored(Fleet("AXc", Budget(deaths=1), LetsItSkip(), frail="A", split=PRODUCER, credits=1))
+        explore(Fleet("AXc", Budget(deaths=1), ExpectsRecomputation(), faulty="A", split=PRODUCER, credits=1))
 
 
-@pytest.mark.parametrize("fleet", [Forgets, CondemnsAtOnce])
+@pytest.mark.parametrize("fleet", [IgnoresLostTasks, FailsAtFirstDeath])
 def test_mutated_conductor_is_detected(fleet: type[Fleet]) -> None:
     with pytest.raises(Broken, match="never ends as it should"):
-        explored(fleet(TWO_PRODUCERS, Budget(deaths=1), frail=PRODUCERS))
+        explore(fleet(TWO_PRODUCERS, Budget(deaths=1), faulty=PRODUCERS))
 
 
-def test_single_report_of_lost_tensors_may_wait_for_ever() -> None:
-    """The event may be read by a conductor that dies before it acts: nothing in the hashes tells the next one."""
+def test_single_report_of_lost_tensors_may_never_be_handled() -> None:
+    """A conductor may read the event and die before it acts; the hashes keep no trace of the report for its successor."""
     with pytest.raises(Broken, match="never ends as it should"):
-        explored(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), frail=PRODUCERS, reports_once=True))
+        explore(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), faulty=PRODUCERS, reports_once=True))

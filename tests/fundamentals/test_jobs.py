@@ -1,4 +1,4 @@
-"""Jobs seen and ordered through the gateway's port: each state, its progress, its traceback; over real rq, without its worker."""
+"""Jobs are listed and controlled through the gateway's port: state, progress and traceback; over real rq, without its worker."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-async def board(redis_url: str, tmp_path: Path) -> FleetClient:
+async def client(redis_url: str, tmp_path: Path) -> FleetClient:
     return await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
 
 
@@ -39,104 +39,104 @@ def rq_job(connection: redis.Redis, job: str) -> RqJob:
     return RqJob.fetch(job, connection=connection, serializer=JSONSerializer)
 
 
-async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, board: FleetClient) -> None:
-    first, second = await board.jobs.submit("bench", {"measure": "scale"}), await board.jobs.submit("bench", {})
-    assert [job.id for job in await board.jobs.list_jobs()] == [second.id, first.id]
+async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, client: FleetClient) -> None:
+    first, second = await client.jobs.submit("bench", {"measure": "scale"}), await client.jobs.submit("bench", {})
+    assert [job.id for job in await client.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
     assert first.arguments == BenchArguments(measure="scale")
     running = rq_job(connection, first.id)
     jobs.note_progress(running, JobProgress(done=3, total=9, note="3 of 9"))
-    found = await board.jobs.find(first.id)
+    found = await client.jobs.find(first.id)
     assert found is not None and found.progress == JobProgress(done=3, total=9, note="3 of 9")
     queue = jobs.open_queue(connection)
     queue.remove(first.id)
     running.set_status(jobs.JobStatus.FAILED)
     queue.failed_job_registry.add(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
     Result.create_failure(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
-    failed = await board.jobs.find(first.id)
+    failed = await client.jobs.find(first.id)
     assert failed is not None and failed.state == "failed" and failed.error == "ValueError: no <b>"
     assert failed.traceback.startswith("Traceback") and failed.result == ""
-    again = await board.jobs.retry(first.id)
-    assert again.id != first.id and again.arguments == first.arguments and again.state == "queued"
-    await board.jobs.delete(first.id)
-    assert await board.jobs.find(first.id) is None and first.id not in {job.id for job in await board.jobs.list_jobs()}
-    await board.stop()
+    retried = await client.jobs.retry(first.id)
+    assert retried.id != first.id and retried.arguments == first.arguments and retried.state == "queued"
+    await client.jobs.delete(first.id)
+    assert await client.jobs.find(first.id) is None and first.id not in {job.id for job in await client.jobs.list_jobs()}
+    await client.stop()
 
 
-async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(board: FleetClient) -> None:
-    job = await board.jobs.submit("bench", {})
+async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(client: FleetClient) -> None:
+    job = await client.jobs.submit("bench", {})
     with pytest.raises(Conflict, match="not ended"):
-        await board.jobs.retry(job.id)
-    await board.jobs.stop(job.id)
-    stopped = await board.jobs.find(job.id)
+        await client.jobs.retry(job.id)
+    await client.jobs.stop(job.id)
+    stopped = await client.jobs.find(job.id)
     assert stopped is not None and stopped.state == "canceled"
     with pytest.raises(Conflict, match="ended already"):
-        await board.jobs.stop(job.id)
-    for call in (board.jobs.retry("none"), board.jobs.stop("none"), board.jobs.delete("none")):
+        await client.jobs.stop(job.id)
+    for call in (client.jobs.retry("none"), client.jobs.stop("none"), client.jobs.delete("none")):
         with pytest.raises(NotFound):
             await call
     with pytest.raises(BadInput, match="bench"):
-        await board.jobs.submit("rm", {})
-    await board.stop()
+        await client.jobs.submit("rm", {})
+    await client.stop()
 
 
-async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, board: FleetClient) -> None:
+async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, client: FleetClient) -> None:
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
-    (job,) = await board.jobs.list_jobs()
+    (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
-    await board.stop()
+    await client.stop()
 
 
-async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, board: FleetClient) -> None:
+async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, client: FleetClient) -> None:
     queue = jobs.open_queue(connection)
     old = queue.enqueue("fleet.jobs.bench.run", ["--json", "/tmp/x"], meta={"kind": "bench"})
-    (job,) = await board.jobs.list_jobs()
+    (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments) == ("bench", None)
-    await board.jobs.stop(old.id)
+    await client.jobs.stop(old.id)
     with pytest.raises(Conflict, match="another version; submit it again"):
-        await board.jobs.retry(old.id)
-    await board.stop()
+        await client.jobs.retry(old.id)
+    await client.stop()
 
 
-async def test_job_folder_is_private_and_removed_with_its_job(board: FleetClient, tmp_path: Path) -> None:
-    job = await board.jobs.submit("bench", {})
+async def test_job_folder_is_private_and_removed_with_its_job(client: FleetClient, tmp_path: Path) -> None:
+    job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     assert folder == tmp_path / "jobs" / job.id and stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / "report.json").write_text("{}")
     (folder / "other.txt").write_text("no")
     (folder / "report.png").symlink_to(folder / "other.txt")
-    assert await board.jobs.read_file(job.id, "report.json") == b"{}"
+    assert await client.jobs.read_file(job.id, "report.json") == b"{}"
     for job_id, name in ((job.id, "other.txt"), (job.id, "report.png"), (job.id, "../report.json"), ("../jobs", "report.json")):
         with pytest.raises(NotFound):
-            await board.jobs.read_file(job_id, name)
+            await client.jobs.read_file(job_id, name)
     (folder / "report.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(Conflict, match="larger than"):
         read_file(tmp_path, job.id, "report.json")
-    await board.jobs.delete(job.id)
+    await client.jobs.delete(job.id)
     assert not folder.exists()
-    await board.stop()
+    await client.stop()
 
 
-async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, board: FleetClient, tmp_path: Path) -> None:
-    kept, expired = await board.jobs.submit("bench", {}), await board.jobs.submit("bench", {})
+async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, client: FleetClient, tmp_path: Path) -> None:
+    kept, expired = await client.jobs.submit("bench", {}), await client.jobs.submit("bench", {})
     folders = [make_folder(tmp_path, job.id) for job in (kept, expired)]
     foreign = tmp_path / "jobs" / "notes"
     foreign.mkdir()
     rq_job(connection, expired.id).delete()
     remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(connection, job_ids))
     assert folders[0].exists() and not folders[1].exists() and foreign.exists()
-    await board.stop()
+    await client.stop()
 
 
-async def test_missing_or_large_job_file_is_refused_without_a_path(board: FleetClient, tmp_path: Path) -> None:
-    job = await board.jobs.submit("bench", {})
+async def test_missing_or_large_job_file_is_refused_without_a_path(client: FleetClient, tmp_path: Path) -> None:
+    job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     (folder / "report.png").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     for name, kind in (("report.json", NotFound), ("report.png", Conflict)):
         with pytest.raises(kind) as refused:
-            await board.jobs.read_file(job.id, name)
+            await client.jobs.read_file(job.id, name)
         assert str(tmp_path) not in refused.value.message and "data_dir" in refused.value.message
-    await board.stop()
+    await client.stop()
 
 
 def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path: Path) -> None:
@@ -145,12 +145,15 @@ def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path:
     ids = [f"00000000-0000-0000-0000-{number:012x}" for number in range(5)]
     (tmp_path / "jobs").mkdir()
     link, dangling, file = [tmp_path / "jobs" / job_id for job_id in ids[:3]]
-    for again in (lambda: remove_old_folders(tmp_path, lambda _: set()), lambda: [make_folder(tmp_path, id) for id in ids[:3]]):
+    for clean_up in (
+        lambda: remove_old_folders(tmp_path, lambda _: set()),
+        lambda: [make_folder(tmp_path, id) for id in ids[:3]],
+    ):
         link.symlink_to(target)
         dangling.symlink_to(tmp_path / "nothing")
         file.write_text("no folder")
         folders = [make_folder(tmp_path, job_id) for job_id in ids[3:]]
-        again()
+        clean_up()
         assert target.is_dir() and not any(path.is_symlink() or path.is_file() for path in (link, dangling, file))
         assert [folder.exists() for folder in folders] == [link.exists()] * 2
 
@@ -175,37 +178,37 @@ CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("stat
 
 @pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
 async def test_unreadable_record_is_listed_beside_others(
-    connection: redis.Redis, board: FleetClient, field: str, value: bytes | None
+    connection: redis.Redis, client: FleetClient, field: str, value: bytes | None
 ) -> None:
-    whole, corrupt = await board.jobs.submit("bench", {}), await board.jobs.submit("bench", {})
+    whole, corrupt = await client.jobs.submit("bench", {}), await client.jobs.submit("bench", {})
     if value is None:
         connection.hdel(RqJob.key_for(corrupt.id), field)
     else:
         connection.hset(RqJob.key_for(corrupt.id), field, value)
-    listed = {job.id: job for job in await board.jobs.list_jobs()}
+    listed = {job.id: job for job in await client.jobs.list_jobs()}
     assert set(listed) == {whole.id, corrupt.id} and listed[whole.id].state == "queued"
     shown = listed[corrupt.id]
     assert shown.state == "unreadable" and shown.arguments is None and "delete it" in shown.error
-    assert await board.jobs.find(corrupt.id) == shown
-    for order in (board.jobs.retry, board.jobs.stop):
+    assert await client.jobs.find(corrupt.id) == shown
+    for order in (client.jobs.retry, client.jobs.stop):
         with pytest.raises(Conflict, match="cannot be read"):
             await order(corrupt.id)
     assert jobs.kept_ids(connection, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
-    await board.jobs.delete(corrupt.id)
-    assert [job.id for job in await board.jobs.list_jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
-    await board.stop()
+    await client.jobs.delete(corrupt.id)
+    assert [job.id for job in await client.jobs.list_jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
+    await client.stop()
 
 
-async def test_unreadable_result_is_listed(connection: redis.Redis, board: FleetClient) -> None:
-    job = await board.jobs.submit("bench", {})
+async def test_unreadable_result_is_listed(connection: redis.Redis, client: FleetClient) -> None:
+    job = await client.jobs.submit("bench", {})
     connection.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
-    assert [shown.state for shown in await board.jobs.list_jobs()] == ["unreadable"]
+    assert [shown.state for shown in await client.jobs.list_jobs()] == ["unreadable"]
     connection.delete(RqJob.key_for(job.id), f"rq:results:{job.id}")
     connection.set(RqJob.key_for(job.id), "no hash")
-    assert [shown.state for shown in await board.jobs.list_jobs()] == ["unreadable"]
-    await board.jobs.delete(job.id)
-    assert not await board.jobs.list_jobs()
-    await board.stop()
+    assert [shown.state for shown in await client.jobs.list_jobs()] == ["unreadable"]
+    await client.jobs.delete(job.id)
+    assert not await client.jobs.list_jobs()
+    await client.stop()
 
 
 def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:
@@ -220,8 +223,11 @@ def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("measure", MEASURE_TAKES)
 def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_path: Path) -> None:
     measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
-    words = [*command_line(BenchArguments(measure=measure, check=True), measured, tmp_path / "c.yaml"), *report_options(tmp_path)]
-    options = parse(words)
+    arguments = [
+        *command_line(BenchArguments(measure=measure, check=True), measured, tmp_path / "c.yaml"),
+        *report_options(tmp_path),
+    ]
+    options = parse(arguments)
     assert options.check and options.config == tmp_path / "c.yaml" and options.json == tmp_path / "report.json"
     assert options.overrides == () and not options.up and options.engine is None and options.wavs == ()
     assert options.url == (measured.url if measure in OF_THE_GATEWAY else None)

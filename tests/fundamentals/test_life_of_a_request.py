@@ -1,4 +1,4 @@
-"""The life of a request: submitted, granted, claimed, streamed, ended; the same answer whatever drives or chunks it."""
+"""The life of a request: submitted, granted, claimed, streamed, ended; the answer is independent of walk driver and chunking."""
 
 import asyncio
 from dataclasses import replace
@@ -20,9 +20,9 @@ async def test_every_client_edge_is_delivered_and_the_request_ends(redis_url: st
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=30)
-            got = await answer(client, spec)
-            assert len(got[TEXT]) == 30
-            assert len(got[AUDIO]) == 30 * 1920
+            received = await answer(client, spec)
+            assert len(received[TEXT]) == 30
+            assert len(received[AUDIO]) == 30 * 1920
 
             async def ended() -> bool:
                 view = await client.telemetry.trace(spec.id)
@@ -40,29 +40,29 @@ async def test_every_client_edge_is_delivered_and_the_request_ends(redis_url: st
 async def test_answer_is_independent_of_walk_driver_and_chunk_sizes(redis_url: str, override: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
-            usual = await answer(client, fake_spec(fleet, seed=5))
+            expected = await answer(client, fake_spec(fleet, seed=5))
     with thread_fleet(redis_url, override) as fleet:
         async with gateway(fleet) as client:
             other = await answer(client, fake_spec(fleet, seed=5))
-    for edge, samples in usual.items():
+    for edge, samples in expected.items():
         np.testing.assert_array_equal(samples, other[edge])
 
 
 async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> None:
-    """The conductor that drives the walks is deaf while the transitions are appended, then another takes the lead."""
+    """The conductor that drives the walks misses the transitions, then another takes the lead."""
     with thread_fleet(redis_url, "transition_source=conductor") as fleet:
         async with gateway(fleet) as client:
-            usual = await answer(client, fake_spec(fleet, seed=9))
-            deaf = fleet.driver
-            deaf.state = replace(deaf.state, conductor_driven=frozenset())
+            expected = await answer(client, fake_spec(fleet, seed=9))
+            driver = fleet.driver
+            driver.state = replace(driver.state, conductor_driven=frozenset())
             stream = await client.requests.submit(fake_spec(fleet, seed=9), None)
             stages = {edge.name: edge for edge in fleet.config.graph_declaration().edges}
 
-            async def text_is_out() -> bool:
+            async def text_is_complete() -> bool:
                 view = await client.telemetry.trace(stream.request_id)
                 return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
 
-            await await_until(text_is_out, "the whole text, while speech waits for its walk")
+            await await_until(text_is_complete, "the whole text, while speech waits for its walk")
             fleet.driver.client.delete(keys.CONDUCTOR)
             samples = [
                 np.frombuffer(tensor.data or b"", tensor.dtype)
@@ -70,7 +70,7 @@ async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> N
                 if chunk.edge == AUDIO
                 for tensor in chunk.tensors.values()
             ]
-    np.testing.assert_array_equal(np.concatenate(samples), usual[AUDIO])
+    np.testing.assert_array_equal(np.concatenate(samples), expected[AUDIO])
 
 
 async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
@@ -83,36 +83,36 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
 
 
 async def test_stage_that_ends_early_does_not_block_its_producer(redis_url: str) -> None:
-    """Speech is bounded far below the text, and the edge between them has few credits: the text still comes whole."""
+    """Audio is limited to far less than the text, and the edge between them has few credits: the text is still complete."""
     with thread_fleet(redis_url, "edges.thought.credits=4") as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=60)
             short = msgspec.structs.replace(spec.sampling[StageName("talker")], max_tokens=5)
             spec = msgspec.structs.replace(spec, sampling={**spec.sampling, StageName("talker"): short})
-            got = await answer(client, spec)
-            assert (len(got[TEXT]), len(got[AUDIO])) == (60, 5 * 1920)
+            received = await answer(client, spec)
+            assert (len(received[TEXT]), len(received[AUDIO])) == (60, 5 * 1920)
 
 
 async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2") as fleet:
         async with gateway(fleet) as client:
-            leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
-            last_poll, leaver.availability.draining = leaver.maintenance.next_poll_s, True
-            wait_until(lambda: leaver.maintenance.next_poll_s != last_poll, "the worker to take nothing new")
+            draining = next(loop for loop in fleet.loops if loop.stage == "talker")
+            last_poll, draining.availability.draining = draining.maintenance.next_poll_s, True
+            wait_until(lambda: draining.maintenance.next_poll_s != last_poll, "the worker to stop claiming")
             stream = await client.requests.submit(fake_spec(fleet), None)
-            fleet.driver.client.zrem(keys.WORKERS, leaver.worker)
+            fleet.driver.client.zrem(keys.WORKERS, draining.worker)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
                 async for _ in stream:
                     pass
 
 
 async def test_slow_client_blocks_only_its_own_producers(redis_url: str) -> None:
-    """Credits: a stream nobody reads stalls at its credit; another request runs to its end meanwhile."""
+    """A stream that is not read stops at its credit; another request finishes meanwhile."""
     with thread_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             slow = await client.requests.submit(fake_spec(fleet, num_tokens=200), None)
-            got = await answer(client, fake_spec(fleet, num_tokens=60))
-            assert len(got[TEXT]) == 60
+            received = await answer(client, fake_spec(fleet, num_tokens=60))
+            assert len(received[TEXT]) == 60
             view = await client.telemetry.trace(slow.request_id)
             assert view is not None
             produced = {edge.name: edge.produced for edge in view.edges}

@@ -1,4 +1,4 @@
-"""Logins of the console in a real Redis: any gateway finds them, they end by themselves, and their number is bounded."""
+"""Logins of the console in a real Redis: every gateway finds them, they expire, and their number is bounded."""
 
 from collections.abc import AsyncIterator
 
@@ -44,7 +44,7 @@ async def test_renewal_prolongs_a_login_and_revives_none(client: redis.asyncio.R
     assert await store.ends_us("a") is None
 
 
-async def test_logins_are_bounded_the_oldest_dropped_and_the_key_ends_with_the_last(client: redis.asyncio.Redis) -> None:
+async def test_logins_beyond_the_bound_replace_the_oldest_and_the_key_expires(client: redis.asyncio.Redis) -> None:
     store = LoginStore(client)
     await client.zadd(keys.LOGINS, {f"old{number}": now_us() + 10_000_000 + number for number in range(MAX_LOGINS)})
     await client.zadd(keys.LOGINS, {"ended": now_us() - 1})
@@ -55,7 +55,7 @@ async def test_logins_are_bounded_the_oldest_dropped_and_the_key_ends_with_the_l
     assert 0 < await client.ttl(keys.LOGINS) <= HOUR_S
 
 
-async def test_login_without_redis_is_an_error_of_its_own() -> None:
+async def test_login_lookup_without_redis_raises_redis_unreachable() -> None:
     async with redis.asyncio.Redis.from_url("redis://127.0.0.1:1") as nowhere:
         with pytest.raises(RedisUnreachable):
             await LoginStore(nowhere).ends_us("a")

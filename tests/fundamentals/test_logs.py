@@ -1,4 +1,4 @@
-"""One log of all processes: lines arrive with their labels, nobody who logs ever waits, and what is lost is counted."""
+"""The log of all processes: lines have labels, logging never blocks, and dropped lines are counted."""
 
 import asyncio
 import logging
@@ -26,16 +26,16 @@ LABELS = Labels("worker", "lm@test:1:a", "lm")
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """One of its own, so that a test sees its lines alone."""
-    found = logging.getLogger("fleet.test_logs")
-    found.setLevel(logging.INFO)
-    found.propagate = False
-    yield found
-    found.handlers.clear()
+    """A logger used by this test only."""
+    own_logger = logging.getLogger("fleet.test_logs")
+    own_logger.setLevel(logging.INFO)
+    own_logger.propagate = False
+    yield own_logger
+    own_logger.handlers.clear()
 
 
 @pytest.fixture
-async def board(redis_url: str) -> FleetClient:
+async def client_of_fleet(redis_url: str) -> FleetClient:
     return await FleetClient.connect(redis_url, load_config(None, ("engine=fake",)))
 
 
@@ -43,7 +43,9 @@ def shipper(url: str, labels: Labels = LABELS) -> LogShipper:
     return LogShipper(connect_for_a_call(url, 0.5), labels)
 
 
-async def test_log_line_has_labels_request_and_traceback(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_line_has_labels_request_and_traceback(
+    redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger
+) -> None:
     handler, request = shipper(redis_url), new_request_id()
     logger.addHandler(handler)
     logger.info("request %s fails in lm: no", request)
@@ -51,21 +53,21 @@ async def test_log_line_has_labels_request_and_traceback(redis_url: str, board: 
     try:
         raise ValueError("broken <b>")
     except ValueError:
-        logger.exception("an accident")
-    logger.debug("too small to tell")
+        logger.exception("an exception")
+    logger.debug("below the level")
     handler.end()
-    page = await board.telemetry.logs(LogQuery())
-    accident, warned, failed = page.lines
+    page = await client_of_fleet.telemetry.logs(LogQuery())
+    exception, warned, failed = page.lines
     assert (failed.request, failed.worker, failed.stage, failed.process, failed.level) == (
         request, "lm@test:1:a", "lm", "worker", "info",
     )  # fmt: skip
     assert (warned.epoch, warned.request, warned.message) == (7, "req-9", "this is of an epoch")
-    assert accident.level == "error" and accident.trace.endswith("ValueError: broken <b>") and not failed.trace
-    assert page.newest == accident.id and page.next == "" and page.dropped == 0
-    await board.stop()
+    assert exception.level == "error" and exception.trace.endswith("ValueError: broken <b>") and not failed.trace
+    assert page.newest == exception.id and page.next == "" and page.dropped == 0
+    await client_of_fleet.stop()
 
 
-async def test_log_lines_are_searched_and_paged(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_lines_are_searched_and_paged(redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(30):
@@ -74,40 +76,40 @@ async def test_log_lines_are_searched_and_paged(redis_url: str, board: FleetClie
     seen: list[LogLine] = []
     before = ""
     while True:
-        page = await board.telemetry.logs(LogQuery(text="lInE"), before=before, limit=7)
+        page = await client_of_fleet.telemetry.logs(LogQuery(text="lInE"), before=before, limit=7)
         seen += page.lines
         if not (before := page.next):
             break
     assert [line.message for line in seen] == [f"Line {number}" for number in range(29, -1, -1)]
-    warned = (await board.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
+    warned = (await client_of_fleet.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
     assert [line.message for line in warned] == ["Line 27", "Line 24", "Line 21", "Line 18"]
-    assert not (await board.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
-    assert len((await board.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
+    assert not (await client_of_fleet.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
+    assert len((await client_of_fleet.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
     for query, before in ((LogQuery(level="loud"), ""), (LogQuery(), "x"), (LogQuery(), "1-" + "9" * 30)):
         with pytest.raises(BadInput):
-            await board.telemetry.logs(query, before=before)
-    await board.stop()
+            await client_of_fleet.telemetry.logs(query, before=before)
+    await client_of_fleet.stop()
 
 
-async def test_log_is_followed_from_any_line(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+async def test_log_is_followed_from_any_line(redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(5):
         logger.info("early %d", number)
     handler.end()
-    third = (await board.telemetry.logs(LogQuery())).lines[2]
-    follower = board.telemetry.follow_logs(LogQuery(text="l"), after=third.id)
+    third = (await client_of_fleet.telemetry.logs(LogQuery())).lines[2]
+    follower = client_of_fleet.telemetry.follow_logs(LogQuery(text="l"), after=third.id)
     assert [(await anext(follower)).message for _ in range(2)] == ["early 3", "early 4"]
-    coming = asyncio.ensure_future(anext(follower))
+    next_line = asyncio.ensure_future(anext(follower))
     logger.handlers.clear()
     second = shipper(redis_url)
     logger.addHandler(second)
     logger.info("nothing to find")
     logger.info("late")
-    assert (await asyncio.wait_for(coming, 10)).message == "late"
+    assert (await asyncio.wait_for(next_line, 10)).message == "late"
     await asyncio.to_thread(second.end)
     await follower.aclose()
-    await board.stop()
+    await client_of_fleet.stop()
 
 
 def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
@@ -117,11 +119,11 @@ def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProc
     began = time.thread_time()
     for number in range(MAX_WAITING + 500):
         logger.info("line %d", number)
-    assert time.thread_time() - began < 5, "logging while Redis is away took the caller's own time"
+    assert time.thread_time() - began < 5, "logging without Redis used the caller's CPU time"
     own_redis.start()
     with redis.Redis.from_url(own_redis.url) as client:
-        wait_until(lambda: client.xlen(keys.LOGS) >= MAX_WAITING, "what waited to arrive")
-        wait_until(lambda: int(client.get(keys.LOGS_DROPPED) or 0) == 500, "the lost ones to be told")  # pyright: ignore[reportArgumentType]
+        wait_until(lambda: client.xlen(keys.LOGS) >= MAX_WAITING, "the waiting lines to arrive")
+        wait_until(lambda: int(client.get(keys.LOGS_DROPPED) or 0) == 500, "the dropped lines to be counted")  # pyright: ignore[reportArgumentType]
         logger.info("after all")
         handler.end()
         assert stream_entries(client, keys.LOGS)[-1][1][b"m"] == b"after all"
@@ -148,8 +150,8 @@ def test_concurrent_threads_lose_no_log_lines(redis_url: str, logger: logging.Lo
         thread.join()
     handler.end()
     with redis.Redis.from_url(redis_url) as client:
-        told = {fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)}
-    assert len(told) == 800
+        messages = {fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)}
+    assert len(messages) == 800
 
 
 def test_process_ships_log_lines_until_it_ends(redis_url: str) -> None:
@@ -167,19 +169,24 @@ def test_process_ships_log_lines_until_it_ends(redis_url: str) -> None:
 
 
 async def test_reads_without_redis_raise_redis_unreachable(own_redis: RedisProcess) -> None:
-    board = await FleetClient.connect(own_redis.url, load_config(None, ("engine=fake",)))
+    client_of_fleet = await FleetClient.connect(own_redis.url, load_config(None, ("engine=fake",)))
     own_redis.kill()
-    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.jobs.list_jobs(), board.telemetry.series()):
+    for call in (
+        client_of_fleet.telemetry.logs(LogQuery()),
+        client_of_fleet.telemetry.workers(),
+        client_of_fleet.jobs.list_jobs(),
+        client_of_fleet.telemetry.series(),
+    ):
         with pytest.raises(RedisUnreachable):
             await call
     with pytest.raises(RedisUnreachable):
-        await anext(board.telemetry.follow_events())
-    await board.stop()
+        await anext(client_of_fleet.telemetry.follow_events())
+    await client_of_fleet.stop()
 
 
-async def test_log_line_of_another_version_is_shown_in_part(redis_url: str, board: FleetClient) -> None:
+async def test_log_line_of_another_version_is_shown_in_part(redis_url: str, client_of_fleet: FleetClient) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
-    (line,) = (await board.telemetry.logs(LogQuery())).lines
+    (line,) = (await client_of_fleet.telemetry.logs(LogQuery())).lines
     assert (line.level, line.message, line.at_us) == ("info", "\ufffd\ufffd", 0)
-    await board.stop()
+    await client_of_fleet.stop()

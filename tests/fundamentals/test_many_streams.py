@@ -1,4 +1,4 @@
-"""Many streams at once: whoever has much to look through keeps its rights meanwhile, and takes nobody else's."""
+"""With many streams, a leader or gateway keeps its lease during long reads and acts only on current state."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ NUM_LIVE, LEASE_S = 6, 60
 
 @dataclass(slots=True)
 class SlowReads:
-    """Each request that is read takes as long as the lead lasts, as the driver's clock tells; `then` may do more."""
+    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is called at each."""
 
     driver: Driver
     then: Callable[[int], None]
@@ -41,8 +41,8 @@ class SlowReads:
         return read_request(client, request)
 
 
-def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[RequestId]]:
-    """A driver that does not lead yet, and live requests."""
+def open_driver(redis_url: str, client: redis.Redis) -> tuple[Driver, list[RequestId]]:
+    """Return a driver that does not lead yet, and the live requests."""
     config = load_config(None, ("engine=fake", "device=cpu", f"lease.conductor_ttl_s={LEASE_S}"))
     graph = config.graph_declaration()
     run(client, scripts.register(GATEWAY, "", HOUR_US, {"kind": "gateway"}))
@@ -55,9 +55,9 @@ def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[
 
 
 def test_leader_ignores_observations_of_an_earlier_term(redis_url: str) -> None:
-    """One that slept for an hour as a standby knows nothing of who has served since."""
+    """A conductor that was on standby for an hour has no observations of the workers since."""
     with redis.Redis.from_url(redis_url) as client:
-        driver, live = a_leader_of_many(redis_url, client)
+        driver, live = open_driver(redis_url, client)
         first = driver.config.graph_declaration().stages[0].name
         driver.took_over_at = time.monotonic() - 3600
         driver.turn()
@@ -71,18 +71,18 @@ def test_leader_ignores_observations_of_an_earlier_term(redis_url: str) -> None:
 
 def test_new_leader_keeps_its_lease_while_it_reads_many_requests(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        driver, live = a_leader_of_many(redis_url, client)
+        driver, live = open_driver(redis_url, client)
         left_s: list[int] = []
 
-        def lapse_soon(_read: int) -> None:
+        def shorten_lead(_read: int) -> None:
             left_s.append(client.ttl(keys.CONDUCTOR))
             client.expire(keys.CONDUCTOR, LEASE_S // 2)
 
-        reads = SlowReads(driver, lapse_soon)
+        reads = SlowReads(driver, shorten_lead)
         monkeypatch.setattr(driver_loop, "read_request", reads)
         driver.turn()
-        assert reads.seen == live, "each was to be read once, by one taking over"
-        assert all(left > LEASE_S // 2 for left in left_s), "the lead was to be renewed before each"
+        assert reads.seen == live, "each request is read once"
+        assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each read"
         first = driver.config.graph_declaration().stages[0].name
         assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
         driver.client.close()
@@ -90,7 +90,7 @@ def test_new_leader_keeps_its_lease_while_it_reads_many_requests(redis_url: str,
 
 def test_leader_that_loses_its_lease_while_reading_sends_no_commands(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        driver, live = a_leader_of_many(redis_url, client)
+        driver, live = open_driver(redis_url, client)
 
         def lose(read: int) -> None:
             if read == 2:
@@ -117,11 +117,11 @@ async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: 
 
             await await_until(ready, "every edge to begin")
             fleet.driver.stopping = True
-            wait_until(lambda: not fleet.threads[0].is_alive(), "the conductor to stop, so that nobody ends the request")
-            asked = client._redis.smembers  # pyright: ignore[reportPrivateUsage]
+            wait_until(lambda: not fleet.threads[0].is_alive(), "the conductor to stop, so that the request is not ended")
+            smembers = client._redis.smembers  # pyright: ignore[reportPrivateUsage]
 
             async def held_then_delivered(name: str) -> object:
-                members = await asked(name)
+                members = await smembers(name)
                 await collected(stream, spec)
                 return members
 
@@ -143,16 +143,16 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
         stream.put(Chunk(request=spec.id, edge=edge, index=index, epoch=Epoch(1)))
 
     one, other = spec.outputs
-    assert not stream.moved(), "nothing has come yet"
+    assert not stream.moved(), "no chunk has arrived"
     put(one, 0)
-    assert not stream.moved(), "the other edge waits"
+    assert not stream.moved(), "the other edge has no chunk"
     put(one, 1)
     put(other, 0)
     assert stream.moved()
-    assert not stream.moved(), "nothing has come since"
+    assert not stream.moved(), "no chunk arrived since"
     put(one, 2)
     put(other, 2)
-    assert not stream.moved(), "a chunk that comes after a gap moves nothing"
+    assert not stream.moved(), "a chunk after a gap does not count"
     put(other, 1)
     put(one, 3)
     assert stream.moved()
@@ -160,37 +160,37 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
 
 def test_leader_reads_role_availability_once_for_many_overdue_grants(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        driver, _ = a_leader_of_many(redis_url, client)
+        driver, _ = open_driver(redis_url, client)
         for _ in range(2):
             driver.turn()
-        asked: list[str] = []
+        scripts_run: list[str] = []
         left_s: list[int] = []
 
-        def asking(to: redis.Redis, call: scripts.Call) -> Reply:
-            asked.append(call.script)
+        def record_run(to: redis.Redis, call: scripts.Call) -> Reply:
+            scripts_run.append(call.script)
             return run(to, call)
 
-        def is_nobodys_slowly(*_: object) -> bool:
+        def read_owner_slowly(*_: object) -> bool:
             left_s.append(client.ttl(keys.CONDUCTOR))
             driver.led_at -= LEASE_S
             client.expire(keys.CONDUCTOR, LEASE_S // 2)
             return False
 
-        monkeypatch.setattr(driver_loop, "run", asking)
-        monkeypatch.setattr(driver_loop, "is_nobodys", is_nobodys_slowly)
+        monkeypatch.setattr(driver_loop, "run", record_run)
+        monkeypatch.setattr(driver_loop, "is_nobodys", read_owner_slowly)
         driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
         for at in driver.granted_at:
             driver.granted_at[at] -= 3600
             run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
         driver.turn()
-        assert asked.count("availability") == 1 and len(left_s) == len(driver.granted_at) >= NUM_LIVE
-        assert all(left > LEASE_S // 2 for left in left_s), "the lead was to be renewed before each"
+        assert scripts_run.count("availability") == 1 and len(left_s) == len(driver.granted_at) >= NUM_LIVE
+        assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each read"
         driver.client.close()
 
 
 def test_admission_reads_few_workers_of_a_large_fleet(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        driver, _ = a_leader_of_many(redis_url, client)
+        driver, _ = open_driver(redis_url, client)
         for role in ("ears", "lm"):
             for number in range(100):
                 run(client, scripts.register(WorkerId(f"{role}@test:{number}:a"), role, HOUR_US, {"kind": "test"}))

@@ -1,6 +1,6 @@
-"""Memory that is not found around a request's work: a hand-off does without its blocks, anything else costs that one request.
+"""Allocation failures around a request's work: a hand-off recomputes without its blocks, any other failure ends one request.
 
-The worker lives, and its other requests do not notice. `test_poison` has what an engine's steps fail over.
+The worker survives, and its other requests are unaffected. `test_poison` covers failures in an engine's steps.
 """
 
 import asyncio
@@ -22,90 +22,90 @@ from tests.support import REPO
 
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 ERRORS = [MemoryError(), RuntimeError("can't allocate memory")]
-"""As Python and numpy say it, and as torch does."""
+"""The forms in which Python, numpy and torch report missing memory."""
 
 
-def fail_over(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception, concerns: Callable[..., bool]
+def fail_calls(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception, is_selected: Callable[..., bool]
 ) -> list[str]:
-    """From now on the calls that `concerns` picks by their arguments raise; returns where each is noted."""
-    do, met = getattr(owner, name), list[str]()
+    """Make the calls selected by their arguments raise; return the list that records each."""
+    original, failed_calls = getattr(owner, name), list[str]()
 
-    def scarce(*args: Any, **named: Any) -> object:
-        if concerns(*args):
-            met.append(name)
+    def call_or_fail(*args: Any, **named: Any) -> object:
+        if is_selected(*args):
+            failed_calls.append(name)
             raise error
-        return do(*args, **named)
+        return original(*args, **named)
 
-    monkeypatch.setattr(owner, name, scarce)
-    return met
+    monkeypatch.setattr(owner, name, call_or_fail)
+    return failed_calls
 
 
-def everywhere(*_args: object) -> bool:
+def any_call(*_args: object) -> bool:
     return True
 
 
-def of_blocks(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> bool:
+def is_kv_owner(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> bool:
     return owner.endswith("/kv")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
-    ("owner", "name", "concerns"),
+    ("owner", "name", "is_selected"),
     [
-        (FakeEngine, "lend_pages", everywhere),
-        (FakeEngine, "export_kv", everywhere),
-        (NixlTransfer, "publish", of_blocks),
-        (NixlPull, "poll", everywhere),
-        (FakeEngine, "import_kv", everywhere),
+        (FakeEngine, "lend_pages", any_call),
+        (FakeEngine, "export_kv", any_call),
+        (NixlTransfer, "publish", is_kv_owner),
+        (NixlPull, "poll", any_call),
+        (FakeEngine, "import_kv", any_call),
     ],
     ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
 )
 async def test_hand_off_without_memory_recomputes_the_prefix(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, concerns: Callable[..., bool], error: Exception
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, is_selected: Callable[..., bool], error: Exception
 ) -> None:
-    if name == "lend_pages":  # which is asked for only where a pool is shared
+    if name == "lend_pages":  # pages are lent only where memory is shared
         monkeypatch.setattr(NixlTransfer, "shares_memory", True)
     with thread_fleet(redis_url, file=SPLIT, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
-            met = fail_over(monkeypatch, owner, name, error, concerns)
+            failed_calls = fail_calls(monkeypatch, owner, name, error, is_selected)
             for _ in range(2):
                 assert_same(await answer(client, fake_spec(fleet)), expected)
-        assert len(met) >= 2 and not fleet.killed, "the workers live"
+        assert len(failed_calls) >= 2 and not fleet.killed, "no worker died"
         assert_nothing_left(fleet)
 
 
-async def ask_beside_a_mate(url: str, strike: Callable[[RequestId], list[str]]) -> FleetError:
-    """What a request ends with that is short of memory; its mate is answered as without it."""
+async def fail_one_of_two(url: str, fail_calls_of: Callable[[RequestId], list[str]]) -> FleetError:
+    """Return the error of a request without memory; a concurrent request receives its complete answer."""
     with thread_fleet(url, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
-            spec, mate = fake_spec(fleet), fake_spec(fleet)
-            met = strike(spec.id)
+            spec, other_spec = fake_spec(fleet), fake_spec(fleet)
+            failed_calls = fail_calls_of(spec.id)
 
-            async def ask(spec: RequestSpec) -> FleetError:
+            async def read_error(spec: RequestSpec) -> FleetError:
                 with pytest.raises(FleetError) as caught:
                     await answer(client, spec)
                 return caught.value
 
-            failed, heard = await asyncio.gather(ask(spec), answer(client, mate))
-            assert_same(heard, expected)
+            failed, received = await asyncio.gather(read_error(spec), answer(client, other_spec))
+            assert_same(received, expected)
             assert_same(await answer(client, fake_spec(fleet)), expected)
-        assert met and not fleet.killed, "the workers live"
+        assert failed_calls and not fleet.killed, "no worker died"
         assert_nothing_left(fleet)
     return failed
 
 
 async def test_chunk_without_memory_fails_its_request(redis_url: str, monkeypatch: pytest.MonkeyPatch, pulled: EdgeName) -> None:
-    def strike(request: RequestId) -> list[str]:
-        return fail_over(monkeypatch, NixlTransfer, "publish", MemoryError(), lambda _transfer, owner, *_: owner == request)
+    def fail_calls_of(request: RequestId) -> list[str]:
+        return fail_calls(monkeypatch, NixlTransfer, "publish", MemoryError(), lambda _transfer, owner, *_: owner == request)
 
-    assert isinstance(await ask_beside_a_mate(redis_url, strike), OutOfMemory), pulled
+    assert isinstance(await fail_one_of_two(redis_url, fail_calls_of), OutOfMemory), pulled
 
 
 async def test_replayed_logs_without_memory_fail_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def strike(request: RequestId) -> list[str]:
-        return fail_over(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
+    def fail_calls_of(request: RequestId) -> list[str]:
+        return fail_calls(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
 
-    assert isinstance(await ask_beside_a_mate(redis_url, strike), OutOfMemory)
+    assert isinstance(await fail_one_of_two(redis_url, fail_calls_of), OutOfMemory)

@@ -1,4 +1,4 @@
-"""Workers that cannot read each other's tensors, or do not share the fleet's secret, do not serve one fleet."""
+"""Workers that cannot read each other's tensors, or that have different fleet secrets, cannot serve one fleet."""
 
 import logging
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def join(client: redis.Redis, worker: WorkerId, role: str, fields: dict[str, str]) -> str:
-    """Return "ok", or why the worker is refused."""
+    """Return "ok", or the reason for which the worker is refused."""
     reply = run(client, scripts.register(worker, role, LEASE_US, cast(Fields, fields)))
     return text(cast("list[bytes]", reply)[1]) if isinstance(reply, list) else text(reply)
 
@@ -59,7 +59,7 @@ def test_local_only_worker_is_refused_beside_one_of_another_host(
     assert f"those of {LISTED} by" in why and "set transfer.interface for every worker" in why and "\n" not in why
     assert client.exists(keys.worker(NEW)) == 0
     run(client, scripts.fence_worker("", LISTED))
-    assert join(client, NEW, "talker", new) == "ok", "only living workers count"
+    assert join(client, NEW, "talker", new) == "ok", "only live workers count"
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_forged_tampered_and_replayed_records_are_not_read_from(
     assert len([line for line in caplog.messages if "is not read from" in line]) == 2, "one line for each worker"
     assert link.is_registered(LISTED)
     client.delete(keys.worker(LISTED), keys.worker(STRANGER))
-    assert link.read_peer_metadata(LISTED) is None, "one that is gone is not forged"
+    assert link.read_peer_metadata(LISTED) is None, "a removed record is not reported as forged"
 
 
 @pytest.mark.usefixtures("pulled")
 async def test_fleet_with_a_secret_answers_and_shows_it_nowhere(redis_url: str, tmp_path: Path, client: redis.Redis) -> None:
     path = secret_file(tmp_path, "s")
     with thread_fleet(redis_url, f"security.fleet_secret={path}", transfer="nixl") as fleet:
-        async with gateway(fleet) as gate:
-            await ready(gate)
-            told = await answer(gate, fake_spec(fleet))
-            assert all(len(array) for array in told.values())
+        async with gateway(fleet) as client_of_fleet:
+            await ready(client_of_fleet)
+            received = await answer(client_of_fleet, fake_spec(fleet))
+            assert all(len(array) for array in received.values())
         stored = b"".join(cast("list[bytes]", [client.dump(key) for key in client.scan_iter()]))
         assert b"s" * 32 not in stored
         assert "s" * 32 not in yaml.safe_dump(fleet.config.model_dump(mode="json"))
@@ -175,20 +175,20 @@ async def test_request_with_an_unauthenticated_producer_fails(redis_url: str, tm
     with thread_fleet(redis_url, *overrides, transfer="nixl") as fleet:
         for loop in fleet.loops:
             fleet.clients[0].hset(keys.worker(loop.worker), "transfer", stranger.metadata())
-        async with gateway(fleet) as gate:
-            await ready(gate)
+        async with gateway(fleet) as client_of_fleet:
+            await ready(client_of_fleet)
             with pytest.raises(TransferError, match="not signed"):
-                await answer(gate, fake_spec(fleet))
+                await answer(client_of_fleet, fake_spec(fleet))
     stranger.close()
 
 
 def test_reach_is_registered(redis_url: str) -> None:
-    assert PeerAccess(Reach(("lo",))).record(NEW, "talker", {}, _Nixl())["reach"] == "network"
-    assert PeerAccess(LOCAL).record(NEW, "talker", {}, _Nixl())["place"] == LOCAL.place
+    assert PeerAccess(Reach(("lo",))).record(NEW, "talker", {}, MetadataOnlyTransfer())["reach"] == "network"
+    assert PeerAccess(LOCAL).record(NEW, "talker", {}, MetadataOnlyTransfer())["place"] == LOCAL.place
 
 
-class _Nixl(NixlTransfer):
-    """Metadata alone."""
+class MetadataOnlyTransfer(NixlTransfer):
+    """A transfer with metadata only."""
 
     def __init__(self) -> None:
         pass

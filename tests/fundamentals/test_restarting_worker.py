@@ -1,4 +1,4 @@
-"""While a role's only worker restarts, new requests wait for it; where no worker is expected they are refused immediately."""
+"""While a role's only worker restarts, new requests wait for it; if no worker is expected they are refused immediately."""
 
 import asyncio
 import signal
@@ -28,8 +28,8 @@ SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 START_LEASE_US = 600_000_000
-SOON = "lease.claim_timeout_s=0.2"
-"""A killed worker that still reads may take a grant with it, which is then overdue."""
+SHORT_CLAIM_TIMEOUT = "lease.claim_timeout_s=0.2"
+"""A killed worker that still reads may take a grant with it; the grant is then overdue."""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
 
 
@@ -37,8 +37,8 @@ def kill(fleet: ThreadFleet, role: str) -> None:
     fleet.kill(next(loop for loop in fleet.loops if loop.role == role))
 
 
-def lost_for(fleet: ThreadFleet, role: str, seconds: float) -> None:
-    """Put the loss of the role's last worker so far back."""
+def set_time_since_loss(fleet: ThreadFleet, role: str, seconds: float) -> None:
+    """Set the loss of the role's last worker to `seconds` ago."""
     now_s, micros = fleet.clients[0].time()
     lost_us = now_s * 1_000_000 + micros - int(seconds * 1e6)
     fleet.clients[0].hset(keys.availability(RoleName(role)), "lost_us", lost_us)
@@ -50,8 +50,8 @@ async def submit(fleet: ThreadFleet, client: FleetClient) -> ClientStream:
 
 async def num_tokens(stream: ClientStream) -> int:
     """Return the number of tokens of the whole answer."""
-    got = await asyncio.wait_for(collected(stream, stream.spec), ANSWER_TIMEOUT_S)
-    return len(got[TEXT])
+    received = await asyncio.wait_for(collected(stream, stream.spec), ANSWER_TIMEOUT_S)
+    return len(received[TEXT])
 
 
 async def role_of(client: FleetClient, name: RoleName) -> RoleView:
@@ -64,15 +64,15 @@ async def role_of(client: FleetClient, name: RoleName) -> RoleView:
 async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the_next(
     redis_url: str, file: Path | None, role: str
 ) -> None:
-    with thread_fleet(redis_url, SOON, file=file) as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, file=file) as fleet:
         async with gateway(fleet) as client:
             kill(fleet, role)
             streams: list[ClientStream] = []
             for seconds in SINCE_DEATH_S:
-                lost_for(fleet, role, seconds)
+                set_time_since_loss(fleet, role, seconds)
                 streams.append(await submit(fleet, client))
-            assert await client.telemetry.missing_roles() == [role], "the fleet is not ready meanwhile"
-            lost_for(fleet, role, 31.0)
+            assert await client.telemetry.missing_roles() == [role], "the fleet is not ready without the role"
+            set_time_since_loss(fleet, role, 31.0)
             with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
                 await submit(fleet, client)
             fleet.add_worker(role)
@@ -88,7 +88,7 @@ async def test_role_that_never_had_a_worker_is_refused_with_a_time_to_retry(redi
             assert await client.telemetry.num_live() == 0
 
 
-async def test_time_to_retry_is_what_the_last_start_took_and_at_most_a_minute(redis_url: str) -> None:
+async def test_time_to_retry_is_the_duration_of_the_last_start_up_to_a_minute(redis_url: str) -> None:
     with thread_fleet(redis_url, without=TALKER) as fleet:
         async with gateway(fleet) as client:
             for took_us, retry_s in ((12_300_000, 13), (400_000, 1), (300_000_000, 60)):
@@ -126,7 +126,7 @@ async def test_worker_that_cannot_load_is_not_expected(redis_url: str) -> None:
                 await submit(fleet, client)
 
 
-def test_loading_process_that_is_stopped_is_no_failed_start(own_redis: RedisProcess) -> None:
+def test_stopped_loading_process_is_not_counted_as_failed_start(own_redis: RedisProcess) -> None:
     load = f"""
 import signal
 from fleet.config import load_config
@@ -146,18 +146,18 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
 
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
 async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
-    """The speech that fails beside it shows that the conductor has looked after the grace."""
-    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SOON) as fleet:
+    """The failure of the second request shows that the conductor checks continue after the grace time."""
+    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
             kill(fleet, THINKER)
-            lost_for(fleet, THINKER, 60.0)
-            written = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
-            waiting = await client.requests.submit(written, None)
-            spoken = await submit(fleet, client)
+            set_time_since_loss(fleet, THINKER, 60.0)
+            text_spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+            waiting = await client.requests.submit(text_spec, None)
+            speech_stream = await submit(fleet, client)
             kill(fleet, TALKER)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
-                await num_tokens(spoken)
+                await num_tokens(speech_stream)
             assert await client.telemetry.num_live() == 1
             if joins:
                 fleet.add_worker(THINKER)
@@ -168,7 +168,7 @@ async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: s
                     await num_tokens(waiting)
 
 
-async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: str) -> None:
+async def test_drained_role_refuses_requests_until_it_is_resumed(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
@@ -180,7 +180,7 @@ async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: s
 
 
 async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
-    with thread_fleet(redis_url, SOON) as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
             kill(fleet, THINKER)
@@ -190,7 +190,7 @@ async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_t
 
 
 async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
-    with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
+    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
             streams = [await submit(fleet, client) for _ in range(2)]
@@ -213,7 +213,7 @@ async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: Redi
         await await_until(client.ping, "the gateway to reach Redis again")
         await client.requests.submit(fake_spec_of(config), None)
         assert await client.telemetry.num_live() == 1
-        assert not (await client.telemetry.logs(LogQuery())).lines, "what was admitted is not logged as refused"
+        assert not (await client.telemetry.logs(LogQuery())).lines, "an admitted request is not logged as refused"
 
 
 async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProcess) -> None:

@@ -1,4 +1,4 @@
-"""More requests than slots, and tasks that come into them in another order than their requests: nobody waits in a ring."""
+"""More requests than slots, and tasks that claim slots in another order than their requests arrived: no deadlock."""
 
 import asyncio
 from pathlib import Path
@@ -11,12 +11,12 @@ from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.support import await_until
 
 THINKER, THOUGHT = StageName("thinker"), EdgeName("thought")
-TIGHT = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")
+FEW_SLOTS = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")
 NUM_TOKENS = 60
 
 
 async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_url: str) -> None:
-    with thread_fleet(redis_url, *TIGHT, "stages.thinker.max_batch=1", "edges.thought.credits=2") as fleet:
+    with thread_fleet(redis_url, *FEW_SLOTS, "stages.thinker.max_batch=1", "edges.thought.credits=2") as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
             expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
@@ -33,12 +33,12 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
             await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
             fleet.kill(fleet.owner(first, THINKER))
             fleet.add_worker("thinker")
-            for spoken, usual in zip(answers, expected, strict=True):
-                assert_same(await spoken, usual)
+            for pending_answer, expected_answer in zip(answers, expected, strict=True):
+                assert_same(await pending_answer, expected_answer)
 
 
-class Reader(FakeEngine):
-    """Reads the prompt of `last` when it may, and those of others at once."""
+class DelayedPrefillEngine(FakeEngine):
+    """An engine that reads other prompts immediately, and that of `last` only once `last` is cleared."""
 
     def __init__(self) -> None:
         super().__init__(max_batch=2, source=True)
@@ -49,11 +49,11 @@ class Reader(FakeEngine):
 
 
 async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str) -> None:
-    """Credit for its prompt, and not for its answer: it is in the only slot for answers, and its consumer in a queue."""
+    """The second has credit for its prompt but not for its answer: it holds the only decode slot, its consumer is queued."""
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
     role = "thinker.prefill"
-    with thread_fleet(redis_url, *TIGHT, split, "edges.thought.credits=20", without=role) as fleet:
-        engine = Reader()
+    with thread_fleet(redis_url, *FEW_SLOTS, split, "edges.thought.credits=20", without=role) as fleet:
+        engine = DelayedPrefillEngine()
         whole = build_stage(fleet.config.for_role(fleet.config.role(role)), THINKER, Path())
         fleet.add_worker(role, BuiltStage(engine=engine, adapter=whole.adapter))
         async with gateway(fleet) as client:
@@ -67,7 +67,7 @@ async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str)
                 view = await client.telemetry.trace(specs[1].id)
                 return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
 
-            await await_until(second_is_being_answered, "the second to come to the end of its credit")
+            await await_until(second_is_being_answered, "the second to use up its credit")
             engine.last = RequestId("")
-            for spoken, usual in zip(answers, expected, strict=True):
-                assert_same(await spoken, usual)
+            for pending_answer, expected_answer in zip(answers, expected, strict=True):
+                assert_same(await pending_answer, expected_answer)

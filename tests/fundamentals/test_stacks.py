@@ -1,4 +1,4 @@
-"""Where a worker's threads are: told when people ask, and when its loop stands still; by another thread than what hangs."""
+"""Stacks of a worker's threads are logged on request and when its loop hangs, by another thread than the hanging one."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ from fleet.worker.stacks import stacks
 from tests.fundamentals.control_plane import WORKER, Control
 from tests.support import stream_entries, wait_until
 
-HANGS = "where_the_loop_hangs"
+BLOCKED_FUNCTION = "blocked_function"
 
 
 def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
@@ -28,7 +28,7 @@ def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
     assert [control.run(scripts.order(WORKER, "dump")) for _ in range(2)] == ["ok", "ok"]
     assert [control.run(renew), control.run(renew)] == ["dump", "ok"]
     control.run(scripts.order(WORKER, "stop"))
-    assert control.run(scripts.order(WORKER, "dump")) == "ok", "one that leaves, and does not go, is asked too"
+    assert control.run(scripts.order(WORKER, "dump")) == "ok", "a leaving worker can be dumped too"
     assert control.client.hget(keys.worker(WORKER), "leaving") == b"1"
 
 
@@ -46,36 +46,36 @@ def traces(client: redis.Redis) -> list[str]:
 
 @pytest.fixture
 def hanging() -> Iterator[None]:
-    """A thread of this process that stands in a function with a name."""
-    going = threading.Event()
+    """Start a thread that blocks in a named function."""
+    release = threading.Event()
 
-    def where_the_loop_hangs() -> None:
-        going.wait(60)
+    def blocked_function() -> None:
+        release.wait(60)
 
-    thread = threading.Thread(target=where_the_loop_hangs, daemon=True)
+    thread = threading.Thread(target=blocked_function, daemon=True)
     thread.start()
     yield
-    going.set()
+    release.set()
     thread.join(timeout=10)
 
 
 def test_threads_with_equal_stacks_are_logged_once() -> None:
-    done, met = threading.Event(), threading.Barrier(9)
+    done, barrier = threading.Event(), threading.Barrier(9)
 
-    def an_idle_one_of_many() -> None:
-        met.wait()
+    def idle_thread() -> None:
+        barrier.wait()
         done.wait(60)
 
     with ThreadPoolExecutor(8, "many") as pool:
         for _ in range(8):
-            pool.submit(an_idle_one_of_many)
-        met.wait()
-        place = f"in {an_idle_one_of_many.__name__}"
-        wait_until(lambda: stacks().count(place) == 1, "all of them to be idle")
-        told = stacks()
+            pool.submit(idle_thread)
+        barrier.wait()
+        place = f"in {idle_thread.__name__}"
+        wait_until(lambda: stacks().count(place) == 1, "all threads to be idle")
+        dump = stacks()
         done.set()
-    assert all(f"many_{number}" in told for number in range(8))
-    assert told.rindex("MainThread") > told.rindex(place)
+    assert all(f"many_{number}" in dump for number in range(8))
+    assert dump.rindex("MainThread") > dump.rindex(place)
 
 
 def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
@@ -83,9 +83,9 @@ def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str,
     with shipping(redis_url, Labels("worker", WORKER)):
         lease.start()
         run(client, scripts.order(WORKER, "dump"))
-        found = wait_until(lambda: traces(client), "the stacks")
+        found = wait_until(lambda: traces(client), "the stacks to be logged")
         lease.stop()
-    assert found is not None and HANGS in found[0] and "MainThread" in found[0]
+    assert found is not None and BLOCKED_FUNCTION in found[0] and "MainThread" in found[0]
     assert not lease.lost.is_set()
 
 
@@ -97,10 +97,10 @@ def test_hanging_loop_is_logged_once(
     lease.progress()
     with shipping(redis_url, Labels("worker", WORKER)), caplog.at_level(logging.WARNING):
         lease.start()
-        found = wait_until(lambda: traces(client), "the stacks")
+        found = wait_until(lambda: traces(client), "the stacks to be logged")
         lease.progress()
         deadline = client.zscore(keys.WORKERS, WORKER)
         wait_until(lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again")
-        wait_until(lambda: len(traces(client)) == 2, "the second time")
+        wait_until(lambda: len(traces(client)) == 2, "the stacks to be logged again")
         lease.stop()
-    assert found is not None and len(found) == 1 and HANGS in found[0]
+    assert found is not None and len(found) == 1 and BLOCKED_FUNCTION in found[0]

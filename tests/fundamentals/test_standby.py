@@ -1,4 +1,4 @@
-"""A worker that stands by is loaded and takes nothing; when one of its role is lost it takes its place, in the same script."""
+"""A standby worker is loaded and claims nothing; when a worker of its role is lost it is promoted, in the same script."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,8 @@ TEXT = get_graph("text")
 NUM_TOKENS = 40
 
 
-class Role:
-    """The workers of one role, as Redis has them; no process."""
+class RoleBench:
+    """The workers of one role, as listed in Redis; no process."""
 
     def __init__(self, client: redis.Redis, *, replicas: int, standby: int) -> None:
         self.client, self._replicas, self._standby = client, replicas, standby
@@ -41,8 +41,8 @@ class Role:
         names = [text(name) for name in self.client.zrange(keys.WORKERS, 0, -1)]
         return {name for name in names if text(self.client.hget(keys.worker(WorkerId(name)), "standby")) == "1"}
 
-    def told(self, name: str) -> int:
-        """How often it was told to take tasks."""
+    def num_promotions(self, name: str) -> int:
+        """Return the number of promotions the worker was notified of."""
         return self.client.xlen(keys.inbox(WorkerId(name)))
 
 
@@ -54,77 +54,77 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def test_workers_fill_replicas_then_standby_then_capacity(client: redis.Redis) -> None:
-    role = Role(client, replicas=2, standby=1)
+    role = RoleBench(client, replicas=2, standby=1)
     assert [role.join(name) for name in "abcd"] == ["ok", "ok", "standby", "ok"]
-    assert role.join("other", role="another") == "ok", "each role counts for itself"
+    assert role.join("other", role="another") == "ok", "each role is counted separately"
     assert role.standing_by() == {"c"}
 
 
 def test_every_worker_is_capacity_without_standby(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=0)
+    role = RoleBench(client, replicas=1, standby=0)
     assert [role.join(name) for name in "ab"] == ["ok", "ok"]
 
 
 def test_one_of_two_standby_workers_is_promoted_and_the_next_stands_by(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=2)
+    role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.lose("a")
     (waiting,) = role.standing_by()
     (serving,) = {"b", "c"} - {waiting}
-    assert (role.told(serving), role.told(waiting)) == (1, 0)
+    assert (role.num_promotions(serving), role.num_promotions(waiting)) == (1, 0)
     role.lose("a")
-    assert role.standing_by() == {waiting}, "one loss is made up for once"
+    assert role.standing_by() == {waiting}, "one loss promotes one worker"
     assert role.join("d") == "standby"
     role.lose(serving)
     assert len(role.standing_by()) == 1
 
 
 def test_loss_without_standby_is_replaced_by_the_next_worker(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=1)
+    role = RoleBench(client, replicas=1, standby=1)
     assert [role.join(name) for name in "ab"] == ["ok", "standby"]
     role.lose("a")
     role.lose("b")
     assert [role.join(name) for name in "cd"] == ["ok", "standby"]
 
 
-def test_lost_standby_worker_is_no_loss_of_its_role(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=2)
+def test_lost_standby_worker_promotes_no_other(client: redis.Redis) -> None:
+    role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.lose("b")
-    assert role.standing_by() == {"c"} and role.told("c") == 0
+    assert role.standing_by() == {"c"} and role.num_promotions("c") == 0
 
 
 def test_standby_worker_with_lapsed_lease_is_not_promoted(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=2)
+    role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     client.zadd(keys.WORKERS, {"b": 1})
     role.lose("a")
-    assert role.standing_by() == {"b"} and role.told("c") == 1
+    assert role.standing_by() == {"b"} and role.num_promotions("c") == 1
 
 
 @pytest.mark.parametrize("drained", [True, False])
 def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(client: redis.Redis, drained: bool) -> None:
-    role = Role(client, replicas=1, standby=2)
+    role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.renew("b")
-    assert role.standing_by() == {"b", "c"}, "another one serves"
+    assert role.standing_by() == {"b", "c"}, "another worker serves"
     client.zadd(keys.WORKERS, {"a": 1, "b": 1, "c": 1})
     (role.drain if drained else role.lose)("a")
     assert role.standing_by() == {"b", "c"}
     for name in "bcb":
         role.renew(name)
-    assert role.standing_by() == {"c"} and (role.told("b"), role.told("c")) == (1, 0)
+    assert role.standing_by() == {"c"} and (role.num_promotions("b"), role.num_promotions("c")) == (1, 0)
 
 
 def test_lapsed_worker_is_not_counted_before_it_is_fenced(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=1)
+    role = RoleBench(client, replicas=1, standby=1)
     assert [role.join(name) for name in "ab"] == ["ok", "standby"]
     client.zadd(keys.WORKERS, {"a": 1, "b": 1})
     assert [role.join(name) for name in "cde"] == ["ok", "standby", "ok"]
 
 
 def test_leaving_worker_is_replaced_once(client: redis.Redis) -> None:
-    role = Role(client, replicas=1, standby=2)
+    role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.drain("a")
     role.drain("a")
@@ -144,9 +144,9 @@ async def test_answer_continues_at_the_promoted_worker(redis_url: str) -> None:
 
             def kill(edge: EdgeName, index: int) -> None:
                 if index == 8:
-                    assert fleet.owner(spec.id, StageName(ROLE)) is serving, "who stands by takes nothing"
+                    assert fleet.owner(spec.id, StageName(ROLE)) is serving, "a standby worker claims nothing"
                     fleet.kill(serving)
-                    wait_until(lambda: spec.id in standby.tasks, "the one that stood by to go on")
+                    wait_until(lambda: spec.id in standby.tasks, "the promoted worker to continue")
 
             assert_same(await answer_disturbed(client, spec, None, kill), expected)
         assert fleet.add_worker(ROLE).availability.standing_by

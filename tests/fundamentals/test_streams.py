@@ -1,4 +1,4 @@
-"""Edges, purely: index is the name, first arrival wins, a chunk never straddles a transition, final is a count."""
+"""Edges without processes: chunks are identified by index, the first copy counts, and no chunk spans a walk transition."""
 
 import random
 from dataclasses import replace
@@ -52,7 +52,7 @@ def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: 
     ids=["far faster than speech", "twice as fast", "no faster", "slower"],
 )
 def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[int]) -> None:
-    """The listener plays items of 80 ms from the first chunk on; no chunk is held while the sound runs out."""
+    """The listener plays items of 80 ms from the first chunk on; no chunk is held back while the buffered audio runs out."""
     now_ms = 0
     edge = OutboundEdge(
         replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64,
@@ -77,7 +77,7 @@ def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int)
 
 
 def test_recovered_edge_sends_its_first_chunk_early() -> None:
-    """What was told is not told again, and the next item goes as soon as it is there: the pause was long enough."""
+    """Logged chunks are not sent again, and the next item is sent immediately, since the recovery was a long enough pause."""
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
     edge = OutboundEdge(
@@ -92,7 +92,7 @@ def test_recovered_edge_sends_its_first_chunk_early() -> None:
     assert released[0] == (6, 1) and released[-1][1] == 16
 
 
-def on_the_wire(draft: Draft) -> Chunk:
+def to_chunk(draft: Draft) -> Chunk:
     return Chunk(
         request=RequestId("r"), edge=EDGE.name, index=draft.index, epoch=Epoch(1), walk=draft.walk,
         producer_walk=draft.producer_walk, boundary=draft.boundary, final=draft.final,
@@ -115,33 +115,33 @@ def test_items_are_sent_once_in_order_without_straddling_a_walk(policy: ChunkPol
 def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
     policy: ChunkPolicy, prefill: int, decode: int, producer_drives: bool, rng: random.Random
 ) -> None:
-    """Whatever the order of arrival, with repeats, and whoever drives the walk."""
+    """In any order of arrival, with repeats, and with producer-driven or conductor-driven walks."""
     drafts = chunks_of(policy, prefill, decode, marks=producer_drives)
-    arrivals = [on_the_wire(draft) for draft in drafts] * 2
+    arrivals = [to_chunk(draft) for draft in drafts] * 2
     rng.shuffle(arrivals)
-    words = [(d.index, d.producer_walk, d.ordinal) for d in drafts if d.boundary] * 2
-    rng.shuffle(words)
+    reports = [(d.index, d.producer_walk, d.ordinal) for d in drafts if d.boundary] * 2
+    rng.shuffle(reports)
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=not producer_drives)
-    got: list[tuple[int, Walk]] = []
+    received: list[tuple[int, Walk]] = []
 
     def drain() -> None:
         while edge.peek() is not None:
             chunk, _, walk = edge.take()
-            got.append((chunk.index, walk))
+            received.append((chunk.index, walk))
 
-    for position in range(max(len(arrivals), len(words))):
+    for position in range(max(len(arrivals), len(reports))):
         if position < len(arrivals):
             edge.put(arrivals[position], {})
             drain()
-        if not producer_drives and position < len(words):
-            index, walk, ordinal = words[position]
+        if not producer_drives and position < len(reports):
+            index, walk, ordinal = reports[position]
             target = EDGE.consumer_walk(walk, ordinal)
             assert target is not None
             edge.assign_walk(index, target)
             drain()
-    assert [index for index, _ in got] == list(range(len(drafts)))
+    assert [index for index, _ in received] == list(range(len(drafts)))
     assert edge.ended
-    for draft, (_, walk) in zip(drafts, got, strict=True):
+    for draft, (_, walk) in zip(drafts, received, strict=True):
         for item in draft.arrays.get("ids", ()):
             assert walk == expected_walk(int(item), prefill)
 
@@ -149,7 +149,7 @@ def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
 def test_conductor_driven_consumer_waits_for_its_walk() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=True)
     for draft in chunks_of(EACH, 1, 1, marks=False):
-        edge.put(on_the_wire(draft), {})
+        edge.put(to_chunk(draft), {})
     assert edge.peek() is None
     edge.assign_walk(0, PREFILL)
     assert edge.take()[2] == PREFILL
@@ -160,7 +160,7 @@ def test_conductor_driven_consumer_waits_for_its_walk() -> None:
 
 def test_final_chunk_before_earlier_chunks_does_not_end_the_edge() -> None:
     edge = InboundEdge(first_walk=PREFILL, wait_for_walk=False)
-    first, *_, last = [on_the_wire(draft) for draft in chunks_of(EACH, 1, 2)]
+    first, *_, last = [to_chunk(draft) for draft in chunks_of(EACH, 1, 2)]
     edge.put(last, {})
     edge.put(first, {})
     edge.take()
@@ -181,17 +181,17 @@ def test_credit_is_the_bound_less_unconsumed_chunks() -> None:
 
 
 def test_logged_chunks_are_recomputed_without_credit() -> None:
-    """Who consumed it may be gone as well, and the next one waits for tensors of chunks that count as taken, or as under way."""
+    """The consumer may be lost as well; its successor waits for tensors of chunks that count as consumed or under way."""
     edge = OutboundEdge(
         replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, writes_markers=True,
         logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], remote={0, 2}, consumed=1),
     )  # fmt: skip
-    made = [PREFILL, DECODE, DECODE]
-    for index, walk in enumerate(made):
+    walks = [PREFILL, DECODE, DECODE]
+    for index, walk in enumerate(walks):
         assert edge.has_credit()
         drafts = edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)}))
-        again = [] if index == 1 else [(index, True)]
-        assert [(draft.index, draft.is_logged) for draft in drafts] == again, "the log has the bytes of 1"
+        expected = [] if index == 1 else [(index, True)]
+        assert [(draft.index, draft.is_logged) for draft in drafts] == expected, "the log contains the data of chunk 1"
     assert not edge.has_credit()
     edge.add_credit(2)
     assert edge.has_credit()

@@ -1,4 +1,4 @@
-"""A worker process that does not go together with the workers there are ends with one line that says in what, and the fix."""
+"""A worker process that does not match the listed workers exits with one line that names the difference and the remedy."""
 
 from pathlib import Path
 
@@ -16,12 +16,18 @@ PREFILL, DECODE = WorkerId("thinker.prefill@there:1:a"), RoleName("thinker.decod
 DTYPE_AND_SIZE = "dtype and page_size_tokens for both halves"
 
 
-@pytest.mark.parametrize(("field", "theirs", "ours"), [("dtype", "bfloat16", "float32"), ("page_size_tokens", "32", "16")])
-def test_split_worker_with_different_page_layout_does_not_join(redis_url: str, field: str, theirs: str, ours: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "listed_value", "own_value"), [("dtype", "bfloat16", "float32"), ("page_size_tokens", "32", "16")]
+)
+def test_split_worker_with_different_page_layout_does_not_join(
+    redis_url: str, field: str, listed_value: str, own_value: str
+) -> None:
     client = connect(redis_url)
-    fields: dict[str, str | bytes] = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: theirs}
+    fields: dict[str, str | bytes] = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: listed_value}
     run(client, scripts.register(PREFILL, "thinker.prefill", 60_000_000, fields))
     client.close()
     worker = WorkerProcess(SPLIT, DECODE, redis_url, build_stage(SPLIT, StageName("thinker"), Path()), dtype="float32")
-    with pytest.raises(VersionSkew, match=f"its {field} is {ours}, that of {PREFILL} is {theirs}; .* set one {DTYPE_AND_SIZE}"):
+    with pytest.raises(
+        VersionSkew, match=f"its {field} is {own_value}, that of {PREFILL} is {listed_value}; .* set one {DTYPE_AND_SIZE}"
+    ):
         worker.run()

@@ -1,4 +1,4 @@
-"""A voice session belongs to the credential that opened it, and one client secret has a bounded number of them, fleet-wide."""
+"""A voice session belongs to the credential that opened it; the sessions of one client secret are bounded across the fleet."""
 
 from typing import cast
 
@@ -15,105 +15,105 @@ KEEP_MS = 60_000
 HOUR_US = 3_600_000_000
 
 
-def answer(
+def hold(
     control: Control, session: str, owner: str, *, new: bool = False, holder: WorkerId = GATEWAY, bound: int = 1
 ) -> list[object]:
     call = scripts.hold_voice(session, holder, KEEP_MS, owner, new=new, bound=bound)
     return cast("list[object]", run(control.client, call))
 
 
-def opened(control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1) -> bool:
-    return len(answer(control, session, owner, new=True, holder=holder, bound=bound)) > 1
+def open_session(control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1) -> bool:
+    return len(hold(control, session, owner, new=True, holder=holder, bound=bound)) > 1
 
 
-def resumed(control: Control, session: str, owner: str) -> bool:
-    return len(answer(control, session, owner)) > 1
+def resume_session(control: Control, session: str, owner: str) -> bool:
+    return len(hold(control, session, owner)) > 1
 
 
-def keep(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
+def save(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
     return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
 
 
-def open_of(control: Control, owner: str) -> set[str]:
+def sessions_of(control: Control, owner: str) -> set[str]:
     return {text(name) for name in cast("list[bytes]", control.client.zrange(keys.voices_of(owner), 0, -1))}
 
 
 def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None:
-    assert opened(control, "by-key", API) and opened(control, "by-secret", SECRET)
+    assert open_session(control, "by-key", API) and open_session(control, "by-secret", SECRET)
     for session, owner in (("by-key", SECRET), ("by-secret", ANOTHER), ("by-secret", API)):
-        assert answer(control, session, owner) == answer(control, "no-such", owner) == []
-    assert resumed(control, "by-key", API) and resumed(control, "by-secret", SECRET)
+        assert hold(control, session, owner) == hold(control, "no-such", owner) == []
+    assert resume_session(control, "by-key", API) and resume_session(control, "by-secret", SECRET)
 
 
 def test_session_without_owner_belongs_to_the_api_key(control: Control) -> None:
-    """An older gateway wrote it."""
+    """Sessions of an older gateway have no owner field."""
     control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
-    assert not resumed(control, "old", SECRET) and resumed(control, "old", API)
+    assert not resume_session(control, "old", SECRET) and resume_session(control, "old", API)
 
 
 def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None:
     control.register(OTHER, "")
-    assert opened(control, "a", SECRET)
-    assert answer(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
+    assert open_session(control, "a", SECRET)
+    assert hold(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
     assert not control.client.exists(keys.voice("b")), "a refused session leaves nothing"
-    assert opened(control, "c", ANOTHER) and all(opened(control, f"key-{number}", API) for number in range(5))
-    assert opened(control, "b", SECRET, bound=2) and answer(control, "d", SECRET, new=True, bound=2) == [b"full"]
+    assert open_session(control, "c", ANOTHER) and all(open_session(control, f"key-{number}", API) for number in range(5))
+    assert open_session(control, "b", SECRET, bound=2) and hold(control, "d", SECRET, new=True, bound=2) == [b"full"]
 
 
 def test_secret_opens_another_session_once_its_session_has_ended(control: Control) -> None:
-    held = answer(control, "a", SECRET, new=True)
+    held = hold(control, "a", SECRET, new=True)
     assert control.run(scripts.end_voice("a", int(text(held[0])))) == "ok"
-    assert opened(control, "b", SECRET)
+    assert open_session(control, "b", SECRET)
     assert control.run(scripts.end_voice("b", None)) == "ok"
-    assert opened(control, "c", SECRET) and open_of(control, SECRET) == {"c"}
+    assert open_session(control, "c", SECRET) and sessions_of(control, SECRET) == {"c"}
 
 
 def test_resumed_session_is_not_counted_twice(control: Control) -> None:
-    assert opened(control, "a", SECRET, bound=2) and resumed(control, "a", SECRET)
-    assert opened(control, "b", SECRET, bound=2) and not opened(control, "c", SECRET, bound=2)
+    assert open_session(control, "a", SECRET, bound=2) and resume_session(control, "a", SECRET)
+    assert open_session(control, "b", SECRET, bound=2) and not open_session(control, "c", SECRET, bound=2)
 
 
 def test_longest_absent_session_is_replaced_first(control: Control) -> None:
-    first, second = (answer(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
-    assert keep(control, "a", first[0], {"away_us": b"20"}) == keep(control, "b", second[0], {"away_us": b"10"}) == "ok"
-    replaced = answer(control, "c", SECRET, new=True, bound=2)
-    assert replaced[3] == [b"b"] and open_of(control, SECRET) == {"a", "c"}
-    assert keep(control, "b", second[0], {}) == "stale", "its gateway learns so"
-    assert not resumed(control, "b", SECRET)
-    assert resumed(control, "a", SECRET)
-    assert not opened(control, "d", SECRET, bound=2), "a client that came back is not away"
+    first, second = (hold(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
+    assert save(control, "a", first[0], {"away_us": b"20"}) == save(control, "b", second[0], {"away_us": b"10"}) == "ok"
+    replaced = hold(control, "c", SECRET, new=True, bound=2)
+    assert replaced[3] == [b"b"] and sessions_of(control, SECRET) == {"a", "c"}
+    assert save(control, "b", second[0], {}) == "stale", "the write notifies its gateway"
+    assert not resume_session(control, "b", SECRET)
+    assert resume_session(control, "a", SECRET)
+    assert not open_session(control, "d", SECRET, bound=2), "a client that returned is not absent"
 
 
 def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
     control.register(OTHER, "")
-    assert opened(control, "a", SECRET, holder=OTHER) and not opened(control, "b", SECRET)
+    assert open_session(control, "a", SECRET, holder=OTHER) and not open_session(control, "b", SECRET)
     control.client.zadd(keys.WORKERS, {OTHER: 1})
-    assert opened(control, "b", SECRET) and open_of(control, SECRET) == {"b"}
+    assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
 
 
 def test_unrenewed_session_is_not_counted(control: Control) -> None:
-    """Neither its record nor its place in the count outlives its time, whatever became of its gateway."""
+    """A session's record and its count expire together, even if its gateway is gone."""
     client: redis.Redis = control.client
-    assert opened(control, "a", SECRET)
+    assert open_session(control, "a", SECRET)
     assert 0 < client.pttl(keys.voices_of(SECRET)) <= KEEP_MS
     client.zadd(keys.voices_of(SECRET), {"a": 1})
-    assert opened(control, "b", SECRET) and open_of(control, SECRET) == {"b"}
+    assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
 
 
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
-    """The age of a queued session starts when it is held again; a session that was written keeps its start."""
-    held = answer(control, "a", API, new=True)
+    """The age of a queued session restarts when it is held again; a session with stored state keeps its start."""
+    held = hold(control, "a", API, new=True)
     began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
     control.client.hset(keys.voice("a"), "started_us", str(began_us))
-    assert int(text(answer(control, "a", API)[1])) < HOUR_US, "it only waited"
+    assert int(text(hold(control, "a", API)[1])) < HOUR_US, "the session was only queued"
     control.client.hset(keys.voice("a"), mapping={"started_us": str(began_us), "state": b"x"})
-    again = answer(control, "a", API)
+    again = hold(control, "a", API)
     assert int(text(again[1])) >= HOUR_US and pairs(again[2])["state"] == b"x"
     assert int(text(again[0])) > int(text(held[0]))
 
 
 def test_operator_end_is_shown_to_the_owner_alone(control: Control) -> None:
-    assert opened(control, "a", SECRET) and opened(control, "b", API)
+    assert open_session(control, "a", SECRET) and open_session(control, "b", API)
     assert control.run(scripts.end_voice("a", None)) == control.run(scripts.end_voice("b", None)) == "ok"
     ended = {name: text(control.client.get(keys.voice_ended(name))) for name in ("a", "b")}
     assert ended == {"a": f"1{SECRET}", "b": "1"}

@@ -1,4 +1,4 @@
-"""A drained worker finishes what it has and takes nothing new; resumed, it takes tasks again; told to stop, it leaves."""
+"""A drained worker finishes its tasks and claims no others; a resumed one claims tasks again; a stopped one leaves."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.support import await_until
 STAGE = "talker"
 
 
-async def seen(client: FleetClient, worker: str) -> WorkerView:
+async def find_worker(client: FleetClient, worker: str) -> WorkerView:
     return next(view for view in await client.telemetry.workers(with_gone=True) if view.id == worker)
 
 
@@ -26,24 +26,26 @@ async def test_drained_worker_finishes_its_tasks_and_claims_no_others(redis_url:
             begun = await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, first.stage)
             await client.operations.order_worker(first.worker, "drain")
-            await await_until(lambda: _is(first.availability.draining), "the worker to learn of it")
-            view = await seen(client, first.worker)
+            await await_until(lambda: _is(first.availability.draining), "the worker to read the order")
+            view = await find_worker(client, first.worker)
             assert view.state == "draining" and [task.request for task in view.tasks] == [spec.id]
             other = await asyncio.to_thread(fleet.add_worker, STAGE)
             later = fake_spec(fleet, seed=2)
             await answer(client, later)
             await collected(stream, spec)
             assert begun.request == spec.id
-            told = {r: await client.telemetry.trace(r) for r in (spec.id, later.id)}
-            owners = {r: t.owner for r, story in told.items() if story for t in story.tasks if t.stage == STAGE}
+            traces = {r: await client.telemetry.trace(r) for r in (spec.id, later.id)}
+            owners = {r: t.owner for r, trace in traces.items() if trace for t in trace.tasks if t.stage == STAGE}
             assert owners == {spec.id: first.worker, later.id: other.worker}
             await client.operations.order_worker(first.worker, "resume")
             await client.operations.order_worker(other.worker, "drain")
-            await await_until(lambda: _is(not first.availability.draining and other.availability.draining), "both to learn of it")
+            await await_until(
+                lambda: _is(not first.availability.draining and other.availability.draining), "both workers to read their orders"
+            )
             again = fake_spec(fleet, seed=3)
             await answer(client, again)
-            story = await client.telemetry.trace(again.id)
-            assert story is not None and next(t.owner for t in story.tasks if t.stage == STAGE) == first.worker
+            trace = await client.telemetry.trace(again.id)
+            assert trace is not None and next(t.owner for t in trace.tasks if t.stage == STAGE) == first.worker
 
 
 async def test_stopped_worker_leaves_after_its_tasks(redis_url: str) -> None:
@@ -55,11 +57,11 @@ async def test_stopped_worker_leaves_after_its_tasks(redis_url: str) -> None:
             await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, loop.stage)
             await client.operations.order_worker(loop.worker, "stop")
-            await await_until(lambda: _is(loop.availability.leaving), "the worker to learn of it")
-            assert not loop.may_leave(), "it has work to do"
-            assert (await seen(client, loop.worker)).state == "leaving"
+            await await_until(lambda: _is(loop.availability.leaving), "the worker to read the order")
+            assert not loop.may_leave(), "the worker has a task"
+            assert (await find_worker(client, loop.worker)).state == "leaving"
             await collected(stream, spec)
-            await await_until(lambda: _is(loop.may_leave()), "it to be done")
+            await await_until(lambda: _is(loop.may_leave()), "the worker to finish its task")
             with pytest.raises(Conflict, match="leaving"):
                 await client.operations.order_worker(loop.worker, "resume")
 

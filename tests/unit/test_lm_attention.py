@@ -12,7 +12,7 @@ from fleet.engine.torch.layout import AttentionParams, Extent, Layout
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
 
 HEADS, KV_HEADS, DIM, LENGTH = 6, 2, 8, 23
-LOOKS = {
+ATTENTION_PARAMS = {
     "plain": AttentionParams(scale=0.4),
     "window": AttentionParams(scale=0.4, window=5),
     "softcap": AttentionParams(scale=0.4, softcap=2.0),
@@ -51,7 +51,7 @@ def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params:
     return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), params).split([stop - start for *_, start, stop in parts]))
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("params", ATTENTION_PARAMS.values(), ids=ATTENTION_PARAMS)
 def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams) -> None:
     pool = make_pool()
     tables = [pool.open_table() for _ in range(3)]
@@ -69,7 +69,7 @@ def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams
         torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), params), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.parametrize("params", ATTENTION_PARAMS.values(), ids=ATTENTION_PARAMS)
 def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
