@@ -16,7 +16,7 @@ from fleet.core.request import Sampling
 from fleet.pocket import export as subject
 from fleet.pocket import shape
 from fleet.pocket.corpus import ChatTurn
-from fleet.pocket.export import PLACES, Answering, Speaking, export
+from fleet.pocket.export import PLACES, GenerationDefaults, SamplingDefaults, export
 from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
@@ -31,7 +31,7 @@ QUESTION = ChatTurn(role="user", text="what is two plus two")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every part as its trainer saves it: other weights than the ones drawn, and some that served training only."""
     folder = tmp_path_factory.mktemp("parts")
-    model = subject._drawn_model()  # pyright: ignore[reportPrivateUsage]
+    model = subject._initial_model()  # pyright: ignore[reportPrivateUsage]
     state: dict[str, Tensor] = {name: value + 0.125 for name, value in model.state_dict().items()}
     state |= {f"thinker.{_placed(name)}": value for name, value in ThinkerModel(seed=3).state_dict().items()}
     files: dict[str, Path] = {}
@@ -113,8 +113,8 @@ def test_export_of_equal_parts_is_byte_identical(folder: Path, parts: dict[str, 
 
 
 def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
-    talker = Speaking(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
-    config = Answering(talker=talker).config()
+    talker = SamplingDefaults(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
+    config = GenerationDefaults(talker=talker).config()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert read_checkpoint_sampling(tmp_path, "talker_") == {
         "temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 50,

@@ -8,9 +8,9 @@ from fleet.core.errors import ConfigError
 from fleet.pocket.corpus import dialogues, sentences
 from fleet.pocket.corpus.families import TABLES
 from fleet.pocket.judge.bigram import END, START, arpa
-from fleet.pocket.judge.grammar import jsgf, says, templates
+from fleet.pocket.judge.grammar import can_produce, jsgf, templates
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.words import MISSING, TEACHERS_WAY, dictionary_text, known_words, unsayable
+from fleet.pocket.judge.words import MISSING, TEACHER_PRONUNCIATION, dictionary_text, known_words, unsayable
 
 
 def test_recogniser_knows_every_corpus_word() -> None:
@@ -23,13 +23,13 @@ def test_recogniser_knows_every_corpus_word() -> None:
 
 
 def test_own_pronunciations_cover_missing_words_only() -> None:
-    with pytest.raises(ConfigError, match="cannot say flurb"):
+    with pytest.raises(ConfigError, match="no pronunciation of flurb"):
         dictionary_text(["cat", "flurb"])
     assert all(word in known_words() for word in MISSING)
 
 
 def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
-    assert set(TEACHERS_WAY) <= set(known_words())
+    assert set(TEACHER_PRONUNCIATION) <= set(known_words())
     lines = dictionary_text(["baa", "opposite"]).splitlines()
     assert lines == [
         "baa B IY EY EY", "baa(2) B AA",
@@ -38,8 +38,8 @@ def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
 
 
 def test_pronunciations_are_unique() -> None:
-    ways = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
-    said = [(way[0], *(part for part in way[1:] if not part.startswith("("))) for way in ways]
+    entries = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
+    said = [(way[0], *(part for part in way[1:] if not part.startswith("("))) for way in entries]
     assert len(said) == len(set(said))
 
 
@@ -73,18 +73,18 @@ def test_grammar_accepts_answers_of_both_splits() -> None:
     for split in ("train", "held_out"):
         for family, tables in TABLES.items():
             answers = {exchange.answer for table in tables for exchange in table.exchanges(split)}
-            assert not [answer for answer in answers if not says(answer)], family
+            assert not [answer for answer in answers if not can_produce(answer)], family
 
 
 def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
     for text in ("the opposite of hot is small", "two plus two is thirty one", "your name is peter", "a cow says woof"):
-        assert says(text), text
+        assert can_produce(text), text
     for text in ("the opposite of hot", "two plus two is a cow", "your name is peter and paul", "say hello"):
-        assert not says(text), text
-    free = [text for text in sentences("held_out", 400, 2) if says(text)]
+        assert not can_produce(text), text
+    free = [text for text in sentences("held_out", 400, 2) if can_produce(text)]
     assert len(free) < 100
     quoted = [d.turns[-1].text for d in dialogues("held_out", 800, 2) if d.turns[-1].text.startswith("you said")]
-    assert quoted and not any(map(says, quoted))
+    assert quoted and not any(map(can_produce, quoted))
 
 
 def test_grammar_contains_no_complete_answer() -> None:

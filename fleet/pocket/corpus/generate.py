@@ -22,8 +22,8 @@ def families() -> tuple[str, ...]:
 def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
     """Yield `count` dialogues of one or more exchanges, every family equally often.
 
-        Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's utterance of the held-out split is
-    in the training split.
+    Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's utterance of the held-out split
+    is in the training split.
     """
     for family, exchanges in islice(_conversations(split, seed), count):
         spoken = [(ChatTurn(role="user", text=each.question), ChatTurn(role="assistant", text=each.answer)) for each in exchanges]
