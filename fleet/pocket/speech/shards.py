@@ -163,7 +163,7 @@ def _files(folder: Path, split: Split, kind: str) -> list[Path]:
 
 
 def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
-    """The codebook of the first training shards, copied for good: refitting would void every code made with it.
+    """Return the stored codebook, or fit it on the first training shards; refitting would invalidate all existing codes.
 
     Raises: ConfigError if there are fewer shards.
     """
