@@ -1,7 +1,7 @@
-"""The recipe of Pocket, from nothing to a folder: the steps in order, each resumable and runnable alone.
+"""Training recipe of Pocket, from the corpus to a checkpoint folder: steps in order, each resumable and runnable alone.
 
-A finished step is quick to run again: its data is kept, and a finished training stops immediately. `STEPS` has the dependencies;
-the two language stages, the codec and the audio tower share only the configuration of the model, so their order is free.
+A finished step is quick to run again: existing data is reused, and a finished training stops immediately. `STEPS` has the
+dependencies; the language stages, the codec and the audio tower share only the model's configuration, so their order is free.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """Options of a run. `folder`: of data and trained parts. `device`: of the trainings, such as cuda.
+    """Options of a run. `folder`: data and trained parts. `device`: torch device of the trainings, such as cuda.
 
-    `share` scales the steps of each training: less than 1 tries the recipe, with worse results. `start`: an exported folder whose
-    weights the trainings start from, of the same shape and, for codec and Talker, the same codebook.
+    `share` scales the steps of each training: less than 1 tests the recipe, with worse results. `start`: an exported folder from
+    whose weights the trainings start, of the same shape and, for codec and Talker, the same codebook.
     """
 
     folder: Path = DEFAULT_FOLDER
@@ -41,8 +41,8 @@ class RecipeOptions:
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            why = str(error).splitlines()[0]
-            raise BadInput(f"device: {self.device!r} is not available ({why}); use cpu", param="device") from error
+            cause = str(error).splitlines()[0]
+            raise BadInput(f"device: {self.device!r} is not available ({cause}); use cpu", param="device") from error
 
     @property
     def speech(self) -> Path:
@@ -63,7 +63,7 @@ class RecipeOptions:
         return schedule.scaled(self.share)
 
     def keep_start(self, part: str, name: str) -> None:
-        """If the training `name` was never run, use the weights of `part` in `start` as its result."""
+        """If the training `name` has no result, use the weights of `part` in `start` as its result."""
         from safetensors.torch import save_file
 
         from fleet.pocket.export import part_of

@@ -1,8 +1,8 @@
-"""What Pocket is: the sizes, ids and voices that every part of it agrees on, so that all parts can be trained at the same time.
+"""Sizes, ids and voices that all parts of Pocket share.
 
-Text is fed to both language stages through one table that is drawn from a seed and never trained (`text_table`), and codes are
-fixed before anything is trained; so no part waits for another. No MLP has a choice of experts: at this size a mixture costs more
-than it gives. Knows no weights.
+Parts can be trained in parallel: both language stages read text through one embedding that is initialized from a seed and never
+trained (`text_table`), and the codes are fixed before any training. No MLP chooses among experts: at this size a mixture costs
+more than it gains.
 """
 
 from collections.abc import Mapping
@@ -21,36 +21,36 @@ SEED: Final = 7
 FRAME_S: Final = 0.08
 SAMPLES_PER_FRAME: Final = 1920
 NUM_CODE_GROUPS: Final = 8
-"""Seven residual codebooks of the sound's shape, then the number of glottal cycles in the frame."""
+"""Seven residual codebooks of the spectrum, then the number of glottal cycles in the frame."""
 CODEBOOK_SIZE: Final = 512
 LEAD_FRAMES: Final = 4
-"""Silent frames before the first word, so that text (one symbol a frame) is ahead of speech."""
+"""Silent frames before the first word, so that text (one symbol per frame) stays ahead of speech."""
 VOICES: Final[Mapping[str, Voice]] = {
     "chelsie": Voice(name="en-us+f5", rate_wpm=140, pitch=50, pitch_range=40),
     "ethan": Voice(name="en-us", rate_wpm=140, pitch=85, pitch_range=40),
 }
-"""The speakers, each taught by one voice of the teacher, of a pitch that whole cycles a frame render within a semitone."""
+"""Speakers and the teacher's voice of each, with a pitch that whole cycles per frame represent within a semitone."""
 
 SPECIALS: Final = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|says|>",
     "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>",
     "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
 )  # fmt: skip
-"""Numbered after the symbols. A turn is `<|im_start|> role <|says|> text <|im_end|>`, with nothing between turns."""
+"""Special symbols, with the ids after `SYMBOLS`. A turn is `<|im_start|> role <|says|> text <|im_end|>`, without separators."""
 TOKEN_ID: Final[Mapping[str, int]] = {name: len(SYMBOLS) + index for index, name in enumerate(SPECIALS)}
 VOCAB_SIZE: Final = 80
 
 HIDDEN: Final = 256
-"""Of the Thinker, the Talker and the code predictor alike."""
+"""Hidden size of the Thinker, the Talker and the code predictor."""
 HEAD_DIM: Final = 64
 ROPE_THETA: Final = 10_000.0
 CONTROL_IDS: Final = 1024
-"""`generate` never draws the Talker's last 1024 ids, its end excepted: codes come first, controls after them."""
+"""Number of the Talker's last ids, which `generate` never draws, except its end: the codes are before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecIds:
-    """Controls in the Talker's vocabulary."""
+    """Control ids in the Talker's vocabulary."""
 
     pad: int = CODEBOOK_SIZE
     bos: int = CODEBOOK_SIZE + 1
@@ -68,12 +68,12 @@ CODEC_IDS: Final = CodecIds()
 
 
 def text_table() -> Tensor:
-    """[VOCAB_SIZE, HIDDEN] of float32: the Thinker's embedding, which the Talker reads too. The same on every machine."""
+    """Return the Thinker's embedding, which the Talker shares: [VOCAB_SIZE, HIDDEN] of float32, the same on every machine."""
     return torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(SEED)).half().float()
 
 
 def model_config() -> Json:
-    """config.json. Source of the keys: configuration_qwen3_omni_moe.py of transformers 5.23."""
+    """Return the content of config.json. Source of the keys: configuration_qwen3_omni_moe.py of transformers 5.23."""
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "assistant_token_id": TOKEN_ID["<|assistant|>"],
@@ -116,9 +116,10 @@ def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
 
 
 def _mlps(*, dense_layers: int, expert_size: int, shared_size: int) -> Json:
-    """The Thinker's layers may be dense; the Talker's always have experts, so it has one, chosen with weight 1.
+    """Return the keys of the MLPs and of the rotary embedding.
 
-    The rotary embedding is the multimodal one, equal to the plain one where nothing is seen.
+    The Thinker's layers may be dense; the Talker's must have experts, so they have one, whose weight is always 1. The rotary
+    embedding is the multimodal one, which equals the plain one without images.
     """
     scaling = {"interleaved": True, "mrope_interleaved": True, "mrope_section": [12, 10, 10]}
     return {
@@ -135,7 +136,7 @@ def _mlps(*, dense_layers: int, expert_size: int, shared_size: int) -> Json:
     }
 
 
-def _seen() -> Json:
+def _media_ids() -> Json:
     return {
         "audio_end_token_id": TOKEN_ID["<|audio_end|>"],
         "audio_start_token_id": TOKEN_ID["<|audio_start|>"],
@@ -152,7 +153,7 @@ def _seen() -> Json:
 def _thinker() -> Json:
     text = _decoder(num_layers=6, intermediate_size=768) | _mlps(dense_layers=6, expert_size=64, shared_size=0)
     text |= {"model_type": "qwen3_omni_moe_text", "use_qk_norm": True, "vocab_size": VOCAB_SIZE}
-    return _seen() | {
+    return _media_ids() | {
         "audio_config": _audio_tower(),
         "dtype": "float32",
         "model_type": "qwen3_omni_moe_thinker",
@@ -188,7 +189,7 @@ def _audio_tower() -> Json:
 
 
 def _vision_tower() -> Json:
-    """As small as the architecture allows: Pocket does not see, and its weights stay as drawn."""
+    """Return the smallest vision tower that the architecture allows: Pocket reads no images, and these weights are untrained."""
     return {
         "apply_vit_abs_pos_embed": True,
         "deepstack_visual_indexes": [0],
@@ -222,7 +223,7 @@ def _talker() -> Json:
         "num_code_groups": NUM_CODE_GROUPS,
         "vocab_size": CODEBOOK_SIZE,
     }
-    return _seen() | {
+    return _media_ids() | {
         "accept_hidden_layer": 3,
         "codec_bos_id": CODEC_IDS.bos,
         "codec_eos_token_id": CODEC_IDS.eos,

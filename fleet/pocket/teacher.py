@@ -1,7 +1,7 @@
-"""The teacher's voice: espeak-ng, asked for the samples and the start of every word in one synthesis.
+"""The teacher: espeak-ng, which synthesizes speech with the start of every word.
 
-espeak-ng keeps one state per process: speakers take turns, and the phase of the voice goes on from one text to the next, so that
-only the same texts in the same order, from the start of a process, are the same samples. Knows nothing of features and frames.
+espeak-ng has one state per process: syntheses are serialized, and the phase of the voice carries over from text to text. So the
+samples are reproducible only for the same texts in the same order from the start of a process.
 Source: speak_lib.h of espeak-ng 1.51.
 """
 
@@ -28,16 +28,16 @@ _SYNCHRONOUS, _DONT_EXIT = 2, 0x8000
 _RATE, _PITCH, _PITCH_RANGE = 1, 3, 4
 _BY_CHARACTER, _UTF8, _WITH_PHONEMES = 1, 1, 0x100
 _END_OF_EVENTS, _WORD = 0, 1
-# Spelt words: "c a t". A lone "a" is the article, which espeak-ng says otherwise than the letter.
-_SPELT = re.compile(r"\b[a-z](?: [a-z]){2,}\b|\ba$")
+# Spelled words: "c a t". Otherwise "a" is the article, which espeak-ng pronounces differently from the letter.
+_SPELLED = re.compile(r"\b[a-z](?: [a-z]){2,}\b|\ba$")
 _LETTER_A = "[[eI]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice:
-    """`name` is a file that `espeak-ng --voices=en` lists, with a variant if wanted: `en-us`, `en-gb-x-rp`, `en-us+f3`.
+    """A voice of espeak-ng. `name`: a file that `espeak-ng --voices=en` lists, with an optional variant: `en-us`, `en-us+f3`.
 
-    Units: `rate_wpm` words a minute (80..450); `pitch` and `pitch_range` 0..99, 50 the voice's own.
+    Units: `rate_wpm` words per minute (80..450); `pitch` and `pitch_range` 0..99, 50 is the voice's default.
     """
 
     name: str = "en-us"
@@ -48,9 +48,9 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesizedSpeech:
-    """Mono samples of 24 kHz in -1..1, and when each word of the text starts.
+    """Mono samples at 24 kHz in -1..1, and the start of each word of the text.
 
-    Invariants: a start for every word, none before the one ahead of it.
+    Invariants: one start for every word, in ascending order.
     """
 
     samples: NDArray[np.float32]
@@ -78,16 +78,16 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes
 
 
 class Teacher:
-    """Speaks texts.
+    """Synthesizes texts.
 
-    Raises: ConfigError where espeak-ng is missing, or has no voice of the name.
+    Raises: ConfigError if espeak-ng is missing or lacks the voice.
     """
 
     def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
         self._engine = _engine(tuple(libraries))
 
     def speak(self, text: str, voice: Voice | None = None) -> SynthesizedSpeech:
-        """One utterance of a spoken text, not trimmed; without a voice, in the default one."""
+        """Synthesize a text that is normalized by `spoken`; the samples are not trimmed."""
         words = [_LETTER_A if is_letter else word for word, is_letter in zip(text.split(), letters_a(text), strict=True)]
         if not words:
             return SynthesizedSpeech(samples=np.zeros(0, np.float32), word_starts_s=())
@@ -102,20 +102,19 @@ class Teacher:
 
 
 def letters_a(text: str) -> list[bool]:
-    """For each word whether it is the letter A: within a spelt word, or as the last word, where no article can be."""
-    spelt = [match.span() for match in _SPELT.finditer(text)]
+    """Return True for each word that is the letter A: in a spelled word, or as the last word, where no article can be."""
+    spelled = [match.span() for match in _SPELLED.finditer(text)]
     begins = _begins(text.split())
     return [
-        word == "a" and any(first <= begin < end for first, end in spelt)
+        word == "a" and any(first <= begin < end for first, end in spelled)
         for word, begin in zip(text.split(), begins, strict=True)
     ]
 
 
 def word_starts(words: Sequence[str], events: Sequence[tuple[int, int]], end: int) -> list[float]:
-    """The sample each word starts at, of events (character, sample).
+    """Return the sample at which each word starts, from events (character, sample).
 
-    espeak-ng says some pairs ("of the") as one word with one event; the second then starts in proportion to the letters
-    between the events around it.
+    espeak-ng has one event for some pairs of words ("of the"); the start of the second is interpolated by letters.
     """
     begins = _begins(words)
     anchors = {0: 0}
@@ -131,7 +130,7 @@ def _begins(words: Sequence[str]) -> list[int]:
 
 @cache
 def _engine(libraries: tuple[str, ...]) -> "_Engine":
-    """The process's one engine: initialising espeak-ng again would drop the callback of the first."""
+    """Return the process's only engine: initialising espeak-ng again would drop the callback of the first."""
     return _Engine(_library(libraries))
 
 
@@ -150,7 +149,7 @@ class _Engine:
         self._lock = Lock()
         self._blocks: list[NDArray[np.int16]] = []
         self._events: list[tuple[int, int]] = []
-        # Kept here because the library holds on to it without a reference.
+        # The library does not hold a reference, so this keeps the callback alive.
         self._callback = _Callback(self._receive)
         self.rate_hz = int(library.espeak_Initialize(_SYNCHRONOUS, 0, None, _DONT_EXIT))
         if self.rate_hz <= 0:
@@ -158,7 +157,7 @@ class _Engine:
         library.espeak_SetSynthCallback(self._callback)
 
     def synthesise(self, text: str, voice: Voice) -> tuple[NDArray[np.int16], list[tuple[int, int]]]:
-        """The samples, and (character, sample) of every word event; characters count from 0."""
+        """Return the samples, and (character, sample) of every word event; characters count from 0."""
         encoded = text.encode() + b"\0"
         with self._lock:
             self._blocks, self._events = [], []
@@ -167,7 +166,7 @@ class _Engine:
                 encoded, ctypes.c_size_t(len(encoded)), 0, _BY_CHARACTER, 0, _UTF8 | _WITH_PHONEMES, None, None
             )
             if failed or not self._blocks:
-                raise ConfigError(f"espeak-ng did not say {text!r} in the voice {voice.name!r}", param="teacher")
+                raise ConfigError(f"espeak-ng failed to synthesize {text!r} in the voice {voice.name!r}", param="teacher")
             return np.concatenate(self._blocks), self._events
 
     def _set(self, voice: Voice) -> None:

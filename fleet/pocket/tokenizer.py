@@ -1,7 +1,7 @@
-"""Pocket's tokenizer, chat template and processor files, as `transformers` and any other server of the checkpoint reads them.
+"""Pocket's tokenizer, chat template and processor files, in the formats of `transformers`.
 
-The tokenizer writes typed text as the corpus's `encode(spoken(text))` does, by rules alone: nothing is learnt. Names of symbols
-within tokenizer.json: `a` begins a word, `##a` goes on with it. Knows no weights and no model dimensions.
+The tokenizer encodes typed text like the corpus's `encode(spoken(text))`, by rules alone. Names of symbols in tokenizer.json:
+`a` begins a word, `##a` continues one.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from fleet.pocket.corpus import SYMBOLS
 from fleet.pocket.corpus.text import ACCENT, SIGNS, number
 from fleet.pocket.shape import SPECIALS, TOKEN_ID
 
-GOES_ON = "##"
+CONTINUATION = "##"
 MAX_WORD_LEN = 100_000
 """Longer words are dropped: more than any prompt holds."""
 
-# The roles' symbols are names of their own; a system message is dropped, since Pocket reads no instructions.
+# Each role is one special symbol; system messages are dropped, because Pocket was not trained on instructions.
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role in ('user', 'assistant') -%}
 {{- '<|im_start|><|' + message.role + '|><|says|>' -}}
@@ -47,17 +47,19 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer() -> Tokenizer:
-    """The tokenizer, every id as `shape` numbers it."""
+    """Build the tokenizer, with the ids of `shape`."""
     vocabulary = {_piece(symbol): index for index, symbol in enumerate(SYMBOLS)}
-    # No text has a piece that is unknown: what is no letter does not pass the normalizer.
+    # No piece is unknown: the normalizer removes everything except letters.
     pieces = WordPiece(
-        vocabulary, unk_token=_piece("'"), continuing_subword_prefix=GOES_ON, max_input_chars_per_word=MAX_WORD_LEN
+        vocabulary, unk_token=_piece("'"), continuing_subword_prefix=CONTINUATION, max_input_chars_per_word=MAX_WORD_LEN
     )
     tokenizer = Tokenizer(pieces)
-    tokenizer.normalizer = normalizers.Sequence([_as_plain(), *_as_said(), *_as_words()])
+    tokenizer.normalizer = normalizers.Sequence([_plain_letters(), *_spoken_signs(), *_word_boundaries()])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # The first piece keeps its mark where a text is cut within a word.
-    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(prefix=GOES_ON, cleanup=False), decoders.Replace(GOES_ON, "")])
+    # The first piece keeps its mark if the ids start within a word.
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.WordPiece(prefix=CONTINUATION, cleanup=False), decoders.Replace(CONTINUATION, "")]
+    )
     specials = [AddedToken(name, special=True, normalized=False) for name in SPECIALS]
     tokenizer.add_special_tokens(specials)  # pyright: ignore[reportUnknownMemberType]
     assert {name: tokenizer.token_to_id(name) for name in SPECIALS} == TOKEN_ID
@@ -65,7 +67,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_files(out_dir: Path) -> None:
-    """Everything of the checkpoint's folder that reads and writes text, and how sound is cut into features."""
+    """Write the tokenizer, the chat template and the processor's configuration to the checkpoint's folder."""
     build_tokenizer().save(str(out_dir / "tokenizer.json"))
     config = {
         "added_tokens_decoder": {str(TOKEN_ID[name]): _added_token(name) for name in SPECIALS},
@@ -84,10 +86,10 @@ def write_files(out_dir: Path) -> None:
 
 
 def _piece(symbol: str) -> str:
-    return symbol.lower() if symbol.isupper() else GOES_ON + symbol
+    return symbol.lower() if symbol.isupper() else CONTINUATION + symbol
 
 
-def _as_plain() -> normalizers.Normalizer:
+def _plain_letters() -> normalizers.Normalizer:
     return normalizers.Sequence(
         [
             normalizers.Lowercase(),
@@ -98,8 +100,8 @@ def _as_plain() -> normalizers.Normalizer:
     )
 
 
-def _as_said() -> Iterator[normalizers.Normalizer]:
-    """Signs and numbers in words. A rule's replacement is fixed text, so a number is said from its first digit to its last."""
+def _spoken_signs() -> Iterator[normalizers.Normalizer]:
+    """Yield the rules that write signs and numbers in words, digit by digit, because a rule's replacement is a fixed text."""
     yield from (_rule(sign, f" {word} ") for sign, word in SIGNS.items())
     yield _rule("(?<=[0-9])(?=[0-9]{3})|(?<=[0-9]{2})(?=[0-9]{2})|(?<=[0-9]{3})(?=[0-9])", " ")
     yield _rule("(?<![0-9])0+(?=[0-9])", "")
@@ -113,8 +115,8 @@ def _as_said() -> Iterator[normalizers.Normalizer]:
         yield _rule(str(digit), f" {number(digit)} ")
 
 
-def _as_words() -> Iterator[normalizers.Normalizer]:
-    """Apostrophes are letters within a word only; whatever else is no letter parts words."""
+def _word_boundaries() -> Iterator[normalizers.Normalizer]:
+    """Yield the rules that split words at all other characters; an apostrophe is a letter only within a word."""
     yield _rule("[^a-z']", " ")
     yield _rule("(?<![a-z'])'+|'+(?![a-z'])", "")
 

@@ -1,4 +1,4 @@
-"""The codec's trainer, on sounds made up here."""
+"""Training of the codec, on synthetic features."""
 
 import numpy as np
 import pytest
@@ -44,15 +44,15 @@ def codes_of(codec: Codec, count: int) -> torch.Tensor:
 @torch.no_grad()
 def test_training_forward_equals_transformers(codec: Codec) -> None:
     codes = codes_of(codec, 9)
-    theirs = codec.module(codes)[:, 0]
-    ours = decode(codec.module, codes)
-    assert ours.clamp(-1, 1).numpy() == pytest.approx(theirs.numpy(), abs=1e-4)
-    assert theirs.shape[1] == 9 * shape.SAMPLES_PER_FRAME - LOOKAHEAD_SAMPLES
+    expected = codec.module(codes)[:, 0]
+    computed = decode(codec.module, codes)
+    assert computed.clamp(-1, 1).numpy() == pytest.approx(expected.numpy(), abs=1e-4)
+    assert expected.shape[1] == 9 * shape.SAMPLES_PER_FRAME - LOOKAHEAD_SAMPLES
 
 
 @torch.no_grad()
 def test_code_changes_no_sample_before_its_lookahead(codec: Codec) -> None:
-    """So sample i of the output is sample i of the target."""
+    """Sample i of the output therefore corresponds to sample i of the target."""
     codes = codes_of(codec, 9)
     changed = codes.clone()
     changed[:, 0, 5] = (codes[:, 0, 5] + 1) % 16
@@ -79,12 +79,12 @@ def test_codec_step_is_deterministic_and_trains_every_weight(codec: Codec) -> No
     again, _ = codec.loss(np.random.default_rng(3), 0)
     assert float(first.detach()) == float(again.detach())
     assert set(figures) == {"wave", "convergence", "log_spectra"}
-    untaught = [
+    untrained = [
         name
         for name, weight in codec.module.named_parameters()
         if weight.grad is None or not weight.grad.isfinite().all() or not weight.grad.any()
     ]
-    assert untaught == []
+    assert untrained == []
 
 
 def test_codec_initial_weights_depend_on_seed_only(book: Codebook, codec: Codec) -> None:

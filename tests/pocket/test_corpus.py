@@ -1,4 +1,4 @@
-"""The dialogues: even, repeatable, right, short enough to be spoken, and what is held out is never trained."""
+"""Dialogues of the corpus: balanced, reproducible, right, short, and without held-out texts in training."""
 
 import re
 from collections import Counter
@@ -25,11 +25,11 @@ def drawn(request: pytest.FixtureRequest) -> list[Dialogue]:
 
 
 def texts(split: Split, role: str | None = None) -> Iterator[str]:
-    """Every sentence that a table of the split can make, and many that cannot be listed."""
+    """Yield every sentence of the split's tables, and many drawn ones that cannot be listed."""
     turns = (turn for dialogue in dialogues(split, NUM_DRAWN, seed=2) for turn in dialogue.turns)
     yield from (turn.text for turn in turns if role in (None, turn.role))
-    tells = [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)]
-    for exchange in [*tells, *(exchange for family in TABLES for exchange in list_exchanges(split, family))]:
+    statements = [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)]
+    for exchange in [*statements, *(exchange for family in TABLES for exchange in list_exchanges(split, family))]:
         yield exchange.question
         if role is None:
             yield exchange.answer
@@ -136,42 +136,44 @@ def test_memory_answers_follow_from_earlier_turns(drawn: list[Dialogue]) -> None
     for dialogue in drawn:
         if dialogue.family != "memory":
             continue
-        said = [turn.text for turn in dialogue.turns[:-2] if turn.role == "user"]
+        utterances = [turn.text for turn in dialogue.turns[:-2] if turn.role == "user"]
         answer = dialogue.turns[-1].text
         if answer.startswith("you said "):
             is_first = "first" in dialogue.turns[-2].text
-            assert answer == f"you said {said[0 if is_first else -1]}"
+            assert answer == f"you said {utterances[0 if is_first else -1]}"
             seen["quoted"] += 1
         elif answer in {fact.untold for fact in memory.FACTS}:
-            assert not told(said, next(fact for fact in memory.FACTS if fact.untold == answer))
+            assert not stated_values(utterances, next(fact for fact in memory.FACTS if fact.untold == answer))
             seen["untold"] += 1
         else:
-            assert any(answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in told(said, fact))
+            assert any(
+                answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in stated_values(utterances, fact)
+            )
             seen["recalled"] += 1
     assert min(seen[kind] for kind in ("quoted", "untold", "recalled")) > 50
 
 
-def told(said: list[str], fact: memory.Fact) -> set[str]:
-    tells = {
+def stated_values(utterances: list[str], fact: memory.Fact) -> set[str]:
+    values = {
         ask.format_map(row): row["value"]
         for ask in (*fact.statements.asks, *fact.statements.new_asks)
         for row in fact.statements.rows
     }
-    return {tells[text] for text in said if text in tells}
+    return {values[text] for text in utterances if text in values}
 
 
 def test_invented_words_appear_in_slots_for_any_word() -> None:
-    """In questions and in what is remembered, spelled and said after the user; and nothing of it is held out."""
+    """Invented words are in questions and in answers that recall, spell or repeat; no such text is held out."""
     real = {word for text in texts("train") for word in text.split()}
-    strange: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for dialogue in dialogues("invented", NUM_DRAWN, seed=2):
-        said = {word for turn in dialogue.turns if turn.role == "user" for word in turn.text.split()} - real
+        invented = {word for turn in dialogue.turns if turn.role == "user" for word in turn.text.split()} - real
         answer = dialogue.turns[-1].text
-        strange[dialogue.family] += bool(said)
-        strange[f"{dialogue.family} repeats"] += any(word in answer.split() or " ".join(word) == answer for word in said)
-    assert min(strange[name] for name in ("memory", "memory repeats", "spelling", "spelling repeats", "repeat repeats")) > 100
-    asked = {turn.text for dialogue in dialogues("invented", NUM_DRAWN, seed=3) for turn in dialogue.turns}
-    assert asked.isdisjoint(texts("held_out", "user"))
+        counts[dialogue.family] += bool(invented)
+        counts[f"{dialogue.family} repeats"] += any(word in answer.split() or " ".join(word) == answer for word in invented)
+    assert min(counts[name] for name in ("memory", "memory repeats", "spelling", "spelling repeats", "repeat repeats")) > 100
+    texts_drawn = {turn.text for dialogue in dialogues("invented", NUM_DRAWN, seed=3) for turn in dialogue.turns}
+    assert texts_drawn.isdisjoint(texts("held_out", "user"))
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -1,4 +1,4 @@
-"""What ships beside the weights: the card's links lead somewhere, the sounds are small, and all of it is in the wheel."""
+"""Files shipped beside the weights: valid links in the model card, small audio files, and all of them in the wheel."""
 
 import re
 import tomllib

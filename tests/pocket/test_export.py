@@ -1,4 +1,4 @@
-"""The folder that Pocket ships as: loaded by `transformers` and by Fleet, with the weights that were trained."""
+"""The exported folder: loaded by `transformers` and by Fleet, with the trained weights."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from fleet.core.request import Sampling
 from fleet.pocket import export as subject
 from fleet.pocket import shape
 from fleet.pocket.corpus import ChatTurn
-from fleet.pocket.export import PLACES, Answering, Speaking, export
+from fleet.pocket.export import PLACES, GenerationDefaults, SamplingDefaults, export
 from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
@@ -29,27 +29,27 @@ QUESTION = ChatTurn(role="user", text="what is two plus two")
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every part as its trainer saves it: other weights than the ones drawn, and some that served training only."""
+    """Weight files of all parts as the trainings save them, different from the initial weights, some for training only."""
     folder = tmp_path_factory.mktemp("parts")
-    model = subject._drawn_model()  # pyright: ignore[reportPrivateUsage]
+    model = subject._initial_model()  # pyright: ignore[reportPrivateUsage]
     state: dict[str, Tensor] = {name: value + 0.125 for name, value in model.state_dict().items()}
-    state |= {f"thinker.{_placed(name)}": value for name, value in ThinkerModel(seed=3).state_dict().items()}
+    state |= {f"thinker.{_exported_name(name)}": value for name, value in ThinkerModel(seed=3).state_dict().items()}
     files: dict[str, Path] = {}
     for part, places in PLACES.items():
         named = {_renamed(name, places): value for name, value in state.items() if name.startswith(tuple(places.values()))}
         files[part] = folder / f"{part}.safetensors"
-        helping = {"pointer.weight": torch.zeros(1)} if part == "talker" else {}
-        save_file(named | helping, files[part])
+        training_only = {"pointer.weight": torch.zeros(1)} if part == "talker" else {}
+        save_file(named | training_only, files[part])
     return files
 
 
-def _placed(name: str) -> str:
+def _exported_name(name: str) -> str:
     return name if name.startswith("lm_head.") else f"model.language_model.{name.removeprefix('model.')}"
 
 
 def _renamed(name: str, places: Mapping[str, str]) -> str:
-    trained, placed = next((trained, placed) for trained, placed in places.items() if name.startswith(placed))
-    return trained + name.removeprefix(placed)
+    trained, target = next((trained, target) for trained, target in places.items() if name.startswith(target))
+    return trained + name.removeprefix(target)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def test_transformers_loads_every_trained_weight(folder: Path, parts: dict[str, 
     model, found = from_pretrained("Qwen3OmniMoeForConditionalGeneration", folder, dtype=torch.float32, output_loading_info=True)
     assert not any(found.values()), found
     state: Mapping[str, Tensor] = model.state_dict()
-    num_seen = 0
+    num_compared = 0
     for part, places in PLACES.items():
         for name, value in load_file(parts[part]).items():
-            for trained, placed in places.items():
+            for trained, target in places.items():
                 if name.startswith(trained):
-                    assert torch.equal(state[placed + name.removeprefix(trained)], value.half().float()), name
-                    num_seen += 1
-    assert num_seen == sum(not name.startswith("thinker.model.visual.") for name in state)
+                    assert torch.equal(state[target + name.removeprefix(trained)], value.half().float()), name
+                    num_compared += 1
+    assert num_compared == sum(not name.startswith("thinker.model.visual.") for name in state)
     assert torch.equal(state["thinker.model.language_model.embed_tokens.weight"], shape.text_table())
 
 
@@ -113,8 +113,8 @@ def test_export_of_equal_parts_is_byte_identical(folder: Path, parts: dict[str, 
 
 
 def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
-    talker = Speaking(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
-    config = Answering(talker=talker).config()
+    talker = SamplingDefaults(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
+    config = GenerationDefaults(talker=talker).config()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert read_checkpoint_sampling(tmp_path, "talker_") == {
         "temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 50,
@@ -124,9 +124,9 @@ def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
 
 
 def test_export_refuses_missing_part_unless_allowed(parts: dict[str, Path], tmp_path: Path) -> None:
-    some = {name: parts[name] for name in ("thinker", "talker")}
+    two_parts = {name: parts[name] for name in ("thinker", "talker")}
     with pytest.raises(ConfigError, match="codec, hearing missing"):
-        export(some, tmp_path / "out")
+        export(two_parts, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

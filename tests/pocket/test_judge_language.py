@@ -1,4 +1,4 @@
-"""What the judge tells its recogniser of the language: words, bigrams, grammar."""
+"""Language models of the evaluation's recogniser: pronunciations, bigrams, grammar."""
 
 from collections import defaultdict
 
@@ -8,14 +8,14 @@ from fleet.core.errors import ConfigError
 from fleet.pocket.corpus import dialogues, sentences
 from fleet.pocket.corpus.families import TABLES
 from fleet.pocket.judge.bigram import END, START, arpa
-from fleet.pocket.judge.grammar import jsgf, says, templates
+from fleet.pocket.judge.grammar import can_produce, jsgf, templates
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.words import MISSING, TEACHERS_WAY, dictionary_text, known_words, unsayable
+from fleet.pocket.judge.words import MISSING, TEACHER_PRONUNCIATION, dictionary_text, known_words, unsayable
 
 
-def test_recogniser_knows_every_corpus_word() -> None:
-    said = {word for split in ("train", "held_out") for text in sentences(split, 3000, 9) for word in text.split()}
-    assert said <= set(known_words())
+def test_recogniser_has_every_corpus_word() -> None:
+    words = {word for split in ("train", "held_out") for text in sentences(split, 3000, 9) for word in text.split()}
+    assert words <= set(known_words())
     assert unsayable(known_words()) == []
     lines = dictionary_text(known_words()).splitlines()
     assert {"a AH", "a(2) EY", "oink OY NG K"} <= set(lines)
@@ -23,13 +23,13 @@ def test_recogniser_knows_every_corpus_word() -> None:
 
 
 def test_own_pronunciations_cover_missing_words_only() -> None:
-    with pytest.raises(ConfigError, match="cannot say flurb"):
+    with pytest.raises(ConfigError, match="no pronunciation of flurb"):
         dictionary_text(["cat", "flurb"])
     assert all(word in known_words() for word in MISSING)
 
 
 def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
-    assert set(TEACHERS_WAY) <= set(known_words())
+    assert set(TEACHER_PRONUNCIATION) <= set(known_words())
     lines = dictionary_text(["baa", "opposite"]).splitlines()
     assert lines == [
         "baa B IY EY EY", "baa(2) B AA",
@@ -38,57 +38,57 @@ def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
 
 
 def test_pronunciations_are_unique() -> None:
-    ways = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
-    said = [(way[0], *(part for part in way[1:] if not part.startswith("("))) for way in ways]
-    assert len(said) == len(set(said))
+    entries = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
+    pronunciations = [(entry[0], *(part for part in entry[1:] if not part.startswith("("))) for entry in entries]
+    assert len(pronunciations) == len(set(pronunciations))
 
 
 def test_bigram_probabilities_sum_to_one() -> None:
     vocabulary = ["a", "b", "c", "never"]
     model = arpa(["a b", "a c", "a b c", "b"], vocabulary)
-    share, left, pairs = _read(model)
+    probability, backoffs, pairs = _read(model)
     words = [*vocabulary, END]
-    assert sum(share[word] for word in words) == pytest.approx(1, abs=1e-3)
+    assert sum(probability[word] for word in words) == pytest.approx(1, abs=1e-3)
     for first in (START, *vocabulary):
-        follows = {word: pairs[first].get(word, left[first] * share[word]) for word in words}
-        assert sum(follows.values()) == pytest.approx(1, abs=2e-3), first
-    assert share["never"] > 0 and pairs["a"]["b"] > pairs["a"]["c"] > left["a"] * share["never"]
+        after_first = {word: pairs[first].get(word, backoffs[first] * probability[word]) for word in words}
+        assert sum(after_first.values()) == pytest.approx(1, abs=2e-3), first
+    assert probability["never"] > 0 and pairs["a"]["b"] > pairs["a"]["c"] > backoffs["a"] * probability["never"]
 
 
 def _read(model: str) -> tuple[dict[str, float], dict[str, float], dict[str, dict[str, float]]]:
-    share: dict[str, float] = {}
-    left: dict[str, float] = {}
+    probability: dict[str, float] = {}
+    backoffs: dict[str, float] = {}
     pairs: defaultdict[str, dict[str, float]] = defaultdict(dict)
     unigrams, bigrams = model.split("\\1-grams:")[1].split("\\2-grams:")
     for line in unigrams.strip().splitlines():
         log, word, backoff = line.split()
-        share[word], left[word] = 10 ** float(log), 10 ** float(backoff)
+        probability[word], backoffs[word] = 10 ** float(log), 10 ** float(backoff)
     for line in bigrams.replace("\\end\\", "").strip().splitlines():
         log, first, second = line.split()
         pairs[first][second] = 10 ** float(log)
-    return share, left, pairs
+    return probability, backoffs, pairs
 
 
 def test_grammar_accepts_answers_of_both_splits() -> None:
     for split in ("train", "held_out"):
         for family, tables in TABLES.items():
             answers = {exchange.answer for table in tables for exchange in table.exchanges(split)}
-            assert not [answer for answer in answers if not says(answer)], family
+            assert not [answer for answer in answers if not can_produce(answer)], family
 
 
 def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
     for text in ("the opposite of hot is small", "two plus two is thirty one", "your name is peter", "a cow says woof"):
-        assert says(text), text
+        assert can_produce(text), text
     for text in ("the opposite of hot", "two plus two is a cow", "your name is peter and paul", "say hello"):
-        assert not says(text), text
-    free = [text for text in sentences("held_out", 400, 2) if says(text)]
+        assert not can_produce(text), text
+    free = [text for text in sentences("held_out", 400, 2) if can_produce(text)]
     assert len(free) < 100
     quoted = [d.turns[-1].text for d in dialogues("held_out", 800, 2) if d.turns[-1].text.startswith("you said")]
-    assert quoted and not any(map(says, quoted))
+    assert quoted and not any(map(can_produce, quoted))
 
 
 def test_grammar_contains_no_complete_answer() -> None:
-    """Only templates are: a line for each list of values, and one for the templates."""
+    """The grammar has a line for each list of values, and one for the templates."""
     lines = jsgf().splitlines()
     lists = {values for _, slots in templates() for values in slots.values()}
     assert len(lines) == len(lists) + 3
@@ -96,9 +96,9 @@ def test_grammar_contains_no_complete_answer() -> None:
 
 
 def test_questions_are_unique() -> None:
-    asked = distinct(300, seed=4)
-    assert len({dialogue.turns for dialogue in asked}) == 300
-    assert distinct(100, seed=4) == asked[:100]
-    assert distinct(300, seed=5) != asked
+    questions = distinct(300, seed=4)
+    assert len({dialogue.turns for dialogue in questions}) == 300
+    assert distinct(100, seed=4) == questions[:100]
+    assert distinct(300, seed=5) != questions
     memory = distinct(40, 4, lambda dialogue: dialogue.family == "memory")
     assert len(memory) == 40 and {dialogue.family for dialogue in memory} == {"memory"}

@@ -1,4 +1,4 @@
-"""The judge's ear, with the real pocketsphinx, espeak-ng and WORLD: wrong words and a wrong melody are found out."""
+"""Measurements of spoken answers, with the real pocketsphinx, espeak-ng and WORLD: wrong words and wrong pitch are found."""
 
 from dataclasses import replace
 
@@ -25,40 +25,40 @@ TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "go
 OTHERS = ("hello how can i help you", "a triangle has three sides")
 SHORT = "nine"
 OPTIONS = JudgeOptions(workers=1)
-Names = dict[str, Figure]
+FiguresByName = dict[str, Figure]
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, SynthesizedSpeech]:
-    """In turn by either voice."""
+def speeches() -> dict[str, SynthesizedSpeech]:
+    """Speech of the teacher by text, with alternating voices."""
     texts = (*TEXTS, *OTHERS, SHORT)
     voices = sorted(VOICES)
     return dict(zip(texts, speak_all([(text, VOICES[voices[i % 2]]) for i, text in enumerate(texts)]), strict=True))
 
 
-def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop") -> Names:
-    asked = [
+def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop") -> FiguresByName:
+    dialogues = [
         Dialogue(turns=(ChatTurn(role="user", text="hello"), ChatTurn(role="assistant", text=text)), family="x") for text in texts
     ]
     replies = [ChatReply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
     voices = [sorted(VOICES)[index % 2] for index in range(len(texts))]
-    figures, heard, _ = speech_out.listen_to(asked, voices, replies, OPTIONS)
-    assert len(heard) == sum(bool(text) for text in texts)
+    figures, judged, _ = speech_out.listen_to(dialogues, voices, replies, OPTIONS)
+    assert len(judged) == sum(bool(text) for text in texts)
     return {figure.name: figure for figure in figures}
 
 
-def _value(figures: Names, name: str) -> float:
+def _value(figures: FiguresByName, name: str) -> float:
     value = figures[name].value
     assert value is not None, name
     return value
 
 
-def test_teacher_speech_is_the_error_floor(said: dict[str, SynthesizedSpeech]) -> None:
+def test_teacher_speech_is_the_error_floor(speeches: dict[str, SynthesizedSpeech]) -> None:
     lead = np.zeros(4 * 1920, np.float32)
-    figures = _judged(TEXTS, [np.concatenate([lead, said[text].samples]) for text in TEXTS])
+    figures = _judged(TEXTS, [np.concatenate([lead, speeches[text].samples]) for text in TEXTS])
     for kind in ("bigram", "grammar"):
-        ours, floor = _value(figures, f"WER, {kind}"), _value(figures, f"WER, {kind}, the teacher's own speech")
-        assert ours <= floor + 8 and ours < 20, kind
+        wer, floor = _value(figures, f"WER, {kind}"), _value(figures, f"WER, {kind}, the teacher's own speech")
+        assert wer <= floor + 8 and wer < 20, kind
     assert _value(figures, "length off the teacher's, median") < 3
     assert _value(figures, "pitch within a semitone of the teacher's, of voiced hops") > 90
     assert 80 < _value(figures, "pitch within a semitone, of perfect codes") <= 100
@@ -66,17 +66,17 @@ def test_teacher_speech_is_the_error_floor(said: dict[str, SynthesizedSpeech]) -
     assert _value(figures, "answers without end or sound") == 0
 
 
-def test_wrong_words_raise_the_error_rate(said: dict[str, SynthesizedSpeech]) -> None:
-    """Clear speech in the right voice, but of another text."""
-    figures = _judged(TEXTS[:2], [said[text].samples for text in OTHERS])
+def test_wrong_words_raise_the_error_rate(speeches: dict[str, SynthesizedSpeech]) -> None:
+    """The answers are clear speech in the right voice, but of other texts."""
+    figures = _judged(TEXTS[:2], [speeches[text].samples for text in OTHERS])
     for kind in ("bigram", "grammar"):
         assert _value(figures, f"WER, {kind}") > 60
         assert figures[f"WER, {kind}"].met is False
         assert _value(figures, f"WER, {kind}, the teacher's own speech") < 30
 
 
-def test_answer_without_end_or_audio_is_counted(said: dict[str, SynthesizedSpeech]) -> None:
-    samples = said[SHORT].samples
+def test_answer_without_end_or_audio_is_counted(speeches: dict[str, SynthesizedSpeech]) -> None:
+    samples = speeches[SHORT].samples
     endless = np.tile(samples, 6)
     silent = np.zeros_like(samples)
     assert _value(_judged((SHORT, SHORT), [endless, silent]), "answers without end or sound") == 2
@@ -84,13 +84,13 @@ def test_answer_without_end_or_audio_is_counted(said: dict[str, SynthesizedSpeec
     assert _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
 
 
-def test_recognition_is_independent_of_earlier_audio(said: dict[str, SynthesizedSpeech]) -> None:
-    ear = Recogniser("grammar")
-    alone = ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
+def test_recognition_is_independent_of_earlier_audio(speeches: dict[str, SynthesizedSpeech]) -> None:
+    recogniser = Recogniser("grammar")
+    alone = recogniser.words(speeches[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
     assert alone == TEXTS[0]
-    ear.words(100 * said[TEXTS[1]].samples, SAMPLE_RATE_HZ)
-    assert ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie") == alone
-    assert ear.words(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ) in ("", "c")
+    recogniser.words(100 * speeches[TEXTS[1]].samples, SAMPLE_RATE_HZ)
+    assert recogniser.words(speeches[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie") == alone
+    assert recogniser.words(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ) in ("", "c")
 
 
 def _locked(text: str, speech: SynthesizedSpeech) -> tuple[Track, SentenceFrames]:
@@ -98,16 +98,16 @@ def _locked(text: str, speech: SynthesizedSpeech) -> tuple[Track, SentenceFrames
     return track, lock(track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
 
 
-def test_pitch_shift_is_measured(said: dict[str, SynthesizedSpeech]) -> None:
-    track, frames = _locked(TEXTS[0], said[TEXTS[0]])
+def test_pitch_shift_is_measured(speeches: dict[str, SynthesizedSpeech]) -> None:
+    track, frames = _locked(TEXTS[0], speeches[TEXTS[0]])
     shifted = replace(track, pitch_hz=track.pitch_hz * np.float32(2 ** (2 / 12)))
     assert float(np.median(errors(shifted, frames))) == pytest.approx(2, abs=0.05)
     assert (within(errors(track, frames)) or 0) > 0.95
     assert (within(errors(shifted, frames)) or 0) < 0.1
 
 
-def test_pitch_measure_ignores_speech_rate(said: dict[str, SynthesizedSpeech]) -> None:
-    track, frames = _locked(TEXTS[2], said[TEXTS[2]])
+def test_pitch_measure_ignores_speech_rate(speeches: dict[str, SynthesizedSpeech]) -> None:
+    track, frames = _locked(TEXTS[2], speeches[TEXTS[2]])
     slow = np.repeat(np.arange(len(track.pitch_hz)), 2)
     slower = Track(features=track.features[slow], pitch_hz=track.pitch_hz[slow], is_voiced=track.is_voiced[slow])
     assert (within(errors(slower, frames)) or 0) > 0.9

@@ -1,4 +1,4 @@
-"""The judge as a whole: against a small fake fleet over HTTP that knows every answer and speaks with the teacher's voice."""
+"""The whole evaluation, against a fake fleet over HTTP that has all answers and the teacher's voices."""
 
 import io
 import threading
@@ -36,17 +36,17 @@ Samples = NDArray[np.float32]
 
 @dataclass(slots=True, kw_only=True)
 class FakeFleet:
-    """Answers typed questions right (`forget`: but those of earlier turns wrong), spoken ones with ignorance."""
+    """Fleet that answers typed questions right (with `forget`, wrong after earlier turns) and spoken ones with `DONT_KNOW`."""
 
     url: str = ""
     forget: bool = False
     status: int = 200
     answers: dict[str, str] = field(default_factory=dict[str, str])
-    said: dict[tuple[str, str], Samples] = field(default_factory=dict[tuple[str, str], Samples])
+    speeches: dict[tuple[str, str], Samples] = field(default_factory=dict[tuple[str, str], Samples])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def learn(self, count: int, seed: int = 0) -> None:
+    def add_answers(self, count: int, seed: int = 0) -> None:
         for dialogue in distinct(count, seed):
             self.answers[" / ".join(turn.text for turn in dialogue.turns[:-1])] = dialogue.turns[-1].text
 
@@ -57,9 +57,9 @@ class FakeFleet:
 
     def speech(self, text: str, voice: str) -> Samples:
         with self.lock:
-            if (text, voice) not in self.said:
-                self.said[text, voice] = Teacher().speak(text.lower().strip("."), VOICES[voice]).samples
-            return self.said[text, voice]
+            if (text, voice) not in self.speeches:
+                self.speeches[text, voice] = Teacher().speak(text.lower().strip("."), VOICES[voice]).samples
+            return self.speeches[text, voice]
 
     def reply(self, body: dict[str, Any]) -> bytes:
         with self.lock:
@@ -102,21 +102,21 @@ def fleet() -> Iterator[FakeFleet]:
         yield fake
 
 
-def _named(report: JudgeReport, name: str) -> Figure:
+def _figure(report: JudgeReport, name: str) -> Figure:
     return next(figure for figure in report.figures if figure.name == name)
 
 
 def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path) -> None:
-    fleet.learn(400)
+    fleet.add_answers(400)
     report = run(fleet.url, replace(SMALL, sounds=tmp_path / "sounds"))
     assert list(report.took_s) == ["speed", "typed", "speech_out", "speech_in"]
-    assert _named(report, "right answers").value == 100
-    assert _named(report, "from memory").met and _named(report, "from memory").count == 5
-    assert _named(report, "answers that ran dry, 4 streams at once").met
-    assert _named(report, "first audio, median").met
+    assert _figure(report, "right answers").value == 100
+    assert _figure(report, "from memory").met and _figure(report, "from memory").count == 5
+    assert _figure(report, "answers that ran dry, 4 streams at once").met
+    assert _figure(report, "first audio, median").met
     assert len(report.speech_out) == 4 and len(list((tmp_path / "sounds").glob("*.wav"))) == 4
     assert report.lacking == ("oink",)
-    assert _named(report, "right answers, clean") in report.missed
+    assert _figure(report, "right answers, clean") in report.missed
 
     write_report(report, tmp_path / "report.json")
     assert read_report(tmp_path / "report.json") == report
@@ -129,12 +129,12 @@ def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path)
 
 
 def test_wrong_answers_are_counted_per_family(fleet: FakeFleet) -> None:
-    fleet.learn(400)
+    fleet.add_answers(400)
     fleet.forget = True
     report = run(fleet.url, JudgeOptions(parts=("typed",), typed=130, memory=10, unknown=10))
-    assert (_named(report, "from memory").value or 0) < 50 and _named(report, "from memory").met is False
+    assert (_figure(report, "from memory").value or 0) < 50 and _figure(report, "from memory").met is False
     right = sum(each.right for each in report.typed[:130])
-    assert _named(report, "right answers").value == pytest.approx(100 * right / 130)
+    assert _figure(report, "right answers").value == pytest.approx(100 * right / 130)
     assert 0 < right < 130
 
 
@@ -158,17 +158,17 @@ def test_unreachable_gateway_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("options", "field"),
     [({"typed": 0}, "typed"), ({"parts": ("singing",)}, "parts"), ({"parts": ()}, "parts"), ({"workers": 0}, "workers")],
 )
-def test_invalid_option_names_its_field(given: dict[str, Any], field: str) -> None:
+def test_invalid_option_names_its_field(options: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as raised:
-        JudgeOptions(**given)
+        JudgeOptions(**options)
     assert raised.value.param == field
 
 
-class Hears(JudgeClient):
-    """Has the questions as sound, answers the dialogues in their order, and writes down all but the last."""
+class TranscribingClient(JudgeClient):
+    """Client that answers the dialogues in their order, the first one wrong, and transcribes all questions except the last."""
 
     def __init__(self) -> None:
         self.questions: list[ChatQuestion] = []
@@ -183,17 +183,17 @@ class Hears(JudgeClient):
 
 
 def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One voice in both conditions: what differs is the noise."""
+    """Both conditions have the same voice, so that only the noise differs."""
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
-    asker = Hears()
-    figures, answered, transcribed = speech_in.judge(asker, JudgeOptions(speech_in=4))
+    client = TranscribingClient()
+    figures, answered, transcribed = speech_in.judge(client, JudgeOptions(speech_in=4))
     values = {figure.name: figure.value for figure in figures}
     assert values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
     words = [len(each.text.split()) for each in transcribed[:4]]
     assert values["WER of transcripts, clean"] == pytest.approx(100 * words[-1] / sum(words))
     assert len(answered) == len(transcribed) == 8
-    clean, noisy = (_clip(asker.questions[index]) for index in (4, 12))
+    clean, noisy = (_clip(client.questions[index]) for index in (4, 12))
     snr_db = 10 * np.log10(np.square(clean).mean() / np.square(noisy - clean).mean())
     assert 11 < snr_db < 15.1, "pauses do not count, so the mean is a little less"
 

@@ -1,4 +1,4 @@
-"""The picture of answers: a tone is where it belongs, silence is dark, and a file comes of it."""
+"""Spectrograms: levels of a tone and of silence, and the written file."""
 
 from pathlib import Path
 

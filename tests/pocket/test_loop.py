@@ -1,4 +1,4 @@
-"""A training that was killed goes on as if nothing had been."""
+"""Training loop: a resumed run equals an uninterrupted one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ class Killed(Exception):
     pass
 
 
-class Toy:
+class SumPart:
     """Learns to sum four numbers."""
 
     name = "toy"
@@ -31,8 +31,8 @@ class Toy:
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         if step == self._killed_at:
             raise Killed
-        given = torch.from_numpy(rng.standard_normal((8, 4)).astype(np.float32))
-        return (self.module(given) - given.sum(1, keepdim=True)).square().mean(), {}
+        inputs = torch.from_numpy(rng.standard_normal((8, 4)).astype(np.float32))
+        return (self.module(inputs) - inputs.sum(1, keepdim=True)).square().mean(), {}
 
     def evaluate(self) -> Mapping[str, float]:
         return {"sum": float(self.module.weight.detach().sum())}
@@ -40,19 +40,19 @@ class Toy:
 
 def test_resumed_run_ends_with_weights_of_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
-    whole = Toy()
-    train(whole, tmp_path / "whole", SCHEDULE, seed=1)
+    uninterrupted = SumPart()
+    train(uninterrupted, tmp_path / "whole", SCHEDULE, seed=1)
     with pytest.raises(Killed):
-        train(Toy(killed_at=23), tmp_path / "killed", SCHEDULE, seed=1)
-    resumed = Toy()
+        train(SumPart(killed_at=23), tmp_path / "killed", SCHEDULE, seed=1)
+    resumed = SumPart()
     file = train(resumed, tmp_path / "killed", SCHEDULE, seed=1)
-    assert torch.equal(resumed.module.weight, whole.module.weight)
-    assert torch.equal(resumed.module.bias, whole.module.bias)
+    assert torch.equal(resumed.module.weight, uninterrupted.module.weight)
+    assert torch.equal(resumed.module.bias, uninterrupted.module.bias)
     assert file.is_file() and len(list(file.parent.glob("toy.*.safetensors"))) == 2
 
 
 def test_learning_rate_warms_up_and_ends_at_zero(tmp_path: Path) -> None:
-    toy = Toy()
+    toy = SumPart()
     train(toy, tmp_path, SCHEDULE, seed=2)
     assert toy.evaluate()["sum"] == pytest.approx(4, abs=0.5)
     assert SCHEDULE.rate(0) == pytest.approx(0.025) and SCHEDULE.rate(4) == pytest.approx(0.1) and SCHEDULE.rate(120) < 1e-6

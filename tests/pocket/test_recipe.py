@@ -1,4 +1,4 @@
-"""The recipe's order, and its refusals: what a step needs stands before it."""
+"""Order of the recipe's steps, and its errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Frames in codes and back."""
+"""Quantization of frames to codes and back."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
 
 
 def frames(count: int, seed: int) -> NDArray[np.float16]:
-    """[count, 8, 51] on a plane of few dimensions, as speech is, and a little off it."""
+    """Return frames [count, 8, 51] near a subspace of few dimensions, as speech is."""
     rng, basis = np.random.default_rng(seed), np.random.default_rng(0).standard_normal((6, 8 * NUM_FEATURES))
     flat = rng.standard_normal((count, 6)) @ basis + 0.05 * rng.standard_normal((count, 8 * NUM_FEATURES))
     shaped = flat.reshape(count, 8, NUM_FEATURES)
@@ -31,12 +31,12 @@ def book() -> Codebook:
 
 
 def error(book: Codebook, groups: int) -> float:
-    """Of unseen frames, with the codes of the later groups left out."""
+    """Return the RMS error of unseen frames, with the codes of the first `groups` groups."""
     fresh = frames(300, seed=2)
     cut = Codebook(mean=book.mean, axes=book.axes, centroids=book.centroids.clone())
     cut.centroids[groups:] = 0
-    made = cut.decode(book.encode(fresh, cycles(300)))
-    return float(np.sqrt(((made - fresh.astype(np.float32))[..., :NUM_MELS] ** 2).mean()))
+    decoded = cut.decode(book.encode(fresh, cycles(300)))
+    return float(np.sqrt(((decoded - fresh.astype(np.float32))[..., :NUM_MELS] ** 2).mean()))
 
 
 def test_each_code_group_reduces_the_error(book: Codebook) -> None:
@@ -64,6 +64,6 @@ def test_codebook_axes_are_orthonormal(book: Codebook) -> None:
 def test_codebook_depends_on_seed_and_survives_saving(book: Codebook, tmp_path: Path) -> None:
     again = fit(frames(400, seed=1), seed=3, codebook_size=16)
     again.save(tmp_path / "book.safetensors")
-    kept = Codebook.load(tmp_path / "book.safetensors")
-    assert kept.fingerprint == again.fingerprint == book.fingerprint
+    loaded = Codebook.load(tmp_path / "book.safetensors")
+    assert loaded.fingerprint == again.fingerprint == book.fingerprint
     assert fit(frames(400, seed=1), seed=4, codebook_size=16).fingerprint != book.fingerprint

@@ -1,4 +1,4 @@
-"""The waveform that features stand for."""
+"""Synthesis of waveforms from features."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fleet.pocket.speech.pulses import SAMPLES_PER_FRAME, pulse_samples, synthes
 
 
 def vowel(num_frames: int, noise_db: float = -20.0) -> NDArray[np.float16]:
-    """[T, 8, 51] of a steady sound that falls off with frequency."""
+    """Return features [T, 8, 51] of a steady vowel whose loudness falls with frequency."""
     features = np.zeros((num_frames, 8, NUM_FEATURES), np.float16)
     features[..., :NUM_MELS] = np.linspace(-4, -10, NUM_MELS)
     features[..., NUM_MELS:] = noise_db
@@ -28,10 +28,10 @@ def test_synthesised_pitch_follows_cycles(count: int) -> None:
 
 
 def test_analysis_of_synthesis_returns_the_features() -> None:
-    """To 1 nat: WORLD smooths, and grains of neighbouring cycles overlap."""
+    """Within 1 nat, because WORLD smooths and grains of neighbouring cycles overlap."""
     features = vowel(8)
-    heard = analyse(synthesise(features, cycles(8, 12))).features[16:48]
-    assert heard[:, 4:44].mean(0) == pytest.approx(features[0, 0, 4:44].astype(float), abs=1)
+    analysed = analyse(synthesise(features, cycles(8, 12))).features[16:48]
+    assert analysed[:, 4:44].mean(0) == pytest.approx(features[0, 0, 4:44].astype(float), abs=1)
 
 
 def test_equal_frames_give_equal_samples() -> None:
@@ -52,7 +52,7 @@ def test_cycles_are_evenly_spaced_in_the_frame() -> None:
 
 
 def test_synthesis_is_causal() -> None:
-    """But for the last 10 ms, where grains are drawn between two hops."""
+    """Except the last 10 ms, where grains are interpolated between two hops."""
     features = vowel(4)
     changed = features.copy()
     changed[2:] = 0

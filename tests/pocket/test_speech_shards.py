@@ -1,4 +1,4 @@
-"""The data set on disk, with the real espeak-ng."""
+"""Speech shards on disk, with the real espeak-ng."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_shard_sentences_are_in_order_with_alternating_voices(data: Path) -> Non
     spoken = load_spoken(data, "train")
     assert [each.text for each in spoken] == [text for seed in range(2) for text in sentences("train", SIZE, seed=seed)]
     assert {each.voice for each in spoken[:2]} == set(VOICES)
-    # What a seed says first is not always said by the same voice.
+    # The voice of the first sentence alternates between shards.
     assert spoken[0].voice != spoken[SIZE].voice
     assert len(load_spoken(data, "train", max_shards=1)) == SIZE
 
@@ -47,20 +47,20 @@ def test_shard_frames_match_their_text(data: Path) -> None:
 
 def test_missing_shard_is_rebuilt_identically(data: Path) -> None:
     first, second = sorted(data.glob("train-*.features.npz"))
-    before, made_ns = second.read_bytes(), first.stat().st_mtime_ns
+    before, modified_ns = second.read_bytes(), first.stat().st_mtime_ns
     second.unlink()
     build(data, "train", 2, size=SIZE)
     assert second.read_bytes() == before
-    assert first.stat().st_mtime_ns == made_ns
+    assert first.stat().st_mtime_ns == modified_ns
 
 
 def test_codes_are_recomputed_for_another_codebook_only(data: Path) -> None:
-    ours = book(data, seed=1)
+    first_book = book(data, seed=1)
     assert load_utterances(data, "train") == []
-    assert [encode_missing(data, "train", ours) for _ in range(2)] == [2, 0]
+    assert [encode_missing(data, "train", first_book) for _ in range(2)] == [2, 0]
     for spoken, utterance in zip(load_spoken(data, "train"), load_utterances(data, "train"), strict=True):
         assert (utterance.text, utterance.voice) == (spoken.text, spoken.voice)
-        assert np.array_equal(utterance.codes, ours.encode(spoken.frames.features, spoken.frames.cycles))
+        assert np.array_equal(utterance.codes, first_book.encode(spoken.frames.features, spoken.frames.cycles))
         assert np.array_equal(utterance.pointer, spoken.frames.pointer)
     assert encode_missing(data, "train", book(data, seed=2)) == 2
 

@@ -1,4 +1,4 @@
-"""Words on the frame grid, of tracks whose every hop is numbered."""
+"""Words on the frame grid, with tracks whose hops are numbered."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from fleet.pocket.speech.wordlock import HOPS_PER_FRAME, SILENT_AFTER, SILENT_BE
 
 
 def track(num_hops: int, pitch_hz: float = 125.0) -> Track:
-    """The first feature is the number of the hop."""
+    """Return a track whose first feature is the number of the hop."""
     features = np.zeros((num_hops, NUM_FEATURES), np.float32)
     features[:, 0] = np.arange(num_hops)
     pitch = np.full(num_hops, pitch_hz, np.float32)
@@ -23,7 +23,7 @@ TEXT = "a bee sings"
 
 
 def test_words_last_whole_frames() -> None:
-    """5 hops become 1 frame, 16 become 2, 24 become 3; silence comes before and after."""
+    """5 hops become 1 frame, 16 become 2, 24 become 3, with silence before and after."""
     frames = lock(track(60), TEXT, STARTS_S, END_S)
     assert len(frames.cycles) == SILENT_BEFORE + 1 + 2 + 3 + SILENT_AFTER
     assert np.flatnonzero(frames.cycles).tolist() == list(range(1, 7))

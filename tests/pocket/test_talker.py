@@ -1,4 +1,4 @@
-"""The Talker's training: its lean forward is that of `transformers`, and what it is fed is what `generate` feeds it."""
+"""Training of the Talker: forward pass and input equal those of `transformers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +28,15 @@ TABLE = text_table()
 
 @pytest.fixture(scope="module")
 def talker() -> Any:
-    """As drawn but louder, so that what it is fed matters to what it says."""
+    """Untrained Talker with larger weights, so that its output depends on its input."""
     torch.set_num_threads(1)
-    made = cast(Any, new_talker(3)).eval()
+    talker = cast(Any, new_talker(3)).eval()
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in talker.named_parameters():
             if "codec_embedding" in name or "linear_fc2" in name:
                 parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(len(name)))
-        made.hidden_projection.linear_fc2.weight.zero_()
-    return made
+        talker.hidden_projection.linear_fc2.weight.zero_()
+    return talker
 
 
 def utterance(text: str, voice: str = "ethan", seed: int = 0) -> Utterance:
@@ -51,8 +51,8 @@ def utterances(split: Split, count: int) -> list[Utterance]:
     return [utterance(text, ("chelsie", "ethan")[index % 2], index) for index, text in enumerate(texts)]
 
 
-def without_prefix(batch_of: Sequence[Utterance]) -> Any:
-    return make_batch(batch_of, None, None)
+def without_prefix(examples: Sequence[Utterance]) -> Any:
+    return make_batch(examples, None, None)
 
 
 @torch.no_grad()
@@ -73,13 +73,13 @@ def test_code_predictor_equals_transformers(talker: Any) -> None:
     rows = torch.stack([hidden, *(table(code) for table, code in zip(tables, codes.unbind(1), strict=False))], 1)
     logits = Lean(talker).residual_logits(hidden, codes)
     assert len(logits) == NUM_CODE_GROUPS - 1
-    for step, lean in enumerate(logits):
-        theirs = talker.code_predictor(inputs_embeds=rows[:, : step + 2]).logits[:, -1]
-        torch.testing.assert_close(lean, theirs, atol=2e-5, rtol=1e-4)
+    for step, computed in enumerate(logits):
+        expected = talker.code_predictor(inputs_embeds=rows[:, : step + 2]).logits[:, -1]
+        torch.testing.assert_close(computed, expected, atol=2e-5, rtol=1e-4)
 
 
 def hf_opening(talker: Any, text: str, voice: str) -> tuple[Tensor, Tensor]:
-    """The nine opening rows and the text of the rows after them, by `transformers` itself."""
+    """Return the nine opening rows and the text side of the rows after them, computed by `transformers`."""
     config = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeConfig(**model_config())
     whole = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeForConditionalGeneration
     ids = [TOKEN_ID[name] for name in ("<|im_start|>", "<|assistant|>", "<|says|>")] + encode(text)
@@ -94,17 +94,17 @@ def hf_opening(talker: Any, text: str, voice: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def test_spoken_codes_equal_transformers_generate(talker: Any) -> None:
-    heard = [TOKEN_ID["<|im_start|>"], TOKEN_ID["<|user|>"], *encode("hi"), AUDIO_ROW, AUDIO_ROW, TOKEN_ID["<|im_end|>"]]
+    prefix = [TOKEN_ID["<|im_start|>"], TOKEN_ID["<|user|>"], *encode("hi"), AUDIO_ROW, AUDIO_ROW, TOKEN_ID["<|im_end|>"]]
     audio = talker.hidden_projection(torch.randn(1, HIDDEN))
-    before = torch.cat([talker.text_projection(TABLE), audio])[heard][None]
+    before = torch.cat([talker.text_projection(TABLE), audio])[prefix][None]
     opening, trailing = hf_opening(talker, TEXT, "chelsie")
     vocabulary = talker.config.text_config.vocab_size
-    made = talker.generate(
+    result = talker.generate(
         inputs_embeds=torch.cat([before, opening], 1),
         trailing_text_hidden=trailing,
         tts_pad_embed=talker.text_projection(TABLE[TOKEN_ID["<tts_pad>"]])[None, None],
-        talker_input_ids=torch.zeros(1, len(heard) + 9, dtype=torch.long),
-        attention_mask=torch.ones(1, len(heard) + 9, dtype=torch.long),
+        talker_input_ids=torch.zeros(1, len(prefix) + 9, dtype=torch.long),
+        attention_mask=torch.ones(1, len(prefix) + 9, dtype=torch.long),
         max_new_tokens=21,
         do_sample=False,
         suppress_tokens=[each for each in range(vocabulary - CONTROL_IDS, vocabulary) if each != CODEC_IDS.eos],
@@ -112,10 +112,10 @@ def test_spoken_codes_equal_transformers_generate(talker: Any) -> None:
         output_hidden_states=True,
         return_dict_in_generate=True,
     )
-    theirs = torch.cat([step[-1] for step in made.hidden_states if step[-1] is not None])
-    ours = speak(Lean(talker), TABLE, [TEXT, "no"], ["chelsie", "ethan"], heard, 20)[0].codes
-    assert len(np.unique(ours[:, 0])) > 5
-    assert ours.tolist() == theirs.tolist()
+    expected = torch.cat([step[-1] for step in result.hidden_states if step[-1] is not None])
+    generated = speak(Lean(talker), TABLE, [TEXT, "no"], ["chelsie", "ethan"], prefix, 20)[0].codes
+    assert len(np.unique(generated[:, 0])) > 5
+    assert generated.tolist() == expected.tolist()
 
 
 def test_text_side_ends_once_then_pads() -> None:
@@ -135,14 +135,14 @@ def test_batch_has_silent_lead_then_codes_then_end() -> None:
 
 def test_corruption_is_rare_and_moves_cycles_by_one() -> None:
     codes = np.full((50, 40, NUM_CODE_GROUPS), 20)
-    spoilt = corrupt_codes(codes, np.random.default_rng(0)) - codes
-    assert NOISE * 0.8 < float((spoilt != 0).mean()) < NOISE * 1.2
-    assert set(np.unique(spoilt[..., -1])) == {-1, 0, 1}
-    assert np.abs(spoilt[..., :-1]).max() > 100
+    changes = corrupt_codes(codes, np.random.default_rng(0)) - codes
+    assert NOISE * 0.8 < float((changes != 0).mean()) < NOISE * 1.2
+    assert set(np.unique(changes[..., -1])) == {-1, 0, 1}
+    assert np.abs(changes[..., :-1]).max() > 100
 
 
 def pointed(keys: Sequence[int], spoken: PointerTargets, num_before: int) -> Tapped:
-    """All attention of every head on one key a row."""
+    """Return attention of every head on one key per row."""
     num_rows = spoken.first_row + spoken.symbol_BF.shape[1]
     scores = torch.full((1, 2, num_rows, num_before + num_rows), -100.0)
     for row, key in enumerate(keys):
@@ -193,12 +193,12 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TalkerPart:
 def test_every_trainable_weight_receives_a_gradient(part: TalkerPart) -> None:
     losses = [part.loss(np.random.default_rng(step), step)[0] for step in (0, 9)]
     torch.stack(losses).sum().backward()
-    still = {
+    without_gradient = {
         name
         for name, parameter in part.module.named_parameters()
         if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
     }
-    assert still == set()
+    assert without_gradient == set()
     untrained = {name for name, parameter in part.module.named_parameters() if not parameter.requires_grad}
     assert untrained >= {"talker.hidden_projection.linear_fc1.weight", "talker.model.layers.0.mlp.gate.weight"}
 

@@ -1,4 +1,4 @@
-"""The teacher's voice, with the real espeak-ng."""
+"""Speech synthesis by the teacher, with the real espeak-ng."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_speech_is_audible_24_khz_float(teacher: Teacher) -> None:
 
 
 def test_word_starts_at_the_end_of_its_predecessor(teacher: Teacher) -> None:
-    """Spoken alone, the first words last about as long as the event of the next one says."""
+    """The length of the first words alone is about the start of the next word after them."""
     alone = teacher.speak("good evening").samples
     voiced_s = int(np.flatnonzero(np.abs(alone) > 0.02)[-1]) / SAMPLE_RATE_HZ
     assert teacher.speak("good evening peter").word_starts_s[2] == pytest.approx(voiced_s, abs=0.15)
@@ -45,8 +45,8 @@ def test_speech_of_same_texts_in_same_order_is_identical() -> None:
         "import hashlib\n"
         "from fleet.pocket.teacher import Teacher, Voice\n"
         "voices = [Voice(), Voice(name='en-gb-x-rp+f2')]\n"
-        "said = [Teacher().speak(text, voice) for text in ('good night', 'c a t') for voice in voices]\n"
-        "print([(hashlib.sha256(speech.samples.tobytes()).hexdigest(), speech.word_starts_s) for speech in said])\n"
+        "speeches = [Teacher().speak(text, voice) for text in ('good night', 'c a t') for voice in voices]\n"
+        "print([(hashlib.sha256(speech.samples.tobytes()).hexdigest(), speech.word_starts_s) for speech in speeches])\n"
     )
     run = [sys.executable, "-c", code]
     first, again = (subprocess.run(run, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=True) for _ in range(2))
@@ -73,8 +73,8 @@ def test_missing_library_is_refused_with_install_command() -> None:
 
 
 def test_unknown_voice_is_refused_and_next_call_succeeds(teacher: Teacher) -> None:
-    with pytest.raises(ConfigError, match="no voice 'nobody'"):
-        teacher.speak("hello", Voice(name="nobody"))
+    with pytest.raises(ConfigError, match="no voice 'absent'"):
+        teacher.speak("hello", Voice(name="absent"))
     assert len(teacher.speak("hello").samples)
 
 
@@ -94,6 +94,6 @@ def test_letter_a_is_distinguished_from_the_article(text: str, letters: list[int
 
 
 def test_word_without_event_starts_in_proportion_to_letters() -> None:
-    """Of "in the cat" espeak-ng says "in the" as one word."""
+    """espeak-ng has one event for "in the" in "in the cat"."""
     assert word_starts(["in", "the", "cat"], [(0, 0), (7, 700)], end=1000) == [0, 300, 700]
     assert word_starts(["cat", "in", "the"], [(0, 0), (4, 400)], end=1100) == pytest.approx([0, 400, 700])

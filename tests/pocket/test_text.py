@@ -24,7 +24,7 @@ def test_spaces_have_no_symbol(text: str) -> None:
 
 @given(st.lists(st.integers(0, len(SYMBOLS) - 1)))
 def test_any_ids_decode_to_text(ids: list[int]) -> None:
-    """What a model writes need not be text; from its second symbol on nothing of it is lost."""
+    """Models may generate any symbols; from the second one on, decoding loses none of them."""
     text = decode(ids)
     assert text.replace(" ", "") == "".join(SYMBOLS[index] for index in ids).lower()
     assert text.count(" ") == sum(SYMBOLS[index].isupper() for index in ids[1:])

@@ -1,4 +1,4 @@
-"""The Thinker's training: what a batch holds, that the lean forward pass is the model's own, and that it learns."""
+"""Training of the Thinker: batches, forward pass equal to that of `transformers`, and learning."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -26,7 +26,7 @@ from fleet.pocket.train.thinker import (
     scores,
 )
 
-TALK = Dialogue(turns=(ChatTurn(role="user", text="hi"), ChatTurn(role="assistant", text="hello you")), family="greetings")
+DIALOGUE = Dialogue(turns=(ChatTurn(role="user", text="hi"), ChatTurn(role="assistant", text="hello you")), family="greetings")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,16 +48,16 @@ def samples(count: int, seed: int = 1) -> list[Sample]:
 
 def test_dialogue_ids_equal_the_chat_template() -> None:
     names = {index: name for name, index in shape.TOKEN_ID.items()}
-    made = sample(TALK.turns)
-    text = [names.get(index, ".") for index in made.ids]
+    sampled = sample(DIALOGUE.turns)
+    text = [names.get(index, ".") for index in sampled.ids]
     opening = ["<|im_start|>", "<|user|>", "<|says|>"]
     assert text[:6] == [*opening, ".", ".", "<|im_end|>"]
     assert text[6:9] == ["<|im_start|>", "<|assistant|>", "<|says|>"] and text[-1] == "<|im_end|>"
-    assert prompt(TALK) == list(made.ids[:9])
+    assert prompt(DIALOGUE) == list(sampled.ids[:9])
 
 
 def test_loss_weighs_assistant_text_and_its_end() -> None:
-    weights = sample(TALK.turns).weights
+    weights = sample(DIALOGUE.turns).weights
     assert [index for index, weight in enumerate(weights) if weight == 1.0] == list(range(9, 9 + len(encode("hello you")) + 1))
     assert max(weights[:9]) == subject.USER_WEIGHT and weights[:3] == weights[6:9] == [0.0, 0.0, 0.0]
 
@@ -72,14 +72,14 @@ def test_dialogues_in_a_row_do_not_attend_to_each_other() -> None:
 
 
 def test_repeated_word_has_all_its_sources() -> None:
-    told = [
+    earlier = [
         ChatTurn(role="user", text="i am leo"),
         ChatTurn(role="assistant", text="hello leo"),
         ChatTurn(role="user", text="who am i"),
     ]
-    made = sample([*told, ChatTurn(role="assistant", text="you are leo")])
-    found = [(made.ids[source], source) for _, source in made.sources]
-    assert all(made.ids[asking + 1] == made.ids[source] and asking > source for asking, source in made.sources)
+    sampled = sample([*earlier, ChatTurn(role="assistant", text="you are leo")])
+    found = [(sampled.ids[source], source) for _, source in sampled.sources]
+    assert all(sampled.ids[position + 1] == sampled.ids[source] and position > source for position, source in sampled.sources)
     leo = encode("leo")
     assert [index for index, _ in found] == [*leo, *leo, *leo], "once in the greeting, twice in the answer"
 
@@ -87,15 +87,15 @@ def test_repeated_word_has_all_its_sources() -> None:
 def test_words_repeated_by_an_answer_are_not_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "GARBLED", 1.0)
     clear = sample([ChatTurn(role="user", text="who is leo"), ChatTurn(role="assistant", text="leo is here")])
-    made = garbled(clear, np.random.default_rng(0))
-    assert made.ids[3:6] != clear.ids[3:6] and made.ids[6:] == clear.ids[6:]
-    assert made.weights[3:6] == [0.0] * 3 and made.weights[6:] == clear.weights[6:]
-    assert decode(made.ids[3:11]).endswith(" is leo")
+    sampled = garbled(clear, np.random.default_rng(0))
+    assert sampled.ids[3:6] != clear.ids[3:6] and sampled.ids[6:] == clear.ids[6:]
+    assert sampled.weights[3:6] == [0.0] * 3 and sampled.weights[6:] == clear.weights[6:]
+    assert decode(sampled.ids[3:11]).endswith(" is leo")
 
 
 @torch.no_grad()
 def test_pointer_loss_uses_attention_of_the_first_head(thinker: ThinkerModel) -> None:
-    only = sample([*TALK.turns, ChatTurn(role="user", text="say you"), ChatTurn(role="assistant", text="you")])
+    only = sample([*DIALOGUE.turns, ChatTurn(role="user", text="say you"), ChatTurn(role="assistant", text="you")])
     alone = pack(iter([only]), num_rows=1, row_len=len(only.ids))
     seen = _attention_of(thinker, alone.ids)[0, 0]
     found = (seen * alone.sources[0]).sum(-1)[alone.sources[0].any(-1)]
@@ -103,7 +103,7 @@ def test_pointer_loss_uses_attention_of_the_first_head(thinker: ThinkerModel) ->
 
 
 def _attention_of(thinker: ThinkerModel, ids: Tensor) -> Tensor:
-    """Heads x from x to, of the layer that points, as the HF model computes it."""
+    """Return the attention of layer `POINTER_LAYER` by the HF model. Shapes: heads x queries x keys."""
     thinker.model.set_attn_implementation("eager")
     seen = thinker.model(input_ids=ids, use_cache=False, output_attentions=True).attentions[subject.POINTER_LAYER]
     thinker.model.set_attn_implementation("sdpa")
@@ -134,8 +134,8 @@ def test_packed_forward_equals_transformers(thinker: ThinkerModel) -> None:
     lean = hidden_states(thinker, batch)[0]
     at = 0
     for each in short:
-        theirs = thinker.model(input_ids=torch.tensor([each.ids]), use_cache=False).last_hidden_state[0]
-        torch.testing.assert_close(lean[at : at + len(each.ids)], theirs, atol=1e-4, rtol=1e-4)
+        expected = thinker.model(input_ids=torch.tensor([each.ids]), use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(lean[at : at + len(each.ids)], expected, atol=1e-4, rtol=1e-4)
         at += len(each.ids)
 
 
@@ -152,18 +152,18 @@ def test_answer_is_independent_of_its_batch(thinker: ThinkerModel) -> None:
 def test_thinker_learns_one_dialogue() -> None:
     learner = ThinkerModel(seed=2)
     optimizer = torch.optim.AdamW([each for each in learner.parameters() if each.requires_grad], lr=2e-3)
-    batch = pack(iter([sample(TALK.turns)]), num_rows=1, row_len=32)
+    batch = pack(iter([sample(DIALOGUE.turns)]), num_rows=1, row_len=32)
     for _ in range(30):
         optimizer.zero_grad()
         text, pointer = losses(learner, batch)
         torch.add(text, pointer).backward()
         optimizer.step()
-    said = answer(learner, [prompt(TALK)], max_len=20)
-    assert said == ["hello you"]
-    other = Dialogue(turns=(*TALK.turns[:-1], ChatTurn(role="assistant", text="hello me")), family="itself")
-    assert is_answered(learner, [TALK, other]) == [True, False]
+    answers = answer(learner, [prompt(DIALOGUE)], max_len=20)
+    assert answers == ["hello you"]
+    other = Dialogue(turns=(*DIALOGUE.turns[:-1], ChatTurn(role="assistant", text="hello me")), family="itself")
+    assert is_answered(learner, [DIALOGUE, other]) == [True, False]
     expected = {"right": 0.5, "right_greetings": 1.0, "right_itself": 0.0}
-    assert scores([TALK, other], said * 2) == expected
+    assert scores([DIALOGUE, other], answers * 2) == expected
 
 
 def test_answer_with_special_symbol_is_empty() -> None:

@@ -1,4 +1,4 @@
-"""The tokenizer's files against the corpus: typed text becomes the symbols of the words as they are said."""
+"""The tokenizer's files: typed text is encoded like the corpus's spoken text."""
 
 import base64
 import io
@@ -89,7 +89,7 @@ def test_ids_decode_incrementally(tokenizer: Tokenizer, ids: list[int]) -> None:
     stream = IncrementalDetokenizer(tokenizer)
     pieces = [stream.add([each]) for each in ids]
     assert "".join(pieces) + stream.finish() == decode(ids)
-    assert all(pieces), "every symbol is a letter that can be shown at once"
+    assert all(pieces), "every symbol is a letter that can be shown immediately"
 
 
 def test_special_tokens_have_the_ids_of_the_model(folder: Path) -> None:
@@ -140,9 +140,9 @@ def test_audio_is_placed_between_its_tokens(frontend: Frontend) -> None:
     soundfile.write(file, np.zeros(16_000, np.float32), 16_000, format="WAV")
     clip = AudioPart(data=base64.b64encode(file.getvalue()).decode(), where="m")
     begin, pad, end = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("start", "pad", "end"))
-    sound = [begin, *[pad] * num_audio_positions([16_000])[0], end]
-    assert prompt_ids(frontend, message("user", clip)) == [*turn("user", sound), *ANSWER]
-    assert prompt_ids(frontend, message("user", clip, "one", "2")) == [*turn("user", sound + encode("one two")), *ANSWER]
+    audio = [begin, *[pad] * num_audio_positions([16_000])[0], end]
+    assert prompt_ids(frontend, message("user", clip)) == [*turn("user", audio), *ANSWER]
+    assert prompt_ids(frontend, message("user", clip, "one", "2")) == [*turn("user", audio + encode("one two")), *ANSWER]
 
 
 def test_typed_control_tokens_cannot_forge_a_turn(frontend: Frontend) -> None:
@@ -160,7 +160,7 @@ def test_transformers_renders_the_same_prompt(folder: Path, frontend: Frontend) 
         ("assistant", "hello"),
         ("user", "12-5"),
     ]
-    theirs = tokenizer.apply_chat_template(
+    expected = tokenizer.apply_chat_template(
         [{"role": role, "content": text} for role, text in said], add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    assert prompt_ids(frontend, *(message(role, text) for role, text in said)) == theirs
+    assert prompt_ids(frontend, *(message(role, text) for role, text in said)) == expected

@@ -1,7 +1,7 @@
-"""What Pocket is taught to answer: dialogues written by small grammars, with the answer to every question known.
+"""Dialogues that Pocket is trained on, generated from templates, with the right answer to every question.
 
-Start at `generate`; `families` lists the kinds of dialogue, `table` says what is held out, `text` how words become symbols.
-Knows nothing of sound and nothing of models.
+Start at `generate`; `families` lists the kinds of dialogue, `table` decides which of them are held out, `text` maps words to
+symbols. Independent of audio and models.
 """
 
 from fleet.pocket.corpus.dialogue import ChatTurn, Dialogue, Split, is_right

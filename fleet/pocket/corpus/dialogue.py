@@ -10,8 +10,8 @@ DONT_KNOW = "i don't know that"
 Role = Literal["user", "assistant"]
 Split = Literal["train", "held_out"]
 Drawn = Literal["train", "invented", "held_out"]
-"""In `invented`, the training split with words that do not exist as half of the values that may be any word, values can only be
-copied, not learnt by heart.
+"""`invented` is the training split with half of the values that may be any word replaced by words that do not exist, so that
+the model has to copy values instead of memorizing them.
 """
 
 
@@ -25,7 +25,7 @@ class ChatTurn:
 class Dialogue:
     """Alternating turns of the user and the assistant, and the family of the last question.
 
-    Invariants: the user begins, the assistant ends; every text is spoken text.
+    Invariants: the first turn is the user's, the last the assistant's; every text is normalized by `spoken`.
     """
 
     turns: tuple[ChatTurn, ...]
@@ -34,7 +34,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A question and its answer. `is_new_answer`: the answer is held out too."""
+    """A question and its answer. `is_new_answer`: training has this answer nowhere either."""
 
     question: str
     answer: str
@@ -42,8 +42,8 @@ class Exchange:
 
 
 def is_right(dialogue: Dialogue, answer: str) -> bool:
-    """Return True if `answer`, in any case and punctuation, equals the last turn of `dialogue` word for word.
+    """Return True if `answer`, regardless of case and punctuation, equals the last turn of `dialogue` word for word.
 
-    After its earlier turns every question has exactly one answer.
+    Given its earlier turns, every question has exactly one right answer.
     """
     return spoken(answer) == dialogue.turns[-1].text

@@ -1,4 +1,4 @@
-"""The families of questions that stand alone, by name, and every exchange of their tables (`data/tables.yaml`)."""
+"""Families of questions that need no earlier turn, by name, and all exchanges of their tables (`data/tables.yaml`)."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -36,13 +36,13 @@ TABLES: dict[str, tuple[Table, ...]] = {
 
 
 def list_exchanges(split: Split, family: str) -> Iterator[Exchange]:
-    """Every exchange of the family's tables."""
+    """Yield every exchange of the family's tables."""
     return (exchange for table in TABLES[family] for exchange in table.exchanges(split))
 
 
 @cache
 def known_sentences() -> frozenset[str]:
-    """Return every sentence of training that is in a table, those of memory included."""
+    """Return every training sentence of the tables, those of memory included."""
     exchanges = [exchange for family in TABLES for exchange in list_exchanges("train", family)]
     exchanges += [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges("train")]
     sentences = {text for exchange in exchanges for text in (exchange.question, exchange.answer)}

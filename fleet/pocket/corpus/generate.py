@@ -1,4 +1,4 @@
-"""Dialogues and sentences without end: every family in turn, the same ones for the same seed."""
+"""Endless streams of dialogues and sentences over all families, reproducible by seed."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from fleet.pocket.corpus.salad import repeat, salad
 SALAD_SHARE = 0.4
 REPEAT, MEMORY = "repeat", "memory"
 NUM_BEFORE = (0, 0, 0, 1, 1, 2)
-"""How many exchanges of other families precede a question, each as likely as it is often here."""
+"""Numbers of exchanges of other families before a question; one is chosen at random."""
 
 
 def families() -> tuple[str, ...]:
@@ -20,9 +20,10 @@ def families() -> tuple[str, ...]:
 
 
 def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
-    """`count` dialogues of one or more exchanges, the families evenly.
+    """Yield `count` dialogues of one or more exchanges, every family equally often.
 
-    Invariants: fewer of the same seed are the beginning of more; what a held-out user says is said nowhere in training.
+    Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's utterance of the held-out split
+    is in the training split.
     """
     for family, exchanges in islice(_conversations(split, seed), count):
         spoken = [(ChatTurn(role="user", text=each.question), ChatTurn(role="assistant", text=each.answer)) for each in exchanges]
@@ -30,9 +31,9 @@ def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
 
 
 def sentences(split: Split, count: int, seed: int) -> Iterator[str]:
-    """`count` sentences to learn speech from: both sides of the dialogues, and word salad; the same one may come again.
+    """Yield `count` sentences to train speech on: both sides of the dialogues, and word salad; a sentence may be repeated.
 
-    Invariants: no held-out sentence is one of training.
+    Invariants: no held-out sentence is in the training split.
     """
     rng = Random(f"sentences {split} {seed}")
     conversations = _conversations(split, seed)

@@ -1,4 +1,4 @@
-"""Words that do not exist: the beginning of one word and the end of another, so that no beginning predicts its continuation."""
+"""Words that do not exist: the beginning of one word joined to the end of another, so that neither predicts the other."""
 
 from functools import cache
 from random import Random

@@ -1,4 +1,4 @@
-"""Memory within the conversation: facts that the user has stated, or has not, and the user's first and last utterance.
+"""Dialogues about the conversation itself: facts that the user did or did not state, and the user's first and last utterance.
 
 The phrasings are in `data/memory.yaml`.
 """
@@ -16,14 +16,14 @@ from fleet.pocket.corpus.words import WORDS, read_data
 MAX_QUOTED_WORDS = 9
 NONSENSE_SHARE = 0.4
 GAPS = (0, 0, 1, 1, 2)
-"""Numbers of other exchanges between a statement and the question about it, each as likely as it is often here."""
+"""Numbers of other exchanges between a statement and the question about it; one is chosen at random."""
 
 Filler = Callable[[], Exchange]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrasings:
-    """Ways to ask for one thing: those of training (`asks`) and the held-out ones."""
+    """Phrasings of one question: those of training (`asks`) and the held-out ones (`new_asks`)."""
 
     asks: Sequence[str]
     new_asks: Sequence[str]
@@ -34,9 +34,9 @@ class Phrasings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact(Phrasings):
-    """A fact about the user: the statements of it, a table whose one slot is `value`, and the questions about it.
+    """A fact about the user: statements of it (a table whose one slot is `value`), and questions about it.
 
-    `recalled` answers if it was stated, `untold` if it was not.
+    `recalled` is the answer if the fact was stated, `untold` if it was not.
     """
 
     statements: Table
@@ -44,7 +44,7 @@ class Fact(Phrasings):
     untold: str
 
     def state(self, rng: Random, split: Drawn) -> tuple[Exchange, str]:
-        """Draw a statement; return it with its value."""
+        """Draw a statement and return it with its value."""
         ask, row = self.statements.pick(rng, split)
         return self.statements.exchange(ask, row), row["value"]
 
@@ -91,7 +91,7 @@ def _recall_one_of_two(rng: Random, split: Drawn, filler: Filler) -> list[Exchan
 
 
 def _untold(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
-    """Ask for a fact that was not stated; sometimes another one was, which must not be mistaken for it."""
+    """Ask for a fact that was not stated; sometimes another fact was, which must not be given as the answer."""
     fact, other = rng.sample(FACTS, 2)
     before = [other.state(rng, split)[0]] if rng.random() < 0.5 else _gap(rng, filler)
     return [*before, Exchange(question=fact.draw(rng, split), answer=fact.untold, is_new_answer=False)]

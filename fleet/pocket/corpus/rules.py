@@ -1,4 +1,4 @@
-"""Answers that follow from a rule: sums, counting, the clock, spelling. Knows no phrasing."""
+"""Answers that follow from a rule: sums, counting, the clock, spelling. Independent of phrasings."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ def _sums(operation: str, triples: list[tuple[int, int, int]]) -> list[Row]:
 
 
 def _compared() -> list[Row]:
-    """One order a pair, alternating: with both, training would hold the held-out answer in the other order."""
+    """Return each pair in one order only, alternating: the other order would put a held-out answer into training."""
     return [
         {"a": number(a), "b": number(b), "more": number(max(a, b)), "less": number(min(a, b))}
         for a in range(1, 21)
@@ -62,14 +62,14 @@ RULES: Mapping[str, Callable[[], list[Row]]] = {
     "previous_numbers": lambda: [{"a": number(value), "b": number(value - 1)} for value in range(1, 100)],
     "hours": _hours,
 }
-"""The rows of a table, by the name of its `rule`."""
+"""Functions that return the rows of a table, by the name of its `rule`."""
 
 WORD_RULES: Mapping[str, Callable[[str], Row]] = {
     "letters": lambda word: {"word": word, "letters": " ".join(word)},
     "first_letter": lambda word: {"word": word, "letter": word[0]},
     "num_letters": lambda word: {"word": word, "count": number(len(word))},
 }
-"""The row of any word, by the name of a table's `of_word`."""
+"""Functions from a word to its row, by the name of a table's `of_word`."""
 
 _LISTS = ("objects", "animals", "colours", "foods", "places")
 SPELLED = [word for name in _LISTS for word in WORDS[name] if len(word) <= MAX_SPELLED_LETTERS]

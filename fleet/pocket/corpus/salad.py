@@ -1,6 +1,6 @@
-"""Word salad: random words, so that speech is learnt for every word after every other, and texts to repeat after the user.
+"""Word salad: random words, so that speech is trained on any word after any other; and texts to repeat after the user.
 
-A salad begins with a word that no sentence of a table begins with, so the two can never be equal.
+A salad starts with a word that no sentence of a table starts with, so that it never equals one.
 """
 
 from functools import cache
@@ -22,12 +22,12 @@ _SLOTS = {
     "thing": "objects", "place": "places", "colour": "colours", "preposition": "prepositions", "name": "names", "verb": "verbs",
     "adverb": "adverbs", "friend": "names", "animal": "animals",
 }  # fmt: skip
-"""Slots of the sentences to repeat, in the order in which they are drawn, and the word list of each."""
+"""Slots of the sentences to repeat, in the order in which they are drawn, with their word lists."""
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Return every word of training."""
+    """Return every word of the training split."""
     orders = [order.removesuffix("{text}") for order in REPEAT_ORDERS.asks]
     found = {word for sentence in (*known_sentences(), *orders) for word in sentence.split()}
     return tuple(sorted(found.union(*(WORDS[name] for name in ("others", "verbs", "adverbs", "prepositions")))))
@@ -36,12 +36,12 @@ def vocabulary() -> tuple[str, ...]:
 @cache
 def _openers() -> tuple[str, ...]:
     known = {sentence.split()[0] for sentence in (*known_sentences(), *REPEAT_ORDERS.asks, *REPEAT_ORDERS.new_asks)}
-    # Answers of spelling begin with one-letter words, held-out ones too.
+    # Answers to spelling questions start with one-letter words, also in the held-out split.
     return tuple(word for word in vocabulary() if word not in known and len(word) > 1)
 
 
 def salad(rng: Random, split: Split, min_words: int = 2, max_words: int = 7) -> str:
-    """Draw random words; a hash of the text decides which split a salad belongs to."""
+    """Draw random words; a hash of the text decides its split."""
     while True:
         others = rng.choices(vocabulary(), k=rng.randint(min_words, max_words) - 1)
         if (text := " ".join([rng.choice(_openers()), *others])) and _is_in(split, text):
@@ -61,7 +61,7 @@ def _is_in(split: Split, text: str) -> bool:
 
 
 def repeat(rng: Random, split: Drawn) -> Exchange:
-    """Draw an order to repeat a text; half of the held-out ones have a new phrasing, half a new text."""
+    """Draw a request to repeat a text; half of the held-out ones have a new phrasing, half a new text."""
     is_new_text = split == "held_out" and rng.random() < 0.5
     text_split: Split = "held_out" if is_new_text else "train"
     text = _sentence(rng, text_split) if rng.random() < 0.5 else salad(rng, text_split, 1, MAX_REPEATED_WORDS)

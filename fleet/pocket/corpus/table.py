@@ -1,7 +1,7 @@
-"""Questions that differ only in phrasing and in values: every phrasing can be asked of every row, and what is held out of them.
+"""Questions that differ only in phrasing and values, every phrasing combined with every row, and their held-out part.
 
-Held out is a phrasing (of values known from training) or, where the answer follows from a rule, a row (in a known phrasing).
-What can only be known by heart, such as a capital, keeps all its rows in training.
+Either a phrasing is held out (with values of training) or, where the answer follows from a rule, a row (in a phrasing of
+training). A table of facts that can only be memorized, such as capitals, has all its rows in training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from fleet.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.pocket.corpus.invented import invented
 
 HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
-"""Of every eight rows the sixth is held out: the same value wherever two tables are made of one list."""
+"""The sixth of every eight rows is held out, so that tables of the same word list hold out the same values."""
 INVENTED_SHARE = 0.5
 
 Row = Mapping[str, str]
@@ -26,9 +26,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Phrasings, their answer, and the rows that fill the slots of both. `of_word`: the row of any word, where there is one.
+    """Phrasings, their answer, and the rows that fill the slots of both. `of_word`: returns the row of any word, if possible.
 
-    Invariants: where rows are held out, the answer is constant or tells them apart.
+    Invariants: if rows are held out, their answers are all equal or all different.
     """
 
     asks: Sequence[str]
@@ -50,7 +50,7 @@ class Table:
         return self.by_rule and index % HELD_OUT_EVERY == HELD_OUT_AT
 
     def pick(self, rng: Random, split: Drawn) -> tuple[str, Row]:
-        """A phrasing and a row, each drawn evenly; of the held-out ones, new phrasings and new rows in equal parts."""
+        """Draw a phrasing and a row evenly; held-out ones have a new phrasing or a new row with equal probability."""
         if split == "invented" and self.of_word and rng.random() < INVENTED_SHARE:
             return rng.choice(self.asks), self.of_word(invented(rng))
         if split != "held_out":
@@ -67,7 +67,7 @@ class Table:
         return self.exchange(*self.pick(rng, split))
 
     def exchanges(self, split: Split) -> Iterator[Exchange]:
-        """Everything that `draw` can return, but for invented words."""
+        """Yield everything that `draw` can return, except exchanges with invented words."""
         if split == "train":
             yield from (self.exchange(ask, row) for ask in self.asks for row in self.known_rows)
             return

@@ -1,4 +1,4 @@
-"""The data files of the corpus, and the word lists that its families share."""
+"""Data files of the corpus, and the word lists that its families share."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Speech as Pocket's audio tower is taught it: many voices, spoilt in many ways, as the features that the tower reads.
+"""Training data of Pocket's audio tower: speech in many voices, augmented, as log-mel features.
 
-`voices` lists who speaks and who never does in training, `recordings` keeps what they said on disk, `augment` puts rooms and
-noise around it, `features` makes the log-mel frames. Knows no network.
+`voices` lists the voices of training and the unseen ones, `recordings` stores their speech on disk, `augment` adds rooms and
+noise, `features` computes the log-mel frames. Independent of the network.
 """

@@ -1,6 +1,6 @@
-"""Spoils clean recordings the way rooms, microphones and other people do, differently every time.
+"""Augmentation of clean recordings: speed, silence, rooms, microphones, telephone lines, noise and babble.
 
-Everything is drawn from the generator given. Knows no texts.
+Everything random is drawn from the `rng` argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 
 Samples = NDArray[np.float32]
 FASTEST: Final = 1.14
-"""Faster by resampling, so higher as well: a shorter throat. As much slower, too."""
+"""Largest change of speed, in both directions; by resampling, so that the pitch changes too, as with a shorter vocal tract."""
 MAX_SILENCE_S: Final = 0.6
 REVERB_S: Final = (0.08, 0.5)
-"""In which a room's echo falls by 60 dB."""
+"""Time in which a room's echo falls by 60 dB."""
 NOISE_DB: Final = (5.0, 40.0)
 LOUDNESS_DB: Final = (-26.0, 2.0)
 TELEPHONE_HZ: Final = ((150.0, 400.0), (3000.0, 5000.0))
@@ -28,7 +28,7 @@ _NOISE_S = 20
 
 
 def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
-    """The clip as it might come in from a microphone; `others` are what people nearby might be saying."""
+    """Return the clip as a microphone might record it; `others` are the recordings that babble is mixed from."""
     samples: Samples = (clip / np.float32(32768)).astype(np.float32)
     if rng.random() < 0.5:
         samples = soxr.resample(samples, FASTEST ** rng.uniform(-1, 1), 1.0, quality="LQ").astype(np.float32)
@@ -42,7 +42,7 @@ def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: n
 
 
 def add_noise(samples: Samples, noise: Samples, snr_db: float) -> Samples:
-    """The speech's power is its mean over the loudest tenths of a second that make up half of it, so that pauses do not count."""
+    """Mix in noise; the speech's power is the mean over its loudest half, in steps of 100 ms, so that pauses do not count."""
     power = _power(samples) / max(_power(noise), 1e-12)
     return (samples + noise * (np.sqrt(power) * 10 ** (-snr_db / 20))).astype(np.float32)
 
@@ -54,7 +54,7 @@ def _power(samples: Samples) -> float:
 
 
 def coloured(kind: str, num_samples: int, rng: np.random.Generator) -> Samples:
-    """Some seconds of a noise, by name; begins anywhere."""
+    """Return `num_samples` of the named noise from a random offset."""
     return np.take(_coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap")
 
 
@@ -77,23 +77,23 @@ def _noise(num_samples: int, others: Sequence[NDArray[np.int16]], rng: np.random
 
 
 def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
-    # Squared, because most recordings are cut closely.
+    # Squared, because most recordings have little silence around the speech.
     before, after = (int(share**2 * MAX_SILENCE_S * SAMPLE_RATE_HZ) for share in rng.random(2))
     return np.pad(samples, (before, after))
 
 
 def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None:
-    """Of the room, the microphone and the line together, or None where there is nothing between."""
-    makers: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
+    """Return the combined frequency response of room, microphone and line, or None if there is none of them."""
+    effects: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
         (0.25, _room), (0.3, _microphone), (0.1, _telephone),
     )  # fmt: skip
     size = _fft_size(num_samples)
-    chosen = [make(size, rng) for share, make in makers if rng.random() < share]
+    chosen = [make(size, rng) for share, make in effects if rng.random() < share]
     return np.prod(chosen, axis=0) if chosen else None
 
 
 def _fft_size(num_samples: int) -> int:
-    """Room for the longest echo, in whole half seconds: a size that is quickly transformed."""
+    """Return a size with room for the longest echo, in whole half seconds, which FFTs quickly."""
     half_s = SAMPLE_RATE_HZ // 2
     return half_s * (2 + num_samples // half_s)
 

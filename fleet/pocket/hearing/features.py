@@ -1,6 +1,5 @@
-"""What the audio tower reads: log-mel frames of 10 ms, as the server makes them of a request's clips.
+"""Input of the audio tower: log-mel frames of 10 ms, computed as the server computes them from a request's clips.
 
-Knows no network.
 Source: `feature_extractor` in fleet/stages/qwen3_omni/thinker.py; WhisperFeatureExtractor of transformers 5.23.
 """
 
@@ -29,14 +28,14 @@ class LogMelBatch:
     num_frames: Tensor
 
     def to_default_device(self) -> "LogMelBatch":
-        """On the default device."""
+        """Return the batch on torch's default device."""
         device = torch.get_default_device()
         return LogMelBatch(features=self.features.to(device), num_frames=self.num_frames.to(device))
 
 
 def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
-    """On the default device. Units: samples in -1..1 at 16 kHz."""
-    made = _extractor()(
+    """Compute the features of clips on torch's default device. Units: samples in -1..1 at 16 kHz."""
+    extracted = _extractor()(
         list(clips),
         sampling_rate=SAMPLE_RATE_HZ,
         padding=True,  # pyright: ignore[reportArgumentType]
@@ -44,8 +43,8 @@ def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
         return_attention_mask=True,
         return_tensors="pt",
     )
-    features: Tensor = made["input_features"]
-    mask: Tensor = made["attention_mask"]
+    features: Tensor = extracted["input_features"]
+    mask: Tensor = extracted["attention_mask"]
     return LogMelBatch(features=features * mask[:, None], num_frames=mask.sum(1)).to_default_device()
 
 

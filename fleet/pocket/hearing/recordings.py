@@ -1,8 +1,8 @@
-"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a voice of its own.
+"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a random voice.
 
-A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
-and a builder that was killed goes on with the shards that are missing. Files: `train-0000.npy`, the samples of all end to end,
-and `train-0000.json`, what was said by whom. Knows no network and no noise.
+Each shard is built in a fresh process, because espeak-ng carries its phase from text to text: so a shard is the same in every
+run, and a build that was killed resumes with the missing shards. Files: `train-0000.npy`, the concatenated samples, and
+`train-0000.json`, their texts and voices. Clean speech only: `augment` adds noise.
 """
 
 import json
@@ -29,19 +29,19 @@ from fleet.pocket.teacher import Teacher, Voice
 
 SAMPLE_RATE_HZ: Final = 16_000
 Kind = Literal["train", "held_out", "unseen"]
-"""Held-out texts are said by known voices (`held_out`) and by unseen ones (`unseen`)."""
+"""Held-out texts are spoken by voices of training (`held_out`) and by unseen ones (`unseen`)."""
 SPLIT: Final[Mapping[Kind, Split]] = {"train": "train", "held_out": "held_out", "unseen": "held_out"}
 _DRAW: Final[Mapping[Kind, Callable[[Random], Voice]]] = {
     "train": known_voice, "held_out": known_voice, "unseen": unseen_voice,
 }  # fmt: skip
 NUM_DIALOGUES, NUM_SENTENCES = 400, 200
-"""Of a shard."""
+"""Size of a shard."""
 _FULL_SCALE = 32_767
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRecording:
-    """Mono samples of 16 kHz, int16, and the text that they say."""
+    """Mono samples at 16 kHz, int16, with their text."""
 
     text: str
     voice: str
@@ -50,7 +50,7 @@ class SpeechRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenDialogue:
-    """Invariants: one recording for each of the user's turns."""
+    """A dialogue with one recording for each of the user's turns."""
 
     dialogue: Dialogue
     recordings: tuple[SpeechRecording, ...]
@@ -58,7 +58,7 @@ class SpokenDialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """What a folder has of one kind."""
+    """Recordings of one kind in a folder."""
 
     dialogues: Sequence[SpokenDialogue]
     sentences: Sequence[SpeechRecording]
@@ -68,12 +68,12 @@ class Recordings:
 
 
 def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
-    """Make the shards that are missing of the first `num_shards`."""
+    """Build the missing shards among the first `num_shards`."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [shard for shard in range(num_shards) if not _path(folder, kind, shard).exists()]
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        made = pool.imap_unordered(partial(make_shard, folder, kind), missing, chunksize=1)
-        for _ in tqdm(made, total=num_shards, initial=num_shards - len(missing), desc=f"hearing {kind}", unit="shard"):
+        built = pool.imap_unordered(partial(make_shard, folder, kind), missing, chunksize=1)
+        for _ in tqdm(built, total=num_shards, initial=num_shards - len(missing), desc=f"hearing {kind}", unit="shard"):
             pass
 
 
@@ -97,13 +97,13 @@ def make_shard(
 
 
 def load(folder: Path, kind: Kind) -> Recordings:
-    """Everything made so far of a kind, in a fixed order; samples stay on disk until they are read.
+    """Load all existing shards of a kind, in a fixed order; samples stay on disk until they are read.
 
-    Raises: ConfigError where there is nothing.
+    Raises: ConfigError if there are none.
     """
     files = sorted(folder.glob(f"{kind}-*.json"))
     if not files:
-        raise ConfigError(f"{folder} has no recordings; run `fleet pocket train recordings`", param="folder")
+        raise ConfigError(f"{folder} has no {kind} recordings; run `fleet pocket train recordings`", param="folder")
     shards = [_read(file) for file in files]
     return Recordings(
         dialogues=[talk for shard in shards for talk in shard.dialogues],
@@ -112,7 +112,7 @@ def load(folder: Path, kind: Kind) -> Recordings:
 
 
 def _seed(kind: Kind, shard: int) -> int:
-    """No shard of one kind says what a shard of another says."""
+    """Return a seed that no other kind or shard has."""
     return 1_000 * get_args(Kind).index(kind) + shard
 
 
@@ -140,7 +140,7 @@ def _with_recordings(about: Mapping[str, Any], recordings: Iterator[SpeechRecord
 
 
 def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], about: Mapping[str, Any]) -> None:
-    """The text last: a shard is there when its text is."""
+    """Write the JSON file last: a shard exists if its JSON file does."""
     file = _path(folder, kind, shard)
     new = file.with_suffix(".new")
     with new.open("wb") as out:

@@ -1,6 +1,6 @@
-"""Who speaks to Pocket: the teacher's English accents with its variants, and the variants that training never hears.
+"""Voices of Pocket's users: the teacher's English accents with its variants, and the variants left out of training.
 
-Left out are variants that whisper, croak, drawl or sound like a machine on purpose. Knows no texts and no samples.
+Variants that whisper, croak, drawl or imitate a machine are not used at all.
 """
 
 from random import Random
@@ -18,7 +18,7 @@ ACCENTS: Final = {
     "en-gb-x-gbcwmd": 1,
     "en-029": 1,
 }
-"""By how often they are heard."""
+"""Accent -> weight of the random choice."""
 PLAIN: Final = ("", "+f1", "+f2", "+f3", "+f5", "+m1", "+m2", "+m3", "+m4", "+m6", "+m7", "+m8")
 OTHERS: Final = (
     "+klatt", "+klatt2", "+klatt4", "+klatt5", "+adam", "+announcer", "+aunty", "+benjamin", "+boris", "+caleb", "+david",
@@ -27,18 +27,18 @@ OTHERS: Final = (
     "+Gene", "+Lee", "+Mario", "+Michael", "+Nguyen", "+anika",
 )  # fmt: skip
 UNSEEN: Final = ("+f4", "+m5", "+klatt3", "+linda", "+quincy", "+robert", "+belinda", "+grandpa", "+Alicia", "+Andy", "+Mike")
-"""Variants that training never hears, in any accent."""
+"""Variants that training does not use, in any accent."""
 PLAIN_SHARE: Final = 0.4
 RATES_WPM, PITCHES, PITCH_RANGES = (110, 190), (20, 80), (20, 80)
 
 
 def known_voice(rng: Random) -> Voice:
-    """Someone to learn from."""
+    """Draw a voice of training."""
     return _voice(rng, rng.choice(PLAIN if rng.random() < PLAIN_SHARE else OTHERS))
 
 
 def unseen_voice(rng: Random) -> Voice:
-    """Someone that training never hears."""
+    """Draw a voice that training does not use."""
     return _voice(rng, rng.choice(UNSEEN))
 
 

@@ -1,6 +1,6 @@
-"""Questions to a fleet through its API, some at a time, each answered whole. Knows no stage but the one whose length it bounds.
+"""Client of the evaluation: sends questions to a fleet through its API, several concurrently.
 
-A dialogue's earlier answers are given as they should have been, so that one wrong answer is counted once.
+A dialogue's earlier answers are sent as the right ones, so that one wrong answer is counted once.
 """
 
 import io
@@ -34,7 +34,7 @@ from fleet.pocket.teacher import SAMPLE_RATE_HZ
 
 MAX_TEXT_TOKENS: Final = 128
 MAX_FRAMES: Final = 375
-"""Far more than any answer has: what is as long has no end."""
+"""Far more than any right answer has: an answer that reaches it does not end."""
 MAX_ANSWER_S: Final = MAX_FRAMES * 0.08
 
 Samples = NDArray[np.float32]
@@ -43,7 +43,7 @@ Advance = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatQuestion:
-    """The conversation so far. With a voice, the answer is to be spoken."""
+    """The messages of a conversation. With a voice, the answer is spoken."""
 
     messages: tuple[ChatMessage, ...]
     voice: str | None = None
@@ -51,7 +51,7 @@ class ChatQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """`samples` mono of 24 kHz in -1..1, none where nothing was to be spoken."""
+    """An answer. `samples`: mono at 24 kHz in -1..1, empty if no speech was requested."""
 
     text: str
     finish_reason: str
@@ -59,9 +59,9 @@ class ChatReply:
 
 
 class JudgeClient(ApiClient):
-    """One fleet, asked greedily or as its checkpoint draws by itself. Thread-safe.
+    """Client of one fleet, with greedy sampling or the checkpoint's own. Thread-safe.
 
-    Raises: ApiError in one line when the fleet cannot be reached or refuses.
+    Raises: ApiError if the fleet cannot be reached or refuses the request.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, own_sampling: bool = False, seed: int = 0) -> None:
@@ -74,7 +74,7 @@ class JudgeClient(ApiClient):
         return _reply(self.chat(self._call(question)), self.url)
 
     def ask_all(self, questions: Sequence[ChatQuestion], concurrency: int, advance: Advance) -> list[ChatReply]:
-        """The replies in the order of the questions. The first failure ends it, without waiting for what was not yet sent."""
+        """Return the replies in the order of the questions. The first failure cancels the questions that were not yet sent."""
 
         def one(question: ChatQuestion) -> ChatReply:
             reply = self.ask(question)
@@ -91,43 +91,43 @@ class JudgeClient(ApiClient):
         return msgspec.json.encode(self._call(question, stream=True))
 
     def _call(self, question: ChatQuestion, *, stream: bool = False) -> ChatCall:
-        speaks = question.voice is not None
+        has_voice = question.voice is not None
         return ChatCall(
             model=self.name,
             messages=question.messages,
-            modalities=("text", "audio") if speaks else ("text",),
+            modalities=("text", "audio") if has_voice else ("text",),
             max_tokens=MAX_TEXT_TOKENS,
             seed=self._seed,
             stream=stream,
             stream_options=ChatStreamOptions() if stream else UNSET,
             temperature=self._temperature,
-            audio=OutputAudio(voice=question.voice, format="pcm16" if stream else "wav") if speaks else UNSET,
-            fleet={"talker": {"max_tokens": MAX_FRAMES}} if speaks else UNSET,
+            audio=OutputAudio(voice=question.voice, format="pcm16" if stream else "wav") if has_voice else UNSET,
+            fleet={"talker": {"max_tokens": MAX_FRAMES}} if has_voice else UNSET,
         )
 
 
 def typed(dialogue: Dialogue, voice: str | None = None) -> ChatQuestion:
-    """The dialogue up to its last question."""
+    """Return the dialogue up to its last question."""
     messages = tuple(ChatMessage(role=turn.role, content=turn.text) for turn in dialogue.turns[:-1])
     return ChatQuestion(messages=messages, voice=voice)
 
 
 def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
-    """The same with every turn of the user as a sound file: `clips`, one for each."""
-    of_user = iter(clips)
+    """Return the dialogue up to its last question, with the user's turns as audio files: one of `clips` for each."""
+    user_clips = iter(clips)
     messages = tuple(
-        ChatMessage(role=turn.role, content=(_sound(next(of_user)),) if turn.role == "user" else turn.text)
+        ChatMessage(role=turn.role, content=(_audio(next(user_clips)),) if turn.role == "user" else turn.text)
         for turn in dialogue.turns[:-1]
     )
     return ChatQuestion(messages=messages)
 
 
 def transcribe(clip: bytes) -> ChatQuestion:
-    """What is said in a sound file?"""
-    return ChatQuestion(messages=(ChatMessage(role="user", content=(_sound(clip), TextContent("transcribe"))),))
+    """Return the request to transcribe an audio file."""
+    return ChatQuestion(messages=(ChatMessage(role="user", content=(_audio(clip), TextContent("transcribe"))),))
 
 
-def _sound(clip: bytes) -> AudioContent:
+def _audio(clip: bytes) -> AudioContent:
     return AudioContent(EncodedAudio(b64encode(clip).decode("ascii")))
 
 
@@ -135,7 +135,7 @@ def _reply(answer: ChatAnswer, url: str) -> ChatReply:
     try:
         samples = _samples(answer.audio) if answer.audio else np.zeros(0, np.float32)
     except soundfile.SoundFileError as error:
-        raise ApiError(f"{url} does not answer as a fleet does ({error})", param="url") from error
+        raise ApiError(f"{url} did not return a WAV file ({error})", param="url") from error
     return ChatReply(text=answer.text, finish_reason=answer.finish_reason, samples=samples)
 
 

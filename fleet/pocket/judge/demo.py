@@ -1,4 +1,4 @@
-"""Three questions to a running fleet, one of them spoken, and the answers to hear and to see. Measures nothing."""
+"""Demonstration: three questions to a running fleet, one of them spoken; saves the answers as WAV files and spectrograms."""
 
 import io
 from collections.abc import Callable
@@ -21,7 +21,7 @@ PICTURE: Final = "spectrograms.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One question after what was said before. `name`: of its file. `asked_by`: who speaks the user's turns; None is typed."""
+    """One question and the turns before it. `name`: of its file. `asked_by`: the user's voice; None if the turns are typed."""
 
     name: str
     question: str
@@ -42,25 +42,25 @@ SCENES: Final = (
 )
 
 
-def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key: str | None = None) -> None:
-    """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
+def demonstrate(url: str, out_dir: Path, report: Callable[[str], None], *, api_key: str | None = None) -> None:
+    """Ask with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits) and one picture to `out_dir`, created if absent.
 
     Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
     """
-    asker = JudgeClient(url, api_key=api_key)
+    client = JudgeClient(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():
-        raise BadInput(f"{out_dir} is a file; give a folder", param="OUT_DIR")
+        raise BadInput(f"{out_dir} is a file; pass a folder", param="OUT_DIR")
     out_dir.mkdir(parents=True, exist_ok=True)
     panels: list[Panel] = []
     for scene in SCENES:
-        reply = asker.ask(_question(scene))
+        reply = client.ask(_question(scene))
         path = out_dir / f"{scene.name}.wav"
         soundfile.write(path, reply.samples, SAMPLE_RATE_HZ, subtype="PCM_16")
         title = _title(scene, reply)
-        say(f"{path}: {title}, {len(reply.samples) / SAMPLE_RATE_HZ:.2f} s")
+        report(f"{path}: {title}, {len(reply.samples) / SAMPLE_RATE_HZ:.2f} s")
         panels.append(Panel(title=title, samples=reply.samples))
     draw(panels, out_dir / PICTURE)
-    say(f"{out_dir / PICTURE}: the spectrograms")
+    report(f"{out_dir / PICTURE}: the spectrograms")
 
 
 def _question(scene: Scene) -> ChatQuestion:

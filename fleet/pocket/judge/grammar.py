@@ -1,7 +1,7 @@
-"""A grammar of what Pocket's tables can answer: every template, with every value in every slot.
+"""A grammar of the answers of Pocket's tables: every template, with every value in every slot.
 
-A slot takes its values from its column regardless of the other slots, so the grammar says far more than is ever right ("the
-opposite of hot is small"). What is free, said after the user or quoted, is no part of it. Knows no sound.
+A slot takes any value of its column regardless of the other slots, so the grammar has far more sentences than right answers
+("the opposite of hot is small"). Free texts, repeated or quoted after the user, are not part of it.
 Source: JSpeech Grammar Format, as pocketsphinx reads it.
 """
 
@@ -21,7 +21,7 @@ Phrase = tuple[str, ...]
 
 @cache
 def templates() -> tuple[Template, ...]:
-    """(answer with slots in braces, values of each slot), no two alike."""
+    """Return the different answers with slots in braces, each with the values of its slots."""
     found: dict[str, Slots] = {}
     for answer, rows in _answers():
         slots = found.setdefault(answer, {})
@@ -40,8 +40,8 @@ def _names(answer: str) -> list[str]:
     return [name for _, name, _, _ in Formatter().parse(answer) if name]
 
 
-def says(text: str) -> bool:
-    """Whether the grammar can say `text`."""
+def can_produce(text: str) -> bool:
+    """Return True if `text` is a sentence of the grammar."""
     return _pattern().fullmatch(text) is not None
 
 
@@ -55,7 +55,7 @@ def _pattern() -> re.Pattern[str]:
 
 
 def jsgf() -> str:
-    """The grammar; a list that several slots share is written once."""
+    """Return the grammar; a value list that several slots share is written once."""
     lists = sorted({values for _, slots in templates() for values in slots.values()}, key=sorted)
     rule_of = {values: f"<list{index}>" for index, values in enumerate(lists)}
     rules = [f"{rule_of[values]} = {_either([tuple(value.split()) for value in values])};" for values in lists]
@@ -67,7 +67,7 @@ def jsgf() -> str:
 
 
 def _either(phrases: Iterable[Phrase]) -> str:
-    """Any of the phrases, those that begin alike sharing their beginning: the recogniser then follows a tenth of the paths."""
+    """Return alternatives of the phrases as a prefix tree, of which the recogniser follows a tenth of the paths."""
     rests: dict[str, list[Phrase]] = {}
     for first, *rest in phrases:
         rests.setdefault(first, []).append(tuple(rest))

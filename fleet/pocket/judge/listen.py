@@ -1,7 +1,4 @@
-"""The ear of the judge: a spoken answer beside the teacher's speech of the same text. Several processes listen at a time.
-
-Knows no API and no question.
-"""
+"""Measurements of spoken answers against the teacher's speech of the same text, in several processes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.pocket.judge import pitch
-from fleet.pocket.judge.grammar import says
+from fleet.pocket.judge.grammar import can_produce
 from fleet.pocket.judge.recognise import Kind, Recogniser
 from fleet.pocket.speech.analysis import analyse
 from fleet.pocket.speech.wordlock import SILENT_AFTER, SILENT_BEFORE, SentenceFrames, lock, speech_end_s
@@ -22,12 +19,12 @@ from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 Samples = NDArray[np.float32]
 HOP_SAMPLES = SAMPLE_RATE_HZ // 100
 AUDIBLE, AUDIBLE_PART = 1e-3, 0.01
-"""Of full scale, and of the loudest 10 ms: what is softer is silence around the speech."""
+"""Silence threshold, as a share of full scale and of the loudest 10 ms; the larger one applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
-    """An answer, and what the teacher says of it. `floor`: the teacher is to be recognised as well."""
+class SpokenReply:
+    """An answer and the teacher's speech of its text. `floor`: also transcribe the teacher's speech."""
 
     text: str
     voice: str
@@ -37,8 +34,12 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listened:
-    """Units: lengths without the silence around, `lead_s` of it before; pitch errors in semitones by hop."""
+class SpeechMeasures:
+    """Measures of one answer.
+
+    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: of the answer; `carried_errors`: of ideal codes.
+    Units: lengths exclude the silence around the speech, of which `lead_s` is before it; pitch errors in semitones, by hop.
+    """
 
     heard: dict[str, str]
     teacher_heard: dict[str, str]
@@ -49,16 +50,16 @@ class Listened:
     carried_errors: NDArray[np.float64]
 
 
-def listen_all(answers: Sequence[Spoken], workers: int, advance: Callable[[], None]) -> list[Listened]:
-    """In the order of the answers. One worker is this process itself."""
-    found: list[Listened] = []
-    for listened in _listened(answers, workers):
-        found.append(listened)
+def listen_all(answers: Sequence[SpokenReply], workers: int, advance: Callable[[], None]) -> list[SpeechMeasures]:
+    """Measure the answers and return the results in their order. With one worker, this process does it."""
+    measures: list[SpeechMeasures] = []
+    for measured in _measure_all(answers, workers):
+        measures.append(measured)
         advance()
-    return found
+    return measures
 
 
-def _listened(answers: Sequence[Spoken], workers: int) -> Iterator[Listened]:
+def _measure_all(answers: Sequence[SpokenReply], workers: int) -> Iterator[SpeechMeasures]:
     if workers == 1:
         yield from map(listen, answers)
         return
@@ -66,23 +67,23 @@ def _listened(answers: Sequence[Spoken], workers: int) -> Iterator[Listened]:
         yield from pool.map(listen, answers)
 
 
-def listen(answer: Spoken) -> Listened:
-    spoken, teachers = extent(answer.samples), extent(answer.teacher.samples)
-    ours = answer.samples[spoken]
+def listen(answer: SpokenReply) -> SpeechMeasures:
+    speech, teacher_speech = extent(answer.samples), extent(answer.teacher.samples)
+    samples = answer.samples[speech]
     locked = _locked(answer)
-    return Listened(
-        heard=_heard(answer.text, answer.voice, ours),
-        teacher_heard=_heard(answer.text, answer.voice, answer.teacher.samples[teachers]) if answer.floor else {},
-        lead_s=spoken.start / SAMPLE_RATE_HZ,
-        length_s=len(ours) / SAMPLE_RATE_HZ,
-        teacher_length_s=(teachers.stop - teachers.start) / SAMPLE_RATE_HZ,
-        pitch_errors=pitch.errors(analyse(ours), locked) if len(ours) else np.zeros(0),
+    return SpeechMeasures(
+        heard=_transcripts(answer.text, answer.voice, samples),
+        teacher_heard=_transcripts(answer.text, answer.voice, answer.teacher.samples[teacher_speech]) if answer.floor else {},
+        lead_s=speech.start / SAMPLE_RATE_HZ,
+        length_s=len(samples) / SAMPLE_RATE_HZ,
+        teacher_length_s=(teacher_speech.stop - teacher_speech.start) / SAMPLE_RATE_HZ,
+        pitch_errors=pitch.errors(analyse(samples), locked) if len(samples) else np.zeros(0),
         carried_errors=pitch.carried_errors(locked),
     )
 
 
 def extent(samples: Samples) -> slice:
-    """From the first to the last audible 10 ms; nothing where all is silent."""
+    """Return the span from the first to the last audible 10 ms, empty if all is silent."""
     hops = samples[: len(samples) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
     level = np.sqrt((hops.astype(np.float64) ** 2).mean(1))
     audible = np.flatnonzero(level > max(AUDIBLE, AUDIBLE_PART * level.max(initial=0)))
@@ -91,8 +92,8 @@ def extent(samples: Samples) -> slice:
     return slice(int(audible[0]) * HOP_SAMPLES, (int(audible[-1]) + 1) * HOP_SAMPLES)
 
 
-def _locked(answer: Spoken) -> SentenceFrames:
-    """The teacher's speech on the frame grid, without the silence around."""
+def _locked(answer: SpokenReply) -> SentenceFrames:
+    """Return the teacher's speech on the frame grid, without the silence around it."""
     speech = answer.teacher
     end_s = speech_end_s(speech.samples, SAMPLE_RATE_HZ)
     frames = lock(analyse(speech.samples), answer.text, speech.word_starts_s, end_s)
@@ -105,8 +106,8 @@ def _locked(answer: Spoken) -> SentenceFrames:
     )
 
 
-def _heard(text: str, voice: str, samples: Samples) -> dict[str, str]:
-    kinds: tuple[Kind, ...] = ("bigram", "grammar") if says(text) else ("bigram",)
+def _transcripts(text: str, voice: str, samples: Samples) -> dict[str, str]:
+    kinds: tuple[Kind, ...] = ("bigram", "grammar") if can_produce(text) else ("bigram",)
     return {kind: _recogniser(kind).words(samples, SAMPLE_RATE_HZ, voice) if len(samples) else "" for kind in kinds}
 
 

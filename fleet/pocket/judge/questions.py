@@ -1,4 +1,4 @@
-"""Which held-out questions are asked: none twice, the same ones for the same seed. Knows no API."""
+"""Selection of the held-out questions, without repetition and reproducible by seed."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -6,11 +6,11 @@ from itertools import islice
 from fleet.pocket.corpus import ChatTurn, Dialogue, dialogues, families
 
 _MOST_ROUNDS = 2_000
-"""Of all families in turn: some have few held-out questions, and run dry when most of theirs were asked."""
+"""Bound on the search: a family with few held-out questions is exhausted when most of them were drawn."""
 
 
 def distinct(count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda _: True) -> list[Dialogue]:
-    """The first `count` dialogues that are wanted, or as many as there are."""
+    """Return the first `count` different dialogues that satisfy `wanted`, or all if there are fewer."""
     return list(islice(_distinct(seed, wanted), count))
 
 

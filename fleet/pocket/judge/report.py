@@ -1,4 +1,4 @@
-"""What was found: every figure beside its target, and every answer it was made of. Measures nothing."""
+"""Results of an evaluation: every figure with its target, and every answer that it was computed from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from fleet.reporting.machine import Machine
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number, over `count` of something. Without a target it is there to understand the others by."""
+    """One number, computed over `count` items. Without a target it only helps to interpret the others."""
 
     part: Part
     name: str
@@ -23,14 +23,14 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target; nothing measured is a target missed."""
+        """True if the target is met, None if there is none. Without a value, a target is missed."""
         if self.target is None:
             return None
         return self.value is not None and (self.value <= self.target if self.at_most else self.value >= self.target)
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that has one right answer. `said` is how it was asked: typed, or by whom and in what."""
+    """A question that has one right answer. `said`: how it was asked, `typed` or the condition of the speech."""
 
     family: str
     said: str
@@ -46,13 +46,12 @@ class Transcribed(msgspec.Struct, frozen=True, kw_only=True):
     transcript: str
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """A spoken answer as it was listened to.
+class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of a spoken answer.
 
-    `heard` and `teacher_heard`: what the recogniser made of it and of the teacher's speech of the same text, by language model;
-    the grammar is asked only where it can say the text. Lengths without the silence around; `lead_s` is what of it comes before.
-    `pitch_within`: the share of voiced hops within a semitone of the teacher's; `pitch_carried`: the same of the pitch that
-    ideal codes would carry.
+    `heard` and `teacher_heard`: transcripts of it and of the teacher's speech of the same text, by language model; the grammar is
+    used only if it can produce the text. Lengths exclude the silence around the speech, of which `lead_s` is before it.
+    `pitch_within`: share of voiced hops within a semitone of the teacher's pitch; `pitch_carried`: the same of ideal codes.
     """
 
     family: str
@@ -69,17 +68,17 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Invariants: one more edge than counts; what lies beyond the edges is counted in the outermost."""
+    """Counts between edges, one more edge than counts; values beyond the outermost edges are in the outermost counts."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
 
 class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One evaluation; parts that were not asked for are empty. `began` is local time, ISO 8601; `took_s` by part.
+    """One evaluation; parts that were not requested are empty. `began` is local time, ISO 8601; `took_s` by part.
 
     `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus that the recogniser's dictionary
-    lacks and was told; `alike`: those that it cannot tell apart, which count as one.
+    lacks, added to it; `alike`: groups of words with the same pronunciation, which count as one word.
     """
 
     began: str
@@ -91,7 +90,7 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...] = ()
     took_s: dict[str, float] = {}
     typed: tuple[JudgedAnswer, ...] = ()
-    speech_out: tuple[Heard, ...] = ()
+    speech_out: tuple[JudgedSpeech, ...] = ()
     speech_in: tuple[JudgedAnswer, ...] = ()
     transcribed: tuple[Transcribed, ...] = ()
     pitch_errors: Histogram | None = None
@@ -104,7 +103,7 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON file of a report, and whether each target is met."""
+    """Content of the JSON file: the report, and `met`, True for each target that is met."""
 
     met: dict[str, bool]
     report: JudgeReport
@@ -120,5 +119,5 @@ def read_report(path: Path) -> JudgeReport:
 
 
 def share(flags: Sequence[bool]) -> float | None:
-    """In percent; None of nothing."""
+    """Return the share of true flags in percent, None if there are none."""
     return 100 * sum(flags) / len(flags) if flags else None

@@ -1,4 +1,4 @@
-"""One evaluation of a running fleet, part by part. Starts no fleet and writes no file but the sounds that were asked for."""
+"""One evaluation of a running fleet, part by part. Writes no file except the requested WAV files."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,46 +16,46 @@ replace = msgspec.structs.replace
 
 
 def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
-    """Judge the fleet at `url`.
+    """Evaluate the fleet at `url`.
 
-    Raises: ApiError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
+    Raises: ApiError if it cannot be reached or fails a request; ConfigError if espeak-ng or pocketsphinx is missing.
     """
     chosen = options or JudgeOptions()
-    asker = JudgeClient(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
+    client = JudgeClient(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
     report = JudgeReport(
         began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        url=asker.url,
-        model=asker.name,
+        url=client.url,
+        model=client.name,
         machine=describe_machine(),
         sampling="the checkpoint's own" if chosen.own_sampling else "greedy",
         seed=chosen.seed,
     )
-    # Speed first: what the other parts leave running on this machine would slow it.
+    # Speed first: processes that the other parts leave running on this machine would slow it.
     for part in sorted(set(chosen.parts), key=("speed", "typed", "speech_out", "speech_in").index):
-        begun_s = time.monotonic()
-        report = _JUDGES[part](report, asker, chosen)
-        report = replace(report, took_s={**report.took_s, part: round(time.monotonic() - begun_s, 1)})
+        started_s = time.monotonic()
+        report = _JUDGES[part](report, client, chosen)
+        report = replace(report, took_s={**report.took_s, part: round(time.monotonic() - started_s, 1)})
     return report
 
 
-def _speed(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    return replace(report, figures=report.figures + speed.judge(asker, options))
+def _speed(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
+    return replace(report, figures=report.figures + speed.judge(client, options))
 
 
-def _typed(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    figures, answered = typed.judge(asker, options)
+def _typed(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
+    figures, answered = typed.judge(client, options)
     return replace(report, figures=report.figures + figures, typed=answered)
 
 
-def _speech_out(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
+def _speech_out(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
-    figures, heard, errors = speech_out.judge(asker, options)
+    figures, measured, errors = speech_out.judge(client, options)
     report = replace(report, lacking=lacking, alike=alike())
-    return replace(report, figures=report.figures + figures, speech_out=heard, pitch_errors=errors)
+    return replace(report, figures=report.figures + figures, speech_out=measured, pitch_errors=errors)
 
 
-def _speech_in(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    figures, answered, transcribed = speech_in.judge(asker, options)
+def _speech_in(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
+    figures, answered, transcribed = speech_in.judge(client, options)
     return replace(report, figures=report.figures + figures, speech_in=answered, transcribed=transcribed)
 
 

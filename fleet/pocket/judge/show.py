@@ -1,4 +1,4 @@
-"""The report as a table for the terminal. Measures nothing."""
+"""The report as a table for the terminal."""
 
 from rich.console import Console
 from rich.table import Table

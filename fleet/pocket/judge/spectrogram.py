@@ -1,4 +1,4 @@
-"""Answers as one picture, a spectrogram each, on one scale of time. Measures nothing."""
+"""Spectrograms of several answers in one picture, on one time axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from fleet.pocket.teacher import SAMPLE_RATE_HZ
 from fleet.reporting.plot import saved_figure
 
 WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
-"""30 ms, in which harmonics are lines, every 10 ms."""
+"""Windows of 30 ms, long enough to resolve harmonics, every 10 ms."""
 TOP_HZ: Final = 8_000
 DEPTH_DB: Final = 60.0
-"""What is further below the loudest is drawn as silence."""
+"""Levels further below the loudest are drawn as silence."""
 NUM_COLOURS: Final = 20
-"""3 dB each. With more, or smoothed, the same picture is a file of several times the size."""
+"""Steps of 3 dB. With more colours or interpolation the file is several times as large."""
 MIN_S: Final = 1.0
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 2.3, 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """`samples` mono of 24 kHz in -1..1."""
+    """One spectrogram. `samples`: mono at 24 kHz in -1..1."""
 
     title: str
     samples: NDArray[np.float32]
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Write the picture; one panel at least."""
+    """Write the picture; `panels` has at least one."""
     from matplotlib import colormaps
 
     size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
@@ -41,15 +41,15 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             levels = levels_db(panel.samples)
             length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
             extent = (0, length_s, 0, TOP_HZ / 1000)
-            look = {"cmap": colormaps["magma"].resampled(NUM_COLOURS), "vmin": -DEPTH_DB, "vmax": 0, "interpolation": "nearest"}
-            place.imshow(levels, origin="lower", aspect="auto", extent=extent, **look)
+            style = {"cmap": colormaps["magma"].resampled(NUM_COLOURS), "vmin": -DEPTH_DB, "vmax": 0, "interpolation": "nearest"}
+            place.imshow(levels, origin="lower", aspect="auto", extent=extent, **style)
             place.set_title(panel.title, fontsize=9)
             place.set(xlim=(0, longest_s), ylabel="kHz")
         places[-1].set_xlabel("s")
 
 
 def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Decibels below the loudest of all, not below `-DEPTH_DB`: [frequencies up to `TOP_HZ`, hops], the lowest first.
+    """Return [frequencies up to `TOP_HZ`, hops] in dB below the loudest level, clipped at `-DEPTH_DB`; lowest frequency first.
 
     Silence is `-DEPTH_DB` everywhere.
     """

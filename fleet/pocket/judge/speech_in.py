@@ -1,7 +1,6 @@
-"""Spoken questions: how many get the right answer, and what Pocket writes down when asked to transcribe.
+"""Evaluation of spoken questions: the share of right answers, and the WER of transcripts.
 
-The questions are the teacher's speech: in voices of training, clean, and in voices that training never hears, with noise.
-Knows no spoken answer.
+The questions are the teacher's speech: clean in voices of training, and with noise in voices that training does not use.
 """
 
 import io
@@ -32,12 +31,12 @@ from fleet.reporting.progress import progress_bar
 
 NOISE: Final = "pink"
 
-Found = tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...], tuple[Transcribed, ...]]
+SpeechInResult = tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...], tuple[Transcribed, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Who asks, and in what. Units: `noise_db` is how far the noise is below the speech; None is no noise."""
+    """Voices and noise of the questions. Units: `noise_db` is the signal-to-noise ratio; None is no noise."""
 
     name: str
     draw: Callable[[Random], Voice]
@@ -52,19 +51,21 @@ CONDITIONS: Final = (
 )
 
 
-def judge(asker: JudgeClient, options: JudgeOptions) -> Found:
+def judge(client: JudgeClient, options: JudgeOptions) -> SpeechInResult:
     dialogues = distinct(options.speech_in, options.seed)
-    found = [_in_condition(asker, options, condition, dialogues) for condition in CONDITIONS]
-    figures, answered, transcribed = ([each for part in parts for each in part] for parts in zip(*found, strict=True))
+    results = [_in_condition(client, options, condition, dialogues) for condition in CONDITIONS]
+    figures, answered, transcribed = ([each for part in parts for each in part] for parts in zip(*results, strict=True))
     return tuple(figures), tuple(answered), tuple(transcribed)
 
 
-def _in_condition(asker: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]) -> Found:
+def _in_condition(
+    client: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]
+) -> SpeechInResult:
     clips = _clips(dialogues, condition, options.seed)
-    questions = [ask.spoken(dialogue, of_user) for dialogue, of_user in zip(dialogues, clips, strict=True)]
-    questions += [ask.transcribe(of_user[-1]) for of_user in clips]
+    questions = [ask.spoken(dialogue, user_clips) for dialogue, user_clips in zip(dialogues, clips, strict=True)]
+    questions += [ask.transcribe(user_clips[-1]) for user_clips in clips]
     with progress_bar(COMMAND, f"spoken questions, {condition.name}", len(questions)) as advance:
-        texts = [reply.text for reply in asker.ask_all(questions, options.concurrency, advance)]
+        texts = [reply.text for reply in client.ask_all(questions, options.concurrency, advance)]
     answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
     answered = [_answered(*each, condition) for each in zip(dialogues, answers, strict=True)]
     transcribed = [
@@ -100,7 +101,7 @@ def _figures(condition: Condition, answered: Sequence[JudgedAnswer], transcribed
 
 
 def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> list[list[bytes]]:
-    """Every user's turn as a WAV file, all turns of a dialogue by one voice."""
+    """Return the user's turns of each dialogue as WAV files, all turns of a dialogue in one voice."""
     rng = Random(f"judge {condition.name} {seed}")
     voices = [condition.draw(rng) for _ in dialogues]
     lines = [

@@ -1,7 +1,7 @@
-"""Spoken answers: are the words to be heard, do they end, are they as long and as high as the teacher's. Knows no stage.
+"""Evaluation of spoken answers: WER, missing ends, and length and pitch against the teacher's speech.
 
-Words are compared with the answer's own text, by their sound: what is wrong in that text, or only spelt otherwise in what was
-heard, is no fault of the voice.
+Transcripts are compared with the answer's own text, by pronunciation: a wrong answer, or another spelling of the same
+pronunciation, is no error of the speech.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,98 +14,100 @@ import soundfile
 
 from fleet.pocket.corpus import Dialogue, spoken
 from fleet.pocket.judge.ask import MAX_ANSWER_S, ChatReply, JudgeClient, typed
-from fleet.pocket.judge.grammar import says
-from fleet.pocket.judge.listen import Listened, Spoken, listen_all
+from fleet.pocket.judge.grammar import can_produce
+from fleet.pocket.judge.listen import SpeechMeasures, SpokenReply, listen_all
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.pitch import within
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, Heard, Histogram, share
+from fleet.pocket.judge.report import Figure, Histogram, JudgedSpeech, share
 from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.judge.words import by_sound
+from fleet.pocket.judge.words import by_pronunciation
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
 from fleet.reporting.progress import progress_bar
 
 LENGTH_TOLERANCE = 0.15
 ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
-"""An answer that is longer than this times the teacher's, and as much more, does not end of itself."""
+"""Factor on the teacher's length, and seconds added: a longer answer counts as one without end."""
 HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
 
-Found = tuple[tuple[Figure, ...], tuple[Heard, ...], Histogram]
+SpeechOutResult = tuple[tuple[Figure, ...], tuple[JudgedSpeech, ...], Histogram]
 
 
-def judge(asker: JudgeClient, options: JudgeOptions) -> Found:
-    asked = distinct(options.speech_out, options.seed)
-    voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), asked, strict=False)]
-    with progress_bar(COMMAND, "spoken answers", len(asked)) as advance:
-        questions = [typed(dialogue, voice) for dialogue, voice in zip(asked, voices, strict=True)]
-        replies = asker.ask_all(questions, options.concurrency, advance)
+def judge(client: JudgeClient, options: JudgeOptions) -> SpeechOutResult:
+    dialogues = distinct(options.speech_out, options.seed)
+    voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), dialogues, strict=False)]
+    with progress_bar(COMMAND, "spoken answers", len(dialogues)) as advance:
+        questions = [typed(dialogue, voice) for dialogue, voice in zip(dialogues, voices, strict=True)]
+        replies = client.ask_all(questions, options.concurrency, advance)
     if options.sounds is not None:
-        _keep(options.sounds, voices, replies)
-    return listen_to(asked, voices, replies, options)
+        _save(options.sounds, voices, replies)
+    return listen_to(dialogues, voices, replies, options)
 
 
-def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[ChatReply], options: JudgeOptions) -> Found:
+def listen_to(
+    dialogues: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[ChatReply], options: JudgeOptions
+) -> SpeechOutResult:
     texts = [spoken(reply.text) for reply in replies]
-    said = [index for index, text in enumerate(texts) if text]
-    teachers = speak_all([(texts[index], VOICES[voices[index]]) for index in said])
+    indices = [index for index, text in enumerate(texts) if text]
+    teachers = speak_all([(texts[index], VOICES[voices[index]]) for index in indices])
     answers = [
-        Spoken(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
-        for index, teacher in zip(said, teachers, strict=True)
+        SpokenReply(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
+        for index, teacher in zip(indices, teachers, strict=True)
     ]
     with progress_bar(COMMAND, "listening", len(answers)) as advance:
-        listened = listen_all(answers, options.workers, advance)
-    heard = [
-        _heard(asked[index], voices[index], texts[index], replies[index], each)
-        for index, each in zip(said, listened, strict=True)
+        measures = listen_all(answers, options.workers, advance)
+    judged = [
+        _judged(dialogues[index], voices[index], texts[index], replies[index], each)
+        for index, each in zip(indices, measures, strict=True)
     ]
-    failed = len(asked) - sum(each.ends and each.length_s > 0 for each in heard)
-    return _figures(heard, listened, len(asked), failed), tuple(heard), _histogram(listened)
+    failed = len(dialogues) - sum(each.ends and each.length_s > 0 for each in judged)
+    return _figures(judged, measures, len(dialogues), failed), tuple(judged), _histogram(measures)
 
 
-def _heard(dialogue: Dialogue, voice: str, text: str, reply: ChatReply, listened: Listened) -> Heard:
+def _judged(dialogue: Dialogue, voice: str, text: str, reply: ChatReply, measures: SpeechMeasures) -> JudgedSpeech:
     length_s = len(reply.samples) / SAMPLE_RATE_HZ
-    bound_s = min(MAX_ANSWER_S, ENDLESS_RATIO * listened.teacher_length_s + ENDLESS_S)
-    return Heard(
+    bound_s = min(MAX_ANSWER_S, ENDLESS_RATIO * measures.teacher_length_s + ENDLESS_S)
+    return JudgedSpeech(
         family=dialogue.family,
         voice=voice,
         text=text,
         ends=reply.finish_reason == "stop" and length_s < bound_s,
-        lead_s=listened.lead_s,
-        length_s=listened.length_s,
-        teacher_length_s=listened.teacher_length_s,
-        heard=listened.heard,
-        teacher_heard=listened.teacher_heard,
-        pitch_within=within(listened.pitch_errors),
-        pitch_carried=within(listened.carried_errors),
+        lead_s=measures.lead_s,
+        length_s=measures.length_s,
+        teacher_length_s=measures.teacher_length_s,
+        heard=measures.heard,
+        teacher_heard=measures.teacher_heard,
+        pitch_within=within(measures.pitch_errors),
+        pitch_carried=within(measures.carried_errors),
     )
 
 
-def _figures(heard: Sequence[Heard], listened: Sequence[Listened], count: int, failed: int) -> tuple[Figure, ...]:
-    errors = _joined([each.pitch_errors for each in listened])
-    carried = _joined([each.carried_errors for each in listened])
+def _figures(judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures], count: int, failed: int) -> tuple[Figure, ...]:
+    errors = _joined([each.pitch_errors for each in measures])
+    carried = _joined([each.carried_errors for each in measures])
     return (
-        *_wer_figures(heard),
+        *_wer_figures(judged),
         _figure("answers without end or sound", float(failed), count, unit="", target=0, at_most=True),
-        *_length_figures([each for each in heard if each.length_s > 0]),
+        *_length_figures([each for each in judged if each.length_s > 0]),
         _figure("pitch within a semitone of the teacher's, of voiced hops", _percent(within(errors)), len(errors), target=90),
         _figure("pitch error, median", _median(np.abs(errors)), len(errors), unit="semitones"),
-        *(_pitch_of(voice, heard, listened) for voice in sorted(VOICES)),
+        *(_pitch_of(voice, judged, measures) for voice in sorted(VOICES)),
         _figure("pitch within a semitone, of perfect codes", _percent(within(carried)), len(carried)),
     )
 
 
-def _wer_figures(heard: Sequence[Heard]) -> list[Figure]:
+def _wer_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
     figures: list[Figure] = []
     for kind, target in (("bigram", 8.0), ("grammar", 3.0)):
-        named = f"WER, {kind}"
-        figures.append(_wer(named, heard, kind, lambda each: each.heard, target))
+        name = f"WER, {kind}"
+        figures.append(_wer(name, judged, kind, lambda each: each.heard, target))
         figures += [
-            _wer(f"{named}, {voice}", [each for each in heard if each.voice == voice], kind, lambda each: each.heard)
+            _wer(f"{name}, {voice}", [each for each in judged if each.voice == voice], kind, lambda each: each.heard)
             for voice in sorted(VOICES)
         ]
-        figures.append(_wer(f"{named}, the teacher's own speech", heard, kind, lambda each: each.teacher_heard))
-    of_tables = [each for each in heard if says(each.text)]
+        figures.append(_wer(f"{name}, the teacher's own speech", judged, kind, lambda each: each.teacher_heard))
+    of_tables = [each for each in judged if can_produce(each.text)]
     return [
         *figures,
         _wer("WER, bigram, what the grammar can say", of_tables, "bigram", lambda each: each.heard),
@@ -114,38 +116,42 @@ def _wer_figures(heard: Sequence[Heard]) -> list[Figure]:
 
 
 def _wer(
-    name: str, heard: Sequence[Heard], kind: str, words: Callable[[Heard], dict[str, str]], target: float | None = None
+    name: str,
+    judged: Sequence[JudgedSpeech],
+    kind: str,
+    words: Callable[[JudgedSpeech], dict[str, str]],
+    target: float | None = None,
 ) -> Figure:
-    pairs = [(by_sound(each.text), by_sound(words(each)[kind])) for each in heard if kind in words(each)]
-    value = 100 * float(jiwer.wer([text for text, _ in pairs], [found for _, found in pairs])) if pairs else None
+    pairs = [(by_pronunciation(each.text), by_pronunciation(words(each)[kind])) for each in judged if kind in words(each)]
+    value = 100 * float(jiwer.wer([text for text, _ in pairs], [transcript for _, transcript in pairs])) if pairs else None
     return _figure(name, value, len(pairs), target=target, at_most=True)
 
 
-def _length_figures(heard: Sequence[Heard]) -> list[Figure]:
-    off = np.array([abs(each.length_s / each.teacher_length_s - 1) for each in heard])
+def _length_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
+    off = np.array([abs(each.length_s / each.teacher_length_s - 1) for each in judged])
     near = share([bool(each <= LENGTH_TOLERANCE) for each in off])
     return [
         _figure(
             "length off the teacher's, median", _percent(_median(off)), len(off), target=100 * LENGTH_TOLERANCE, at_most=True
         ),
         _figure("length within 15 % of the teacher's, of answers", near, len(off)),
-        _figure("silence before the speech, median", _median(np.array([each.lead_s for each in heard])), len(off), unit="s"),
+        _figure("silence before the speech, median", _median(np.array([each.lead_s for each in judged])), len(off), unit="s"),
     ]
 
 
-def _pitch_of(voice: str, heard: Sequence[Heard], listened: Sequence[Listened]) -> Figure:
-    errors = _joined([each.pitch_errors for which, each in zip(heard, listened, strict=True) if which.voice == voice])
+def _pitch_of(voice: str, judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures]) -> Figure:
+    errors = _joined([each.pitch_errors for answer, each in zip(judged, measures, strict=True) if answer.voice == voice])
     return _figure(f"pitch within a semitone, {voice}", _percent(within(errors)), len(errors))
 
 
-def _histogram(listened: Sequence[Listened]) -> Histogram:
+def _histogram(measures: Sequence[SpeechMeasures]) -> Histogram:
     edges = np.arange(-HISTOGRAM_SEMITONES, HISTOGRAM_SEMITONES + BIN_SEMITONES, BIN_SEMITONES)
-    errors = np.clip(_joined([each.pitch_errors for each in listened]), edges[0], edges[-1])
+    errors = np.clip(_joined([each.pitch_errors for each in measures]), edges[0], edges[-1])
     counts, _ = np.histogram(errors, edges)
     return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
 
 
-def _keep(folder: Path, voices: Sequence[str], replies: Sequence[ChatReply]) -> None:
+def _save(folder: Path, voices: Sequence[str], replies: Sequence[ChatReply]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for index, (voice, reply) in enumerate(zip(voices, replies, strict=True)):
         name = "-".join(spoken(reply.text).split()[:8]) or "nothing"

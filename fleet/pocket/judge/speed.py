@@ -1,6 +1,6 @@
-"""How fast answers come on this machine: one listener alone, then four at once who play as they receive. Knows no stage.
+"""Evaluation of speed on this machine: one listener alone, then four concurrent ones that play audio as it arrives.
 
-What is sent and timed is as in `fleet bench`. Means little while other things run.
+Requests and timing are those of `fleet bench`. The figures mean little while other processes use the machine.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,20 @@ from fleet.reporting.progress import progress_bar
 LISTENERS, WARM_UP = 4, 3
 
 
-def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
-    asked = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
-    bodies = [asker.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)]
-    _phase(asker, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
-    alone = _phase(asker, "one listener", bodies, 1)
-    together = _phase(asker, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
+def judge(client: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
+    dialogues = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
+    bodies = [
+        client.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(dialogues, cycle(sorted(VOICES)), strict=False)
+    ]
+    _phase(client, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
+    alone = _phase(client, "one listener", bodies, 1)
+    together = _phase(client, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
     return (*_alone(alone), *_together(together))
 
 
-def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> LoadPhase:
+def _phase(client: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> LoadPhase:
     with progress_bar(COMMAND, name, len(bodies)) as advance:
-        return run_phase(name, asker, bodies, listeners, advance)
+        return run_phase(name, client, bodies, listeners, advance)
 
 
 def _alone(phase: LoadPhase) -> list[Figure]:

@@ -1,6 +1,6 @@
-"""The teacher's speech to compare with: every text in a fresh process, in the order given, so that the same list sounds the same.
+"""Reproducible speech of the teacher, for the evaluation.
 
-espeak-ng carries its phase from text to text. Knows no model.
+espeak-ng carries its phase from text to text, so a fresh process synthesizes each list: equal lists give equal samples.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Line = tuple[str, Voice]
 
 
 def speak_all(lines: Sequence[Line]) -> list[SynthesizedSpeech]:
-    """Raises: ConfigError where espeak-ng is missing."""
+    """Synthesize the lines in their order, in a fresh process. Raises: ConfigError if espeak-ng is missing."""
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_speak, list(lines)).result()
 

@@ -1,7 +1,4 @@
-"""Typed questions: how many get the right answer, in every family, from memory, and where there is nothing to know.
-
-Knows no sound.
-"""
+"""Evaluation of typed questions: shares of right answers over all, by family, from memory, and outside the domain."""
 
 from collections.abc import Sequence
 
@@ -22,19 +19,19 @@ STRANGERS = (
     "how deep is the ocean", "what should i wear to the party", "set an alarm for seven", "play some music please",
     "why did you say that", "who invented the telephone", "how do i fix my car", "what is the fastest train",
 )  # fmt: skip
-"""Asked in words and ways that no table has."""
+"""Questions with words and phrasings of no table."""
 
 
-def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...]]:
+def judge(client: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...]]:
     common = distinct(options.typed, options.seed)
     memory = _family(MEMORY, options.memory, options.seed)
     unknown = _family(UNKNOWN, options.unknown, options.seed)
     strange = [Dialogue(turns=(ChatTurn(role="user", text=text), ChatTurn(role="assistant", text=DONT_KNOW)), family=STRANGE)
                for text in STRANGERS]  # fmt: skip
-    asked = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
-    with progress_bar(COMMAND, "typed questions", len(asked)) as advance:
-        replies = asker.ask_all([typed(dialogue) for dialogue in asked], options.concurrency, advance)
-    answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(asked, replies, strict=True)}
+    dialogues = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
+    with progress_bar(COMMAND, "typed questions", len(dialogues)) as advance:
+        replies = client.ask_all([typed(dialogue) for dialogue in dialogues], options.concurrency, advance)
+    answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(dialogues, replies, strict=True)}
     figures = [
         _figure("right answers", [answered[each] for each in common], 95),
         _figure("from memory", [answered[each] for each in memory], 90),

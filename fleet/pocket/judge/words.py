@@ -1,7 +1,7 @@
-"""How the recogniser is told that words sound: its own dictionary, cut to Pocket's words, and the teacher's ways that it lacks.
+"""Pronunciations for the recogniser: its dictionary reduced to Pocket's words, and pronunciations of the teacher that it lacks.
 
-What sounds alike is one to the ear, whoever speaks. Knows no audio and no language model.
-Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for another way to say it.
+Words with the same pronunciation are treated as one word.
+Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for another pronunciation.
 """
 
 import re
@@ -17,7 +17,7 @@ from fleet.pocket.corpus.salad import vocabulary
 
 MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
 """Words of the corpus that the dictionary lacks."""
-TEACHERS_WAY: Final[Mapping[str, str]] = {
+TEACHER_PRONUNCIATION: Final[Mapping[str, str]] = {
     "athens": "AE TH IH N Z", "baa": "B AA", "beautiful": "B Y UW T IY F AH L", "beijing": "B EY JH IH NG",
     "chicken": "CH IH K IH N", "chickens": "CH IH K IH N Z", "clara": "K L AA R AH", "dog": "D AA G",
     "elephant": "EH L IH F AH N T", "everything": "EH V R IH TH IH NG", "favourite": "F EY V R IH T", "hear": "HH IH R",
@@ -29,18 +29,21 @@ TEACHERS_WAY: Final[Mapping[str, str]] = {
     "poor": "P UH R", "radio": "R EY D IH OW", "really": "R IY AH L IY", "saturday": "S AE T ER D EY",
     "stockholm": "S T AA K HH OW M", "thailand": "T AY L AH N D", "vietnam": "V IY AH T N AA M",
 }  # fmt: skip
-"""Another way to say a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are none of the dictionary's ways.
+"""Another pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are not in the dictionary.
 
-Of 776 words 43 were said otherwise. Aligned to lists of them in both voices of the teacher, the recogniser chose this way in 133
-of 172 cases with the dictionary's beside it; the three words of which it never did (chicago, chocolate, real) are left out.
+43 of 776 words differ. Given both pronunciations, and lists of these words in both voices of the teacher, the recogniser chose
+this one in 133 of 172 cases; three words for which it never did (chicago, chocolate, real) are left out.
 """
 NUM_READ = 4000
-"""Held-out dialogues that are read for words which no sentence of training has."""
-_ANOTHER_WAY = re.compile(r"\(\d+\)$")
+"""Held-out dialogues, and as many sentences, that are searched for words in no training sentence."""
+_PRONUNCIATION = re.compile(r"\(\d+\)$")
 
 
 def model_folder() -> Path:
-    """pocketsphinx's own US English: `en-us` (sounds) and `cmudict-en-us.dict`. Raises: ConfigError if it is not installed."""
+    """Return the folder of pocketsphinx's US English model: `en-us` (acoustic model) and `cmudict-en-us.dict`.
+
+    Raises: ConfigError if pocketsphinx is not installed.
+    """
     spec = find_spec("pocketsphinx")
     if spec is None or spec.origin is None:
         raise ConfigError("judging speech needs pocketsphinx; run `pip install 'fleet-serving[pocket]'`", param="pocket")
@@ -49,7 +52,7 @@ def model_folder() -> Path:
 
 @cache
 def known_words() -> tuple[str, ...]:
-    """Every word of the corpus, of both splits."""
+    """Return every word of the corpus, of both splits."""
     held_out = {turn.text for dialogue in dialogues("held_out", NUM_READ, 0) for turn in dialogue.turns}
     held_out |= set(sentences("held_out", NUM_READ, 0))
     return tuple(sorted(set(vocabulary()) | {word for text in held_out for word in text.split()}))
@@ -57,65 +60,65 @@ def known_words() -> tuple[str, ...]:
 
 @cache
 def _dictionary() -> dict[str, tuple[str, ...]]:
-    ways: dict[str, tuple[str, ...]] = {}
+    pronunciations: dict[str, tuple[str, ...]] = {}
     for line in (model_folder() / "cmudict-en-us.dict").read_text().splitlines():
         word, _, phones = line.partition(" ")
-        plain = _ANOTHER_WAY.sub("", word)
-        ways[plain] = (*ways.get(plain, ()), phones)
-    return ways
+        plain = _PRONUNCIATION.sub("", word)
+        pronunciations[plain] = (*pronunciations.get(plain, ()), phones)
+    return pronunciations
 
 
 @cache
 def alike() -> tuple[tuple[str, ...], ...]:
-    """The known words that no ear tells apart, such as "c", "sea" and "see": those of one first way in the dictionary.
+    """Return the groups of known words with the same first pronunciation in the dictionary, such as "c", "sea" and "see".
 
-    Not of any way: hurried ones would make "are" and "or" one word.
+    Further pronunciations do not count: casual ones would make "are" and "or" one word.
     """
-    return tuple(words for words in _words_of_way().values() if len(words) > 1)
+    return tuple(words for words in _words_by_pronunciation().values() if len(words) > 1)
 
 
-def by_sound(text: str) -> str:
-    """Texts that sound alike made equal: each word as the first known one of those alike."""
+def by_pronunciation(text: str) -> str:
+    """Replace each word by the first known one of the same pronunciation, so that texts that sound the same are equal."""
     return " ".join(_first_alike(word) for word in text.split())
 
 
 def _first_alike(word: str) -> str:
-    return word if unsayable([word]) else _words_of_way().get(_ways(word)[0], (word,))[0]
+    return word if unsayable([word]) else _words_by_pronunciation().get(_pronunciations(word)[0], (word,))[0]
 
 
 @cache
-def _words_of_way() -> Mapping[str, tuple[str, ...]]:
-    """The known words of each first way."""
+def _words_by_pronunciation() -> Mapping[str, tuple[str, ...]]:
+    """Return the known words of each first pronunciation."""
     words: dict[str, tuple[str, ...]] = {}
     for word in known_words():
-        way = _ways(word)[0]
-        words[way] = (*words.get(way, ()), word)
+        phones = _pronunciations(word)[0]
+        words[phones] = (*words.get(phones, ()), word)
     return words
 
 
 def unsayable(words: Iterable[str]) -> list[str]:
-    """Words that neither the dictionary nor `MISSING` knows."""
+    """Return the words that neither the dictionary nor `MISSING` has, sorted."""
     return sorted({word for word in words if word not in MISSING and word not in _dictionary()})
 
 
 def dictionary_text(words: Iterable[str]) -> str:
-    """A dictionary of `words` alone, as the recogniser reads it.
+    """Return a dictionary of `words` alone, in the recogniser's format.
 
-    Raises: ConfigError naming the words that nobody knows how to say.
+    Raises: ConfigError naming words without a pronunciation.
     """
     wanted = sorted(set(words))
     if unknown := unsayable(wanted):
         raise ConfigError(
-            f"the recogniser cannot say {', '.join(unknown)}; add them to MISSING in judge/words.py", param="corpus"
+            f"the recogniser has no pronunciation of {', '.join(unknown)}; add them to MISSING in judge/words.py", param="corpus"
         )
     lines: list[str] = []
     for word in wanted:
-        for index, phones in enumerate(_ways(word)):
+        for index, phones in enumerate(_pronunciations(word)):
             lines.append(f"{word}({index + 1}) {phones}" if index else f"{word} {phones}")
     return "\n".join(lines) + "\n"
 
 
-def _ways(word: str) -> tuple[str, ...]:
-    """The dictionary's first, for the recogniser names a word by it."""
+def _pronunciations(word: str) -> tuple[str, ...]:
+    """Return the pronunciations of a word, the dictionary's first, because transcripts use the first one's name."""
     known = _dictionary().get(word) or (MISSING[word],)
-    return (*known, TEACHERS_WAY[word]) if word in TEACHERS_WAY else known
+    return (*known, TEACHER_PRONUNCIATION[word]) if word in TEACHER_PRONUNCIATION else known

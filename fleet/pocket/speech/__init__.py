@@ -1,5 +1,5 @@
-"""Speech as Pocket's speech stages see it: frames of 80 ms, their features, their codes and the waveform they stand for.
+"""Speech data of Pocket's speech stages: frames of 80 ms, their features, their codes and the waveform of the features.
 
-`analysis` takes speech apart, `wordlock` puts words on the frame grid, `shards` keeps the result on disk, `codes` makes eight
-numbers of a frame, `pulses` makes sound of the features again. Knows no network.
+`analysis` computes features, `wordlock` puts words on the frame grid, `shards` stores the result on disk, `codes` quantizes a
+frame to eight codes, `pulses` synthesizes a waveform from features. Independent of the network.
 """

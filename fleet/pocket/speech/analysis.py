@@ -1,6 +1,5 @@
-"""Speech taken apart by WORLD: how loud each band is, how much of it is noise, and how high the voice is, every 10 ms.
+"""Analysis of speech with WORLD: loudness and noise share of bands, and pitch, every 10 ms.
 
-Knows no words, no frames of 80 ms and no codes.
 Source: WORLD (Morise et al. 2016) as wrapped by pyworld: dio, cheaptrick, d4c.
 """
 
@@ -19,7 +18,7 @@ HOP_SAMPLES: Final = 240
 FFT_SIZE: Final = 1024
 NUM_MELS: Final = 48
 NUM_BANDS: Final = 3
-"""Of aperiodicity: WORLD's at 3, 6 and 9 kHz."""
+"""Bands of aperiodicity: WORLD's at 3, 6 and 9 kHz."""
 NUM_FEATURES: Final = NUM_MELS + NUM_BANDS
 LOUDNESS_FLOOR: Final = -15.0
 PITCH_RANGE_HZ: Final = (75.0, 350.0)
@@ -29,11 +28,11 @@ _MEDIAN_HOPS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What is heard every 10 ms.
+    """Features and pitch of an utterance, every 10 ms.
 
     Shapes: features [S, 51] of float32, first 48 mel bands, then 3 aperiodicities; pitch_hz and is_voiced [S].
-    Units: bands in ln of power, not below LOUDNESS_FLOOR; aperiodicities in dB, 0 all noise; pitch in Hz, drawn through what is
-    unvoiced.
+    Units: bands in ln of power, not below LOUDNESS_FLOOR; aperiodicities in dB, 0 is all noise; pitch in Hz, interpolated
+    where unvoiced.
     """
 
     features: NDArray[np.float32]
@@ -42,12 +41,12 @@ class Track:
 
 
 def silence(num_hops: int) -> NDArray[np.float32]:
-    """Features [num_hops, 51] of nothing at all."""
+    """Return features [num_hops, 51] of silence."""
     return np.tile(np.array([LOUDNESS_FLOOR] * NUM_MELS + [0.0] * NUM_BANDS, np.float32), (num_hops, 1))
 
 
 def analyse(samples: NDArray[np.float32]) -> Track:
-    """The track of mono speech of 24 kHz; the noise share is measured every 20 ms, which takes half the time."""
+    """Analyse mono speech at 24 kHz; the noise share is measured every 20 ms, which halves the time."""
     world, wave = _world(), samples.astype(np.float64)
     pitch, times = _pitch(wave)
     power = world.cheaptrick(wave, pitch, times, SAMPLE_RATE_HZ, fft_size=FFT_SIZE)
@@ -64,37 +63,37 @@ def analyse(samples: NDArray[np.float32]) -> Track:
 
 
 def _pitch(wave: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """[S] the pitch in Hz, 0 where unvoiced, and the time of each hop."""
+    """Return the pitch in Hz, 0 where unvoiced, and the time of each hop. Shapes: [S]."""
     low, high = PITCH_RANGE_HZ
-    # `speed=2`: dio on every second sample is 3 times as fast, and 0.2 % of hops differ by half a semitone.
+    # `speed=2`: dio on every second sample is 3 times as fast; 0.2 % of hops differ by half a semitone.
     return _world().dio(wave, SAMPLE_RATE_HZ, f0_floor=low, f0_ceil=high, frame_period=1e3 * HOP_S, speed=2)
 
 
 def contour_hz(samples: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[S] the pitch of speech every 10 ms, drawn through what is unvoiced."""
+    """Return the pitch [S] of speech every 10 ms, interpolated where unvoiced."""
     pitch, _ = _pitch(samples.astype(np.float64))
     return contour(pitch, pitch > 0)
 
 
 def contour(pitch_hz: NDArray[np.float64], is_voiced: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """The pitch drawn through unvoiced hops, without the octave jumps that last a few hops only."""
+    """Interpolate the pitch through unvoiced hops, and remove octave jumps of a few hops by a median filter."""
     if not is_voiced.any():
         return np.full(len(pitch_hz), PITCH_RANGE_HZ[0], np.float32)
     hops = np.arange(len(pitch_hz))
-    drawn = np.interp(hops, hops[is_voiced], pitch_hz[is_voiced])
-    padded = np.pad(drawn, _MEDIAN_HOPS // 2, mode="edge")
+    interpolated = np.interp(hops, hops[is_voiced], pitch_hz[is_voiced])
+    padded = np.pad(interpolated, _MEDIAN_HOPS // 2, mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN_HOPS), axis=1).astype(np.float32)
 
 
 @cache
 def mel_centres_hz() -> NDArray[np.float64]:
-    """[48] centres of the bands."""
+    """Return the centres [48] of the bands."""
     return _mel_edges_hz()[1:-1]
 
 
 @cache
 def mel_filters() -> NDArray[np.float64]:
-    """[48, 513] triangles that sum to 1 each; a band narrower than a bin is the nearest bin."""
+    """Return triangular filters [48, 513], each with sum 1; a band narrower than a bin is the nearest bin."""
     bins, edges = np.linspace(0, SAMPLE_RATE_HZ / 2, FFT_SIZE // 2 + 1), _mel_edges_hz()
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     filters = np.maximum(0, np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)))
@@ -112,6 +111,6 @@ def _mel_edges_hz() -> NDArray[np.float64]:
 def _world() -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
-        import pyworld  # only data making needs it, and it warns of its own build tool
+        import pyworld  # only building data sets needs it; it warns about its own build tool
 
     return pyworld

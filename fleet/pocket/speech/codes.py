@@ -1,7 +1,7 @@
-"""Eight numbers for a frame: seven residual codebooks of what it sounds like, then its glottal cycles.
+"""Eight codes per frame: seven from residual codebooks of its features, then its number of glottal cycles.
 
-A frame's 8 x 51 features are turned onto 128 principal axes and quantised by k-means, each codebook taking what the one before
-left. Nothing here is learnt by gradient, so the codes are fixed before any network is trained. Knows no files of speech.
+A frame's 8 x 51 features are projected onto 128 principal axes and quantised by k-means, each codebook quantising the residual
+of the one before. Nothing is trained by gradient, so the codes are fixed before any network is trained.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from fleet.pocket.speech.wordlock import HOPS_PER_FRAME
 NUM_AXES: Final = 128
 NUM_SOUND_GROUPS: Final = NUM_CODE_GROUPS - 1
 _NATS_PER_DB = 0.7 / 6
-"""Weighs the aperiodicities against the loudnesses: 1 dB of noise share matters as much as 0.12 nat of power."""
+"""Weight of aperiodicity against loudness: 1 dB of noise share counts as much as 0.12 nat of power."""
 _ROUNDS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codebook:
-    """Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7, 512, 128]."""
+    """Residual codebooks of frames. Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7, 512, 128]."""
 
     mean: Tensor
     axes: Tensor
@@ -40,19 +40,19 @@ class Codebook:
         return hashlib.sha256(self.mean.numpy().tobytes() + self.centroids.numpy().tobytes()).hexdigest()[:16]
 
     def encode(self, features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDArray[np.int16]:
-        """[T, 8] codes of features [T, 8, 51] and cycles [T]."""
-        rest = (_vectors(features) - self.mean) @ self.axes
+        """Return the codes [T, 8] of features [T, 8, 51] and cycles [T]."""
+        residual = (_vectors(features) - self.mean) @ self.axes
         codes: list[Tensor] = []
         for centroids in self.centroids:
-            codes.append(_nearest(rest, centroids))
-            rest = rest - centroids[codes[-1]]
+            codes.append(_nearest(residual, centroids))
+            residual = residual - centroids[codes[-1]]
         return np.concatenate([torch.stack(codes, 1).numpy().astype(np.int16), cycles[:, None]], axis=1)
 
     def decode(self, codes: NDArray[np.int16]) -> NDArray[np.float32]:
-        """Features [T, 8, 51] that codes [T, 8] stand for; the cycles have no part in it."""
+        """Return the features [T, 8, 51] of codes [T, 8]; the cycles are not used."""
         chosen = torch.from_numpy(codes[:, :NUM_SOUND_GROUPS].astype(np.int64))
-        turned = sum((self.centroids[group][chosen[:, group]] for group in range(NUM_SOUND_GROUPS)), torch.zeros(NUM_AXES))
-        features = (turned @ self.axes.T + self.mean).reshape(-1, HOPS_PER_FRAME, NUM_FEATURES).numpy()
+        projected = sum((self.centroids[group][chosen[:, group]] for group in range(NUM_SOUND_GROUPS)), torch.zeros(NUM_AXES))
+        features = (projected @ self.axes.T + self.mean).reshape(-1, HOPS_PER_FRAME, NUM_FEATURES).numpy()
         features[..., NUM_MELS:] /= _NATS_PER_DB
         return features
 
@@ -65,32 +65,32 @@ class Codebook:
 
 
 def fit(features: NDArray[np.float16], *, seed: int, codebook_size: int = CODEBOOK_SIZE) -> Codebook:
-    """The codebook of frames [N, 8, 51]."""
+    """Compute the codebook of frames [N, 8, 51]."""
     vectors = _vectors(features)
     mean = vectors.mean(0)
-    # Of the covariance, for it is 408 x 408 however many frames there are.
+    # Eigenvectors of the covariance, which is 408 x 408 for any number of frames.
     axes = torch.linalg.eigh((vectors - mean).T @ (vectors - mean)).eigenvectors.flip(1)[:, :NUM_AXES].contiguous()
     generator = torch.Generator().manual_seed(seed)
     centroids = list(_residual_centroids((vectors - mean) @ axes, codebook_size, generator))
     return Codebook(mean=mean, axes=axes, centroids=torch.stack(centroids))
 
 
-def _residual_centroids(rest: Tensor, codebook_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _residual_centroids(residual: Tensor, codebook_size: int, generator: torch.Generator) -> Iterator[Tensor]:
     for _ in range(NUM_SOUND_GROUPS):
-        centroids = _k_means(rest, codebook_size, generator)
+        centroids = _k_means(residual, codebook_size, generator)
         yield centroids
-        rest = rest - centroids[_nearest(rest, centroids)]
+        residual = residual - centroids[_nearest(residual, centroids)]
 
 
 def _k_means(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """[count, D] centroids; one that loses all its points moves to a point drawn at random."""
+    """Return centroids [count, D]; a centroid that loses all its points moves to a random point."""
     centroids = points[torch.randperm(len(points), generator=generator)[:count]].clone()
     for _ in range(_ROUNDS):
         owner = _nearest(points, centroids)
         sizes = torch.bincount(owner, minlength=count)
         centroids = torch.zeros_like(centroids).index_add_(0, owner, points) / sizes.clamp(min=1)[:, None]
-        dead = (sizes == 0).nonzero()[:, 0]
-        centroids[dead] = points[torch.randint(len(points), (len(dead),), generator=generator)]
+        empty = (sizes == 0).nonzero()[:, 0]
+        centroids[empty] = points[torch.randint(len(points), (len(empty),), generator=generator)]
     return centroids
 
 

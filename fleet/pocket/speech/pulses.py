@@ -1,7 +1,6 @@
-"""The waveform that features and cycles stand for: a grain a glottal cycle, cycles even in the frame, noise that repeats.
+"""Synthesis of the waveform of features and cycles: one grain per glottal cycle, evenly spaced in the frame, and fixed noise.
 
-Nothing is left to chance, so the waveform is a function of the codes, and a decoder can be taught it sample by sample.
-Knows no codes and no network.
+It is deterministic, so the waveform is a function of the codes, and a decoder can be trained on it sample by sample.
 Source: minimum phase from the real cepstrum, and the mix of pulse and noise by aperiodicity, as in WORLD's synthesis.
 """
 
@@ -24,7 +23,7 @@ Grains = NDArray[np.float64]
 
 
 def synthesise(features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDArray[np.float32]:
-    """[T * 1920] samples in -1..1 of features [T, 8, 51] and cycles [T]."""
+    """Return the samples [T * 1920] in -1..1 of features [T, 8, 51] and cycles [T]."""
     voiced, noise = _grains(features.reshape(-1, features.shape[-1]).astype(np.float64))
     wave = np.zeros(len(voiced) * HOP_SAMPLES + FFT_SIZE)
     for hop, grain in enumerate(noise):
@@ -36,7 +35,7 @@ def synthesise(features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDAr
 
 
 def pulse_samples(cycles: NDArray[np.int16]) -> list[int]:
-    """Where each glottal cycle begins: the first at the frame's first sample."""
+    """Return the first sample of each glottal cycle; the first cycle of a frame starts at the frame's first sample."""
     return [
         frame * SAMPLES_PER_FRAME + round(index * SAMPLES_PER_FRAME / count)
         for frame, count in enumerate(cycles.tolist())
@@ -51,7 +50,7 @@ def _between(grains: Grains, hop: float) -> NDArray[np.float64]:
 
 
 def _grains(features: NDArray[np.float64]) -> tuple[Grains, Grains]:
-    """[S, 1024] responses to a pulse and to the noise of every hop, by the share of noise in every bin."""
+    """Return each hop's responses [S, 1024] to a pulse and to noise, mixed by the share of noise in every bin."""
     log_power = features[:, :NUM_MELS] @ _from_mels()
     knots_db = np.concatenate([np.full((len(features), 1), _DEEPEST_DB), np.minimum(features[:, NUM_MELS:], 0)], axis=1)
     share = 10 ** (knots_db @ _from_bands() / 20)
@@ -66,14 +65,14 @@ def _grains(features: NDArray[np.float64]) -> tuple[Grains, Grains]:
 
 @cache
 def _from_mels() -> NDArray[np.float64]:
-    """[48, 513] straight lines between the centres of the bands."""
+    """Return the linear interpolation [48, 513] between the centres of the bands."""
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, _NUM_BINS)
     return np.stack([np.interp(bins, mel_centres_hz(), row) for row in np.eye(NUM_MELS)])
 
 
 @cache
 def _from_bands() -> NDArray[np.float64]:
-    """[4, 513] straight lines in dB from no noise at 0 Hz through the bands to all noise at 12 kHz, as WORLD decodes them."""
+    """Return the interpolation [4, 513] in dB from no noise at 0 Hz through the bands to all noise at 12 kHz, as in WORLD."""
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, _NUM_BINS)
     knots = np.linspace(0, SAMPLE_RATE_HZ / 2, NUM_BANDS + 2)
     return np.stack([np.interp(bins, knots, row) for row in np.eye(NUM_BANDS + 2)[:-1]])
@@ -81,7 +80,7 @@ def _from_bands() -> NDArray[np.float64]:
 
 @cache
 def _noise() -> NDArray[np.complex128]:
-    """[8, 513] spectra of the one frame of noise that is used in every frame."""
+    """Return the spectra [8, 513] of the one frame of noise that every frame uses."""
     noise = np.random.default_rng(_SEED).standard_normal((HOPS_PER_FRAME, HOP_SAMPLES))
     noise /= np.sqrt((noise**2).mean(1, keepdims=True))
     return np.fft.rfft(noise, FFT_SIZE)

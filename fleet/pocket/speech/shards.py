@@ -1,8 +1,7 @@
-"""The speech data set on disk: shards of sentences said by the teacher, taken apart, put on the frame grid, and later coded.
+"""The speech data set on disk: shards of sentences spoken by the teacher, as features on the frame grid, and later as codes.
 
-A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
-and a builder that was killed goes on with the shards that are missing. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
-Knows no network.
+Each shard is built in a fresh process, because espeak-ng carries its phase from text to text: so a shard is the same in every
+run, and a build that was killed resumes with the missing shards. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
 """
 
 import multiprocessing
@@ -29,7 +28,7 @@ SENTENCES_PER_SHARD: Final = 300
 FEATURES, CODES = "features.npz", "codes.npz"
 CODEBOOK: Final = "codebook.safetensors"
 FIT_SHARDS: Final = 6
-"""About 50,000 frames, both voices in equal parts."""
+"""Number of shards that the codebook is fitted on: about 50,000 frames, both voices in equal parts."""
 _FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
 
 
@@ -57,7 +56,7 @@ class SpokenSentence:
 
 
 def load_utterances(folder: Path, split: Split) -> list[Utterance]:
-    """Whatever has been coded so far of a split, in a fixed order."""
+    """Load all coded shards of a split, in a fixed order."""
     return [
         Utterance(text=text, voice=voice, codes=arrays["codes"], pointer=arrays["pointer"])
         for path in _files(folder, split, CODES)
@@ -66,7 +65,7 @@ def load_utterances(folder: Path, split: Split) -> list[Utterance]:
 
 
 def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[SpokenSentence]:
-    """Whatever has been spoken so far of a split, or of its first shards, in a fixed order."""
+    """Load all feature shards of a split, or the first `max_shards`, in a fixed order."""
     return [
         SpokenSentence(text=text, voice=voice, frames=SentenceFrames(**arrays))
         for path in _files(folder, split, FEATURES)[:max_shards]
@@ -83,20 +82,20 @@ def build(
     size: int = SENTENCES_PER_SHARD,
     workers: int = 1,
 ) -> None:
-    """Make the shards that are missing of the first `num_shards`, each of `size` sentences, the voices taking turns."""
+    """Build the missing shards among the first `num_shards`, each of `size` sentences with alternating voices."""
     folder.mkdir(parents=True, exist_ok=True)
     missing = [shard for shard in range(num_shards) if not _path(folder, split, shard, FEATURES).exists()]
     if not missing:
         return
     make = partial(_make_shard, folder, split, dict(voices), size)
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        made = pool.imap_unordered(make, missing, chunksize=1)
-        for _ in tqdm(made, total=num_shards, initial=num_shards - len(missing), desc=f"speech {split}", unit="shard"):
+        built = pool.imap_unordered(make, missing, chunksize=1)
+        for _ in tqdm(built, total=num_shards, initial=num_shards - len(missing), desc=f"speech {split}", unit="shard"):
             pass
 
 
 def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
-    """Code the shards that are not yet coded with this codebook, and return how many those were."""
+    """Encode the shards that are not yet encoded with this codebook, and return their number."""
     count = 0
     for path in _files(folder, split, FEATURES):
         coded = path.with_name(path.name.replace(FEATURES, CODES))
@@ -104,8 +103,8 @@ def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
             continue
         with np.load(path) as shard:
             codes = book.encode(shard["features"], shard["cycles"])
-            kept = {name: shard[name] for name in ("texts", "voices", "lengths", "pointer")}
-        _write(coded, {**kept, "codes": codes, "fingerprint": np.array(book.fingerprint)})
+            copied = {name: shard[name] for name in ("texts", "voices", "lengths", "pointer")}
+        _write(coded, {**copied, "codes": codes, "fingerprint": np.array(book.fingerprint)})
         count += 1
     return count
 
@@ -126,13 +125,13 @@ def _make_shard(folder: Path, split: Split, voices: Mapping[str, Voice], size: i
 
 
 def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
-    """A sentence on the frame grid, as the voice says it."""
+    """Synthesize a sentence and return it on the frame grid."""
     speech = teacher.speak(text, voice)
     return lock(analyse(speech.samples), text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
 
 
 def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, NDArray[Any]]]]:
-    """Text, voice and the named arrays of each sentence of a shard."""
+    """Yield text, voice and the named arrays of each sentence of a shard."""
     with np.load(path) as shard:
         ends = np.cumsum(shard["lengths"])
         parts = {name: np.split(shard[name], ends[:-1]) for name in names}
@@ -147,7 +146,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -159,14 +158,14 @@ def _path(folder: Path, split: Split, shard: int, kind: str) -> Path:
 
 
 def _files(folder: Path, split: Split, kind: str) -> list[Path]:
-    """In the order of their numbers."""
+    """Return the files of a split in the order of their numbers."""
     return sorted(folder.glob(f"{split}-*.{kind}"))
 
 
 def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
-    """The codebook of the first training shards, kept for good: refitting would void every code made with it.
+    """Return the stored codebook, or fit it on the first training shards; refitting would invalidate all existing codes.
 
-    Raises: ConfigError while there are fewer shards.
+    Raises: ConfigError if there are fewer shards.
     """
     path = folder / CODEBOOK
     if path.exists():

@@ -1,6 +1,6 @@
-"""Words on the frame grid: every word lasts a whole number of 80 ms frames, so that it is the same codes wherever it is said.
+"""Words on the frame grid: every word lasts a whole number of 80 ms frames, so that its codes are the same in any sentence.
 
-A frame of silence comes before the words and two after them. Pitch is kept; only time is stretched. Knows no codes and no sound.
+One frame of silence is before the words and two are after them. Time is stretched, pitch is not changed.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class SentenceFrames:
 
     Shapes: features [T, 8, 51]; pitch_hz [T, 8], 0 where unvoiced; cycles [T] glottal cycles, 0 in silence; pointer [T], the
     index of the symbol that is spoken, -1 before the first word.
-    Invariants: the first frame is silence, the same in every sentence; pointer never falls.
+    Invariants: the first frame is silence, the same in every sentence; pointer never decreases.
     """
 
     features: NDArray[np.float16]
@@ -36,7 +36,7 @@ class SentenceFrames:
 
 
 def speech_end_s(samples: NDArray[np.float32], rate_hz: int) -> float:
-    """When the last audible sample has died away."""
+    """Return the end of the speech: the last audible sample and a short release after it."""
     audible = np.flatnonzero(np.abs(samples) > _SILENCE)
     return (int(audible[-1]) if len(audible) else len(samples)) / rate_hz + _RELEASE_S
 
@@ -62,7 +62,7 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
 
 
 def _features(track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """[T, 8, 51] between the hops before and after each source position; past the end, silence."""
+    """Return features [T, 8, 51] interpolated at each source position; silence after the end."""
     known = np.concatenate([track.features, silence(1)])
     before = np.minimum(source.astype(int), len(known) - 1)
     after = np.minimum(before + 1, len(known) - 1)
@@ -72,7 +72,7 @@ def _features(track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bo
 
 
 def _cycles(pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken: NDArray[np.bool_]) -> NDArray[np.int16]:
-    """Of a frame's voiced hops if it has any, else of the contour drawn through it."""
+    """Return the cycles of each frame, from its voiced hops if it has any, else from the interpolated pitch."""
     by_frame = pitch.reshape(-1, HOPS_PER_FRAME)
     voiced = is_voiced.reshape(-1, HOPS_PER_FRAME)
     of_voiced = (by_frame * voiced).sum(1) / np.maximum(1, voiced.sum(1))
@@ -82,7 +82,7 @@ def _cycles(pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken:
 
 
 def pointer(text: str, edges: Sequence[int], num_frames: int) -> NDArray[np.int16]:
-    """[T] the symbol at the middle of each frame, symbols of a word sharing its frames evenly; the last one in what follows."""
+    """Return the symbol at the middle of each frame [T]; symbols share their word's frames evenly, the last lasts to the end."""
     symbols = np.full(num_frames, -1, np.int16)
     first = 0
     for word, begin, end in zip(text.split(), edges[:-1], edges[1:], strict=True):

@@ -1,1 +1,1 @@
-"""How Pocket is made: one resumable run for each part, all by the loop in `loop`."""
+"""Training of Pocket: one resumable run for each part, all with the loop in `loop`."""

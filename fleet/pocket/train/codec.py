@@ -1,7 +1,7 @@
-"""Trains Code2Wav to make the waveform of `speech.pulses` from codes: a function, so the samples themselves can be compared.
+"""Trains Code2Wav to synthesize the waveform of `speech.pulses`, which is a function of the codes, so samples can be compared.
 
-The forward is the model's own with its convolutions channels last, which halves a step. The network starts from what the codes
-mean: a code's row is its centroid. Knows no text.
+The forward is the model's own with channels-last convolutions, which halves the time of a step. The embedding starts from the
+centroids of the codes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from fleet.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
 from fleet.pocket.train.loop import Schedule, compiled
 
 LOOKAHEAD_SAMPLES: Final = 555
-"""By so much the waveform is shorter than its frames: every transposed convolution trims both sides."""
+"""Samples by which the waveform is shorter than its frames: every transposed convolution trims both sides."""
 NUM_CROPS, CROP_FRAMES = 5, 10
 UNSCORED_FRAMES = 1
 TRAIN_SHARDS: Final = 6
@@ -43,7 +43,7 @@ Activation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def code2wav(book: Codebook, seed: int) -> Any:
-    """An HF Code2Wav that has learnt nothing but hears what its codes mean."""
+    """Return an untrained HF Code2Wav whose embedding holds the centroids of the codes."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = hf.Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**shape.model_config()["code2wav_config"]))
@@ -56,7 +56,7 @@ def code2wav(book: Codebook, seed: int) -> Any:
 
 
 def _initialise(name: str, part: nn.Module) -> None:
-    """Every layer keeps its input's scale; HF's 0.02 is nearly silent after thirty of them."""
+    """Initialise each layer to preserve its input's scale; with HF's 0.02 the output is nearly silent after thirty layers."""
     if isinstance(part, nn.Conv1d):
         fan_in = part.in_channels // part.groups * part.kernel_size[0]
         nn.init.normal_(part.weight, std=(0.5 if "block" in name else 1) * fan_in**-0.5)
@@ -69,9 +69,9 @@ def _initialise(name: str, part: nn.Module) -> None:
 
 
 def _code_rows(book: Codebook) -> Tensor:
-    """[8 * 512, 192] rows of `code_embedding`: centroids, a constant, and for the last group the number of cycles.
+    """Return the rows [8 * 512, 192] of `code_embedding`: centroids, a constant, and for the last group the number of cycles.
 
-    The forward takes the mean over groups, hence the factor; without the constant the final norm would erase loudness.
+    The forward takes the mean over groups, hence the factor; without the constant the final norm would remove loudness.
     """
     groups, size, axes = shape.NUM_CODE_GROUPS, book.centroids.shape[1], book.centroids.shape[2]
     rows = torch.zeros(groups, shape.CODEBOOK_SIZE, int(shape.model_config()["code2wav_config"]["hidden_size"]))
@@ -85,15 +85,15 @@ def _code_rows(book: Codebook) -> Tensor:
 
 
 def snake(signal: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """HF's SnakeBeta over [B, L, C]."""
+    """Compute HF's SnakeBeta over [B, L, C]."""
     wave = torch.sin(signal * alpha.exp())
     return signal + wave * wave / (beta.exp() + 1e-9)
 
 
 def decode(model: Any, codes: Tensor, activation: Activation = snake) -> Tensor:
-    """[B, T * 1920 - 555] samples of codes [B, 8, T], as the HF forward makes them, but not clamped.
+    """Return the samples [B, T * 1920 - 555] of codes [B, 8, T], like the HF forward, but not clamped.
 
-    Shapes: signals are [B, L, C], which a convolution reads as an image of one row, channels last.
+    Shapes: signals are [B, L, C], which convolutions process as channels-last images of one row.
     """
     hidden = model.code_embedding(codes + model.code_offset).mean(1)
     hidden = model.pre_transformer(inputs_embeds=hidden).last_hidden_state.transpose(1, 2)
@@ -124,7 +124,7 @@ def _conv(causal: Any, signal: Tensor) -> Tensor:
         return functional.linear(signal, conv.weight[..., 0], conv.bias)
     padded = functional.pad(signal, (0, 0, causal.padding, 0))
     image = functional.conv2d(_image(padded), conv.weight[:, :, None], conv.bias, dilation=(1, conv.dilation[0]))
-    # A tensor of its own: a compiled activation is compiled anew for every shape that its argument is a view of.
+    # A copy: a compiled activation is recompiled for every shape that its argument is a view of.
     return _row(image).clone()
 
 
@@ -142,33 +142,33 @@ def _row(image: Tensor) -> Tensor:
     return image.permute(0, 2, 3, 1).squeeze(1)
 
 
-def wave_loss(made: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Of samples, of spectra where they are loud, and of log spectra everywhere.
+def wave_loss(output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Return the losses of samples, of spectra (dominated by loud parts), and of log spectra (equal in all parts).
 
     Shapes: both [B, N] samples.
     """
     convergence, log_spectra = torch.zeros(()), torch.zeros(())
     for fft_size in FFT_MELS:
-        spectrum, wanted = _spectrum(made, fft_size), _spectrum(target, fft_size)
-        distance = (spectrum - wanted).pow(2).sum((1, 2)).sqrt() / (wanted.pow(2).sum((1, 2)).sqrt() + 0.1)
+        spectrum, expected = _spectrum(output, fft_size), _spectrum(target, fft_size)
+        distance = (spectrum - expected).pow(2).sum((1, 2)).sqrt() / (expected.pow(2).sum((1, 2)).sqrt() + 0.1)
         convergence = convergence + distance.mean() / len(FFT_MELS)
-        # A floor below what is heard, so that the logarithm does not dwell on silence.
+        # An inaudible floor, so that silence does not dominate the logarithm.
         floor, filters = 1e-2 * (fft_size / 256) ** 0.5, _filters(fft_size)
-        log_spectra = log_spectra + ((filters @ spectrum + floor).log() - (filters @ wanted + floor).log()).abs().mean()
-        log_spectra = log_spectra + 0.3 * ((spectrum + floor).log() - (wanted + floor).log()).abs().mean()
-    return {"wave": (made - target).abs().mean() / WAVE_SCALE, "convergence": convergence, "log_spectra": log_spectra}
+        log_spectra = log_spectra + ((filters @ spectrum + floor).log() - (filters @ expected + floor).log()).abs().mean()
+        log_spectra = log_spectra + 0.3 * ((spectrum + floor).log() - (expected + floor).log()).abs().mean()
+    return {"wave": (output - target).abs().mean() / WAVE_SCALE, "convergence": convergence, "log_spectra": log_spectra}
 
 
 def _spectrum(wave: Tensor, fft_size: int) -> Tensor:
     window = torch.hann_window(fft_size)
-    # Not `abs`, whose gradient at 0 is not a number once it is divided.
+    # Not `abs`, whose gradient at 0 becomes NaN after a division.
     power = torch.view_as_real(torch.stft(wave, fft_size, fft_size // 4, window=window, return_complex=True)).pow(2).sum(-1)
     return (power + 1e-12).sqrt()
 
 
 @cache
 def _filters(fft_size: int) -> Tensor:
-    """[mels, bins] triangles that sum to 1 each."""
+    """Return triangular filters [mels, bins], each with sum 1."""
     bins = np.linspace(0, shape.SAMPLES_PER_FRAME / shape.FRAME_S / 2, fft_size // 2 + 1)
     edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + bins[-1] / 700), FFT_MELS[fft_size] + 2) / 2595) - 1)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
@@ -178,29 +178,29 @@ def _filters(fft_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Codes [T, 8] and the frames they were made of."""
+    """Codes [T, 8] and the frames they were encoded from."""
 
     codes: NDArray[np.int16]
     frames: SentenceFrames
 
 
 def load_examples(folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS) -> tuple[list[Example], list[Example]]:
-    """What is trained on, and what is held out.
+    """Load the training examples and the held-out ones.
 
-    Raises: ConfigError where a split has no shard.
+    Raises: ConfigError if a split has no shard.
     """
 
-    def of(split: Any, shards: int) -> list[Example]:
+    def examples_of(split: Any, shards: int) -> list[Example]:
         found = [each.frames for each in load_spoken(folder, split, shards) if len(each.frames.cycles) >= CROP_FRAMES]
         if not found:
             raise ConfigError(f"{folder} has no {split} shard; run `fleet pocket train speech`", param="folder")
         return [Example(codes=book.encode(frames.features, frames.cycles), frames=frames) for frames in found]
 
-    return of("train", max_shards), of("held_out", 1)[:NUM_HELD_OUT]
+    return examples_of("train", max_shards), examples_of("held_out", 1)[:NUM_HELD_OUT]
 
 
 class Codec:
-    """Code2Wav as a part to train. Targets are made when first drawn, and kept."""
+    """Code2Wav as a trainable part. Targets are synthesized when first drawn, and cached."""
 
     name = "codec"
 
@@ -218,13 +218,13 @@ class Codec:
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         codes, target = self._batch(rng)
-        made = decode(self._model, codes, self._activation)
-        scored = slice(UNSCORED_FRAMES * shape.SAMPLES_PER_FRAME, made.shape[1])
-        terms = wave_loss(made[:, scored], target[:, scored])
+        output = decode(self._model, codes, self._activation)
+        scored = slice(UNSCORED_FRAMES * shape.SAMPLES_PER_FRAME, output.shape[1])
+        terms = wave_loss(output[:, scored], target[:, scored])
         return torch.stack(list(terms.values())).sum(), {name: float(term.detach()) for name, term in terms.items()}
 
     def _batch(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Codes [B, 8, F] and samples [B, F * 1920] of crops that begin anywhere."""
+        """Draw codes [B, 8, F] and samples [B, F * 1920] of random crops."""
         codes: list[NDArray[np.int16]] = []
         waves: list[NDArray[np.float32]] = []
         for index in rng.integers(len(self._examples), size=NUM_CROPS).tolist():
@@ -241,14 +241,14 @@ class Codec:
         return self._targets[index]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Over whole held-out sentences, by the HF forward: what `judge` finds, on average."""
+        """Return the mean figures of `judge` over whole held-out sentences, with the HF forward."""
         found = [judge(self._model, example) for example in self._held_out]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
 
 @torch.no_grad()
 def judge(model: Any, example: Example) -> dict[str, float]:
-    """How near the decoded sentence is: log-mel L1 in nats, waveform SNR in dB, and `pitch_right`."""
+    """Compare a decoded sentence with its target: log-mel L1 in nats, waveform SNR in dB, and `pitch_right`."""
     wave = model(torch.as_tensor(example.codes.T.astype(np.int64))[None])[0, 0]
     target = torch.as_tensor(pulses.synthesise(example.frames.features, example.frames.cycles))[: len(wave)]
     bands = [(_filters(1024) @ _spectrum(each, 1024) + 2e-2).log() for each in (wave, target)]
@@ -260,9 +260,9 @@ def judge(model: Any, example: Example) -> dict[str, float]:
 
 
 def pitch_right(wave: NDArray[np.float32], teacher_hz: NDArray[np.float16]) -> float:
-    """The share of the teacher's voiced hops where the pitch is within a semitone of its."""
+    """Return the share of the teacher's voiced hops at which the pitch is within a semitone of the teacher's."""
     is_voiced = teacher_hz > 0
-    heard = contour_hz(wave)
-    heard = np.pad(heard, (0, max(0, len(teacher_hz) - len(heard))), mode="edge")[: len(teacher_hz)]
-    semitones = 12 * np.log2(heard[is_voiced] / teacher_hz[is_voiced].astype(np.float32))
+    pitch_hz = contour_hz(wave)
+    pitch_hz = np.pad(pitch_hz, (0, max(0, len(teacher_hz) - len(pitch_hz))), mode="edge")[: len(teacher_hz)]
+    semitones = 12 * np.log2(pitch_hz[is_voiced] / teacher_hz[is_voiced].astype(np.float32))
     return float((np.abs(semitones) < 1).mean()) if is_voiced.any() else 1.0

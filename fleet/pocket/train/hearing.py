@@ -1,6 +1,6 @@
-"""Trains the audio tower to hear what is said, in any voice and through noise: CTC on the symbols of the text.
+"""Trains the audio tower to recognise speech in any voice and in noise, with CTC on the symbols of the text.
 
-Recordings are spoilt anew each time they are drawn. Knows no answers: those come with the Thinker.
+Recordings are augmented again each time they are drawn. Answers are trained later, with the Thinker (`joint`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +23,16 @@ from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.tower import Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
 
 BATCH_S = 40.0
-"""Of clean speech."""
+"""Clean speech per batch."""
 NUM_GROUPS = 24
-"""Of recordings of about the same length."""
+"""Number of groups of recordings of about the same length."""
 NUM_HELD_OUT = 96
 CLEAN_STEPS = 300
-"""At the start nothing is spoilt, for which symbol is where is found sooner so."""
+"""First steps without augmentation, in which CTC finds the alignment sooner."""
 NOISY_DB = 15.0
 
 SCHEDULE = Schedule(steps=9000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150)
-"""Long: of held-out symbols 9.7 % were heard wrong after 5,400 steps, 4.5 % after 10,300, and of training clips no fewer."""
+"""Long, because the error rate of held-out symbols was 9.7 % after 5,400 steps and 4.5 % after 10,300, without overfitting."""
 
 Item = TypeVar("Item")
 
@@ -57,7 +57,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingExam:
-    """What is held out, as it is heard; in chunks of about the same length."""
+    """Features and texts of held-out recordings, in chunks of about the same length."""
 
     chunks: Sequence[tuple[LogMelBatch, Sequence[str]]]
 
@@ -68,9 +68,9 @@ def make_hearing_exam(
     ordered = sorted(recordings, key=lambda each: len(each.samples))
     chunks = [ordered[start : start + chunk_size] for start in range(0, len(ordered), chunk_size)]
     rng = np.random.default_rng(shape.SEED)
-    made = to_float if noise_db is None else partial(with_pink_noise, rng=rng, snr_db=noise_db)
+    prepare = to_float if noise_db is None else partial(with_pink_noise, rng=rng, snr_db=noise_db)
     return HearingExam(chunks=[
-        (log_mel([made(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks
+        (log_mel([prepare(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks
     ])  # fmt: skip
 
 
@@ -84,12 +84,12 @@ def with_pink_noise(recording: SpeechRecording, *, rng: np.random.Generator, snr
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """`count` of them, from all over."""
+    """Return `count` items at even distances."""
     return [items[index] for index in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)]
 
 
 class HearingPart:
-    """The tower, as the training loop sees it."""
+    """The audio tower as a trainable part."""
 
     name = "hearing"
 
@@ -99,38 +99,38 @@ class HearingPart:
         self._others = [each.samples for each in known]
         self._batches = Batches(known, batch_s)
         held_out, unseen = (evenly(load(recordings, kind).all(), num_held_out) for kind in ("held_out", "unseen"))
-        self._asked = {"": make_hearing_exam(held_out), "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB)}
+        self._exams = {"": make_hearing_exam(held_out), "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB)}
 
     @property
     def module(self) -> Hearing:
         return self._hearing
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """CTC per symbol. `clips`: in the batch."""
+        """Return the CTC loss per symbol. `clips`: number of recordings in the batch."""
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
         clips = [to_float(each) if is_clean else augment(each.samples, self._others, rng) for each in drawn]
-        heard = log_mel(clips)
-        scores = slot_scores(self._hearing.slots, compute_states(self._hearing.audio_tower, heard))
-        loss = ctc_loss(scores, positions(heard.num_frames), [encode(each.text) for each in drawn])
+        features = log_mel(clips)
+        scores = slot_scores(self._hearing.slots, compute_states(self._hearing.audio_tower, features))
+        loss = ctc_loss(scores, positions(features.num_frames), [encode(each.text) for each in drawn])
         return loss, {"clips": len(drawn)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Error rates on held-out texts: by known voices, and by unseen ones in noise."""
+        """Return error rates on held-out texts: in voices of training, and in unseen ones with noise."""
         figures: dict[str, float] = {}
-        for name, held_out in self._asked.items():
-            said, understood = zip(*transcribe(self._hearing, held_out), strict=True)
-            figures |= {f"{key}{name}": value for key, value in error_rates(said, understood).items()}
+        for name, exam in self._exams.items():
+            texts, transcripts = zip(*transcribe(self._hearing, exam), strict=True)
+            figures |= {f"{key}{name}": value for key, value in error_rates(texts, transcripts).items()}
         return figures
 
 
-def transcribe(hearing: Hearing, held_out: HearingExam) -> Iterator[tuple[str, str]]:
-    """(what was said, what was heard)."""
-    for made, texts in held_out.chunks:
-        features = made.to_default_device()
+def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]:
+    """Yield the text of each recording and its transcript."""
+    for batch, texts in exam.chunks:
+        features = batch.to_default_device()
         scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))
         yield from zip(texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True)
 
 
-def error_rates(said: Sequence[str], understood: Sequence[str]) -> dict[str, float]:
-    return {"wer": float(jiwer.wer(list(said), list(understood))), "cer": float(jiwer.cer(list(said), list(understood)))}
+def error_rates(texts: Sequence[str], transcripts: Sequence[str]) -> dict[str, float]:
+    return {"wer": float(jiwer.wer(list(texts), list(transcripts))), "cer": float(jiwer.cer(list(texts), list(transcripts)))}

@@ -1,6 +1,6 @@
-"""Trains the Thinker and its audio tower together: to answer what is spoken, to write it down, and still to answer what is typed.
+"""Trains the Thinker and its audio tower together: to answer spoken questions, to transcribe, and to answer typed questions.
 
-Begins with what both have learnt apart. Knows no speech of its own: what Pocket says is the Talker's.
+Starts from the weights of their separate trainings. The Talker, which speaks the answers, is not involved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from fleet.pocket.train.tower import ctc_loss
 
 NUM_ROWS = 4
 ANSWER_SHARE, TRANSCRIBE_SHARE = 0.5, 0.2
-"""Of what is drawn; the rest is typed."""
+"""Shares of spoken questions and of transcriptions among the samples; the rest is typed."""
 EARLIER_SPOKEN_SHARE = 0.5
 ASK_FIRST_SHARE = 0.25
 CTC_WEIGHT = 0.3
@@ -53,15 +53,15 @@ SCHEDULE = Schedule(steps=2200, learning_rate=5e-4, warmup=60, weight_decay=0.05
 
 
 class SampleSource:
-    """Dialogues and transcriptions drawn from the recordings, spoilt anew each time."""
+    """Samples drawn from the recordings: dialogues and transcriptions, augmented again each time."""
 
     def __init__(self, recordings: Recordings) -> None:
-        self._talks = recordings.dialogues
+        self._dialogues = recordings.dialogues
         self._all = recordings.all()
         self._others = [each.samples for each in self._all]
 
     def samples(self, rng: np.random.Generator, clips: Clips) -> Iterator[Sample]:
-        """Without end; sounds are put into `clips`."""
+        """Yield samples endlessly; their audio is added to `clips`."""
         typed = thinker.draw_samples(rng)
         while True:
             kind = rng.random()
@@ -73,37 +73,40 @@ class SampleSource:
                 yield next(typed)
 
     def _answered(self, rng: np.random.Generator, clips: Clips) -> list[PromptTurn]:
-        talk = self._talk(rng)
-        is_spoken = [*(rng.random(len(talk.recordings) - 1) < EARLIER_SPOKEN_SHARE), True]
-        sounds = [
-            self._spoilt(each, rng) if is_sound else None for each, is_sound in zip(talk.recordings, is_spoken, strict=True)
+        dialogue = self._draw_dialogue(rng)
+        is_spoken = [*(rng.random(len(dialogue.recordings) - 1) < EARLIER_SPOKEN_SHARE), True]
+        audio = [
+            self._augmented(each, rng) if has_audio else None
+            for each, has_audio in zip(dialogue.recordings, is_spoken, strict=True)
         ]
-        return spoken_turns(talk, clips, sounds)
+        return spoken_turns(dialogue, clips, audio)
 
-    def _talk(self, rng: np.random.Generator) -> SpokenDialogue:
-        """Of each family as many as of the typed ones."""
+    def _draw_dialogue(self, rng: np.random.Generator) -> SpokenDialogue:
+        """Draw a dialogue; the families are as frequent as among the typed ones."""
         while True:
-            talk = self._talks[int(rng.integers(len(self._talks)))]
-            if rng.random() < thinker.KEPT[talk.dialogue.family]:
-                return talk
+            dialogue = self._dialogues[int(rng.integers(len(self._dialogues)))]
+            if rng.random() < thinker.FAMILY_SHARE[dialogue.dialogue.family]:
+                return dialogue
 
     def _written(self, rng: np.random.Generator, clips: Clips) -> list[PromptTurn]:
         recording = self._all[int(rng.integers(len(self._all)))]
         ask = str(rng.choice(TRANSCRIBE_ASKS))
-        return transcription(recording, clips, self._spoilt(recording, rng), ask, is_first=bool(rng.random() < ASK_FIRST_SHARE))
+        return transcription(
+            recording, clips, self._augmented(recording, rng), ask, is_first=bool(rng.random() < ASK_FIRST_SHARE)
+        )
 
-    def _spoilt(self, recording: SpeechRecording, rng: np.random.Generator) -> NDArray[np.float32]:
+    def _augmented(self, recording: SpeechRecording, rng: np.random.Generator) -> NDArray[np.float32]:
         return augment(recording.samples, self._others, rng)
 
 
-def spoken_turns(talk: SpokenDialogue, clips: Clips, sounds: Sequence[NDArray[np.float32] | None]) -> list[PromptTurn]:
-    """The dialogue with a sound, or none where it is typed, for each of the user's turns."""
+def spoken_turns(dialogue: SpokenDialogue, clips: Clips, audio: Sequence[NDArray[np.float32] | None]) -> list[PromptTurn]:
+    """Return the dialogue's turns. `audio`: samples for each turn of the user, None if it is typed."""
     turns: list[PromptTurn] = []
-    left = iter(sounds)
-    for turn in talk.dialogue.turns:
-        sound = next(left) if turn.role == "user" else None
-        spoken = () if sound is None else clips.rows(sound, turn.text)
-        turns.append(PromptTurn(role=turn.role, rows=spoken, after="" if spoken else turn.text))
+    remaining = iter(audio)
+    for turn in dialogue.dialogue.turns:
+        samples = next(remaining) if turn.role == "user" else None
+        rows = () if samples is None else clips.rows(samples, turn.text)
+        turns.append(PromptTurn(role=turn.role, rows=rows, after="" if rows else turn.text))
     return turns
 
 
@@ -117,9 +120,9 @@ def transcription(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointExam:
-    """Held-out questions, spoken and typed, and held-out sentences to write down; the sounds of all are in `clips`."""
+    """Held-out questions, spoken and typed, and held-out sentences to transcribe; the audio of all is in `clips`."""
 
-    talks: Sequence[SpokenDialogue]
+    spoken_dialogues: Sequence[SpokenDialogue]
     spoken: Sequence[Sequence[int]]
     texts: Sequence[str]
     written: Sequence[Sequence[int]]
@@ -133,35 +136,37 @@ def make_joint_exam(
     """Return an exam in which every turn of the user is spoken."""
     clips = Clips()
 
-    talks = evenly(recordings.dialogues, num_spoken)
-    spoken = [prompt(spoken_turns(talk, clips, [to_float(each) for each in talk.recordings])) for talk in talks]
+    spoken_dialogues = evenly(recordings.dialogues, num_spoken)
+    spoken = [
+        prompt(spoken_turns(dialogue, clips, [to_float(each) for each in dialogue.recordings])) for dialogue in spoken_dialogues
+    ]
     to_write = evenly(recordings.all(), num_written)
     written = [prompt(transcription(each, clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in to_write]
     typed = list(dialogues("held_out", num_typed, shape.SEED))
     return JointExam(
-        talks=talks, spoken=spoken, texts=[each.text for each in to_write], written=written, typed=typed, clips=clips
+        spoken_dialogues=spoken_dialogues, spoken=spoken, texts=[each.text for each in to_write], written=written, typed=typed, clips=clips
     )  # fmt: skip
 
 
-def grade(listener: ListeningThinker, of: JointExam) -> dict[str, float]:
-    """The share right of the spoken and of the typed questions, and the error rate of what was written down."""
+def grade(listener: ListeningThinker, exam: JointExam) -> dict[str, float]:
+    """Return the shares of right answers to spoken and typed questions, and the WER of the transcripts."""
     figures: dict[str, float] = {}
-    if of.talks:
-        answers = answer(listener, of.spoken, of.clips)
-        right = [is_right(talk.dialogue, said) for talk, said in zip(of.talks, answers, strict=True)]
+    if exam.spoken_dialogues:
+        answers = answer(listener, exam.spoken, exam.clips)
+        right = [is_right(dialogue.dialogue, said) for dialogue, said in zip(exam.spoken_dialogues, answers, strict=True)]
         figures["spoken"] = sum(right) / len(right)
-    if of.texts:
-        figures["wer"] = float(jiwer.wer(list(of.texts), answer(listener, of.written, of.clips)))
-    if of.typed:
-        answers = thinker.answer(listener, [thinker.prompt(each) for each in of.typed])
-        figures["typed"] = thinker.scores(of.typed, answers)["right"]
+    if exam.texts:
+        figures["wer"] = float(jiwer.wer(list(exam.texts), answer(listener, exam.written, exam.clips)))
+    if exam.typed:
+        answers = thinker.answer(listener, [thinker.prompt(each) for each in exam.typed])
+        figures["typed"] = thinker.scores(exam.typed, answers)["right"]
     return figures
 
 
 class JointPart:
-    """Both, as the training loop sees them.
+    """Thinker and audio tower as one trainable part.
 
-    Raises: ConfigError where one of them is not yet trained.
+    Raises: ConfigError if one of them is not trained yet.
     """
 
     name = "joint"
@@ -171,7 +176,7 @@ class JointPart:
         known = load(recordings, "train")
         if load_parts(self._listener, parts):
             solve_projection(self._listener, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)])
-        self._draw = SampleSource(known)
+        self._source = SampleSource(known)
         self._exam = make_joint_exam(load(recordings, "held_out"))
         self._block = compiled(decoder_block) if may_compile else decoder_block
 
@@ -180,23 +185,23 @@ class JointPart:
         return self._listener
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Cross-entropy per weighted symbol, of pointing where it is typed, and CTC of the sounds. `clips`: in the batch."""
+        """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`: number in the batch."""
         clips = Clips()
-        batch = pack(self._draw.samples(rng, clips), NUM_ROWS)
+        batch = pack(self._source.samples(rng, clips), NUM_ROWS)
         embedded = embed(self._listener, batch.ids, clips)
         text, pointer = text_losses(self._listener, batch, embedded, self._block)
-        ctc = sound_loss(embedded)
+        ctc = audio_loss(embedded)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach()), "ctc": float(ctc.detach())}
         total = text + thinker.POINTER_WEIGHT * pointer + CTC_WEIGHT * ctc
-        return total, figures | {"clips": sum(len(texts) for _, _, texts in embedded.heard)}
+        return total, figures | {"clips": sum(len(texts) for _, _, texts in embedded.group_scores)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """On what is held out, by known voices and without noise."""
+        """Return the figures on held-out dialogues, in voices of training and without noise."""
         return grade(self._listener, self._exam)
 
 
 def load_parts(listener: ListeningThinker, parts: Path) -> bool:
-    """Returns whether the tower was trained alone: only then are there slots, and it does not yet speak to the Thinker."""
+    """Load the weights of both; return True if the tower has not been trained with the Thinker (only then it has slots)."""
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
         file = parts / f"{name}.safetensors"
@@ -209,19 +214,19 @@ def load_parts(listener: ListeningThinker, parts: Path) -> bool:
 
 
 def text_losses(listener: ListeningThinker, batch: PackedBatch, embedded: EmbeddedPrompts, block: Block) -> tuple[Tensor, Tensor]:
-    """Of the next symbol, and of pointing, as `thinker.losses` has them."""
+    """Return the losses of the next symbol and of pointing, as `thinker.losses` does."""
     states, pointing = thinker.run_layers(listener, embedded.states, batch, block)
     weights = batch.weights[:, 1:]
-    # Only where there is something to learn: most positions are sound.
+    # Logits only for positions with a loss: most positions are audio.
     is_scored = weights > 0
     logits = listener.lm_head(states[:, :-1][is_scored])
     each = functional.cross_entropy(logits, batch.ids[:, 1:][is_scored], reduction="none")
     return (each * weights[is_scored]).sum() / weights.sum(), thinker.pointer_loss(listener, batch, pointing)
 
 
-def sound_loss(embedded: EmbeddedPrompts) -> Tensor:
-    """Per symbol, over all groups of clips."""
-    counts = [sum(len(encode(text)) for text in texts) for _, _, texts in embedded.heard]
-    losses = [ctc_loss(scores, lengths, [encode(text) for text in texts]) for scores, lengths, texts in embedded.heard]
+def audio_loss(embedded: EmbeddedPrompts) -> Tensor:
+    """Return the CTC loss per symbol over all groups of clips."""
+    counts = [sum(len(encode(text)) for text in texts) for _, _, texts in embedded.group_scores]
+    losses = [ctc_loss(scores, lengths, [encode(text) for text in texts]) for scores, lengths, texts in embedded.group_scores]
     weighted = [loss * count for loss, count in zip(losses, counts, strict=True)]
     return torch.stack(weighted).sum() / sum(counts) if weighted else embedded.states.new_zeros(())

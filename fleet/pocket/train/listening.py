@@ -1,7 +1,7 @@
-"""The Thinker with its audio tower: what a dialogue is when some of its turns are spoken, and how it is answered.
+"""The Thinker with its audio tower: layout, embedding and answers of dialogues with spoken turns.
 
-In a sequence of ids, a row of sound is an id beyond the vocabulary that says which clip and where in it, so that spoken and typed
-dialogues are laid out and packed alike. Knows no loss.
+In a sequence of ids, a row of audio is an id beyond the vocabulary that encodes clip and position, so that spoken and typed
+dialogues are packed alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _AUDIO_PAD = shape.TOKEN_ID["<|audio_pad|>"]
 
 
 class ListeningThinker(ThinkerModel):
-    """Names as in the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`; `slots.*` serves training only."""
+    """Thinker with the names of the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`; `slots.*` is for training only."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -41,13 +41,13 @@ class ListeningThinker(ThinkerModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """The sounds of a batch, in the order in which their rows were asked for. Units: 16 kHz, in whole frames of 10 ms."""
+    """Audio of a batch, in the order of the calls of `rows`. Units: samples at 16 kHz, in whole frames of 10 ms."""
 
     samples: list[NDArray[Any]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def rows(self, samples: NDArray[Any], text: str) -> list[int]:
-        """The ids of one more clip."""
+        """Add a clip and return the ids of its rows."""
         num_frames = min(len(samples) // _HOP_SAMPLES, MAX_CLIP_ROWS * 7)
         first = FIRST_ROW + len(self.samples) * MAX_CLIP_ROWS
         self.samples.append(samples[: num_frames * _HOP_SAMPLES])
@@ -57,9 +57,9 @@ class Clips:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTurn:
-    """A turn as it reaches the Thinker: text, rows of sound (spoken, if there are any), text.
+    """A turn of a prompt: text, rows of audio (if it is spoken), text.
 
-    A typed turn's text is in `after`.
+    A typed turn has its text in `after`.
     """
 
     role: str
@@ -68,12 +68,12 @@ class PromptTurn:
     before: str = ""
 
     def ids(self) -> list[int]:
-        sound = [_AUDIO_START, *self.rows, _AUDIO_END] if self.rows else []
-        return [*opening(self.role), *encode(self.before), *sound, *encode(self.after), _END]
+        audio = [_AUDIO_START, *self.rows, _AUDIO_END] if self.rows else []
+        return [*opening(self.role), *encode(self.before), *audio, *encode(self.after), _END]
 
 
 def sample(turns: Sequence[PromptTurn]) -> Sample:
-    """Weighted as a typed dialogue is; nothing of a spoken turn can be foretold."""
+    """Build a sample with the weights of a typed dialogue, except spoken turns, which cannot be predicted and have weight 0."""
     ids: list[int] = []
     weights: list[float] = []
     for turn in turns:
@@ -85,73 +85,73 @@ def sample(turns: Sequence[PromptTurn]) -> Sample:
 
 
 def prompt(turns: Sequence[PromptTurn]) -> list[int]:
-    """Everything before the last answer."""
+    """Return the ids of everything before the last answer."""
     return [symbol for turn in turns[:-1] for symbol in turn.ids()] + opening("assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedPrompts:
-    """What the Thinker reads, and what the tower's head heard: of each group of clips the scores, lengths and texts.
+    """Embedded input of the Thinker, and for each group of clips the slot scores, lengths and texts.
 
     Shapes: `states` rows x row length x hidden.
     """
 
     states: Tensor
-    heard: Sequence[tuple[Tensor, Tensor, Sequence[str]]]
+    group_scores: Sequence[tuple[Tensor, Tensor, Sequence[str]]]
 
 
 def embed(listener: ListeningThinker, ids: Tensor, clips: Clips) -> EmbeddedPrompts:
-    """Only the clips that are in `ids` are listened to."""
-    is_sound = ids >= FIRST_ROW
-    states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_sound, _AUDIO_PAD))
-    if not is_sound.any():
-        return EmbeddedPrompts(states=states, heard=())
-    numbers, offsets = (ids[is_sound] - FIRST_ROW) // MAX_CLIP_ROWS, (ids[is_sound] - FIRST_ROW) % MAX_CLIP_ROWS
+    """Embed ids; only clips whose rows are in `ids` are encoded."""
+    is_audio = ids >= FIRST_ROW
+    states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_audio, _AUDIO_PAD))
+    if not is_audio.any():
+        return EmbeddedPrompts(states=states, group_scores=())
+    numbers, offsets = (ids[is_audio] - FIRST_ROW) // MAX_CLIP_ROWS, (ids[is_audio] - FIRST_ROW) % MAX_CLIP_ROWS
     firsts = torch.zeros(len(clips.samples), dtype=torch.int64)
     rows: list[Tensor] = []
-    heard: list[tuple[Tensor, Tensor, Sequence[str]]] = []
+    group_scores: list[tuple[Tensor, Tensor, Sequence[str]]] = []
     num_rows = 0
     for group in _groups(numbers.unique().tolist(), clips):
-        states_of_group, lengths = _listen(listener, [clips.samples[number] for number in group])
-        for number, of_clip, length in zip(group, listener.audio_tower.proj2(states_of_group), lengths.tolist(), strict=True):
+        states_of_group, lengths = _encode(listener, [clips.samples[number] for number in group])
+        for number, clip_states, length in zip(group, listener.audio_tower.proj2(states_of_group), lengths.tolist(), strict=True):
             firsts[number] = num_rows
             num_rows += length
-            rows.append(of_clip[:length])
-        heard.append((slot_scores(listener.slots, states_of_group), lengths, [clips.texts[number] for number in group]))
-    states = states.masked_scatter(is_sound[..., None], torch.cat(rows)[firsts[numbers] + offsets])
-    return EmbeddedPrompts(states=states, heard=heard)
+            rows.append(clip_states[:length])
+        group_scores.append((slot_scores(listener.slots, states_of_group), lengths, [clips.texts[number] for number in group]))
+    states = states.masked_scatter(is_audio[..., None], torch.cat(rows)[firsts[numbers] + offsets])
+    return EmbeddedPrompts(states=states, group_scores=group_scores)
 
 
-def _listen(listener: ListeningThinker, samples: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
+def _encode(listener: ListeningThinker, samples: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
     features = log_mel(samples)
     return compute_states(listener.audio_tower, features), positions(features.num_frames)
 
 
 def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
-    """Clips of about the same length, to be computed together."""
+    """Yield groups of clips of about the same length."""
     ordered = sorted(numbers, key=lambda number: len(clips.samples[number]))
     yield from (ordered[start : start + CLIPS_AT_ONCE] for start in range(0, len(ordered), CLIPS_AT_ONCE))
 
 
 @torch.no_grad()
 def solve_projection(listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3) -> None:
-    """Solve for the tower's last layer: at each position it says the sum of the text's rows of the symbols heard there.
+    """Fit the tower's last layer by ridge regression: the target at a position is the sum of the embeddings of its symbols.
 
-    So the Thinker, which knows the text's rows, begins by nearly reading what was said.
+    The tower's first output is then close to embedded text, which the Thinker can read.
     """
     table = listener.model.embed_tokens.weight
-    said: list[Tensor] = []
-    wanted: list[Tensor] = []
+    inputs_by_clip: list[Tensor] = []
+    targets_by_clip: list[Tensor] = []
     for start in range(0, len(samples), CLIPS_AT_ONCE):
-        states, lengths = _listen(listener, samples[start : start + CLIPS_AT_ONCE])
+        states, lengths = _encode(listener, samples[start : start + CLIPS_AT_ONCE])
         symbols = slot_scores(listener.slots, states).argmax(-1)
         targets = symbol_rows(symbols, table)
-        for of_clip, target, length in zip(states, targets, lengths.tolist(), strict=True):
-            said.append(of_clip[:length])
-            wanted.append(target[:length])
-    inputs = _with_ones(torch.cat(said))
+        for clip_states, target, length in zip(states, targets, lengths.tolist(), strict=True):
+            inputs_by_clip.append(clip_states[:length])
+            targets_by_clip.append(target[:length])
+    inputs = _with_ones(torch.cat(inputs_by_clip))
     gram = inputs.T @ inputs + ridge * len(inputs) * torch.eye(inputs.shape[1])
-    solved = torch.linalg.solve(gram, inputs.T @ torch.cat(wanted))
+    solved = torch.linalg.solve(gram, inputs.T @ torch.cat(targets_by_clip))
     listener.audio_tower.proj2.weight.copy_(solved[:-1].T)
     listener.audio_tower.proj2.bias.copy_(solved[-1])
 
@@ -161,7 +161,7 @@ def _with_ones(states: Tensor) -> Tensor:
 
 
 def symbol_rows(symbols: Tensor, table: Tensor) -> Tensor:
-    """Shapes: clips x slots -> clips x positions x hidden."""
+    """Sum the embeddings of each position's new symbols. Shapes: clips x slots -> clips x positions x hidden."""
     before = torch.cat((torch.full_like(symbols[:, :1], BLANK), symbols[:, :-1]), 1)
     is_new = (symbols != BLANK) & (symbols != before)
     rows = table[symbols.masked_fill(~is_new, 0)] * is_new[..., None]

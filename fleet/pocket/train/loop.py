@@ -1,7 +1,7 @@
-"""The loop that every part of Pocket is trained by: resumes after a kill as if nothing had been, and shows how far it is.
+"""Training loop of all parts of Pocket, resumable after a kill with the same result, and with a progress bar.
 
-What a step draws comes from a generator keyed (seed, step), so a resumed run is the same run. State is safetensors and JSON,
-renamed into place; a kill loses at most `SAVE_EVERY_S` of work. Knows no model.
+The random generator of a step is keyed by (seed, step), so a resumed run equals an uninterrupted one. State is saved as
+safetensors and JSON, replaced atomically; a kill loses at most `SAVE_EVERY_S` of work. Independent of the model.
 """
 
 import json
@@ -29,7 +29,7 @@ Compilable = TypeVar("Compilable", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """AdamW with a warm-up and a cosine to zero. Units: `learning_rate` is the peak; `clip` the gradient's largest norm."""
+    """AdamW with warm-up and cosine decay to zero. `learning_rate`: the peak; `clip`: the maximum norm of the gradient."""
 
     steps: int
     learning_rate: float = 1.5e-3
@@ -40,44 +40,44 @@ class Schedule:
     evaluate_every: int = 500
 
     def scaled(self, share: float) -> "Schedule":
-        """The same with a share of the steps."""
+        """Return the schedule with a share of the steps."""
         return replace(self, steps=max(1, round(self.steps * share)))
 
     def warm(self) -> "Schedule":
-        """The same from trained weights: half the rate, so that what is known is not lost."""
+        """Return the schedule for trained weights: half the learning rate, so that they are not lost."""
         return replace(self, learning_rate=self.learning_rate / 2)
 
     def rate(self, step: int) -> float:
-        """The learning rate at a step, from 0 up to `steps`."""
+        """Return the learning rate at a step."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable:
-    """Return the function compiled, or itself where there is no C++ compiler."""
+    """Return the compiled function, or the function itself if there is no C++ compiler."""
     if not any(map(shutil.which, ("g++", "clang++"))):
         return function
     return cast(Compilable, torch.compile(function, dynamic=dynamic))
 
 
 class TrainablePart(Protocol):
-    """One trainable part of the model."""
+    """A part of the model, as `train` uses it."""
 
     name: str
 
     @property
     def module(self) -> nn.Module:
-        """Every parameter that is trained and every buffer that must be kept."""
+        """Module of all trained parameters and saved buffers."""
         ...
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """The loss of one batch drawn with `rng`, and figures to show beside it."""
+        """Return the loss of a batch drawn with `rng`, and figures to log with it."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """Figures on what is held out."""
+        """Return figures on held-out data."""
         ...
 
 
@@ -90,13 +90,13 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train to the schedule's end, going on from what `folder` holds, and return the file of the weights.
+    """Train to the schedule's end, resuming from the state in `folder`, and return the file of the weights.
 
-    Weights are drawn on the CPU, so that a seed is the same model everywhere; then all is computed on `device`, torch's
-    default device from then on.
+    Weights are initialized on the CPU, so that a seed gives the same model on any machine; the training runs on `device`, as
+    torch's default device.
 
-    A run that has not begun begins with the weights in `start`; those it does not name stay as drawn.
-    Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (where it is) and `NAME.log.jsonl` (curves).
+    A new run starts from the weights in `start`; weights without an entry there keep their initial values.
+    Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (progress) and `NAME.log.jsonl` (curves).
     """
     folder.mkdir(parents=True, exist_ok=True)
     part.module.to(device)
@@ -123,6 +123,8 @@ def _train(run: "TrainingRun", name: str, schedule: Schedule, seed: int, start: 
 
 
 class TrainingRun:
+    """State of one training: optimizer, files, time spent."""
+
     def __init__(self, part: TrainablePart, folder: Path, schedule: Schedule) -> None:
         self._part, self._schedule = part, schedule
         self._optimizer = torch.optim.AdamW(
@@ -135,14 +137,14 @@ class TrainingRun:
         self._moments = folder / f"{part.name}.optimizer.safetensors"
         self._progress = folder / f"{part.name}.json"
         self._log = folder / f"{part.name}.log.jsonl"
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._spent_s = 0.0
 
     def resume(self, start: Mapping[str, Tensor]) -> int:
         if not self._progress.exists():
-            strange = self._part.module.load_state_dict(start, strict=False).unexpected_keys
-            if strange:
-                raise ConfigError(f"start: {self._part.name} has no {strange[0]}; start it from nothing", param="start")
+            unexpected = self._part.module.load_state_dict(start, strict=False).unexpected_keys
+            if unexpected:
+                raise ConfigError(f"start: {self._part.name} has no {unexpected[0]}; train it without start", param="start")
             return 0
         progress = json.loads(self._progress.read_text())
         tag = str(progress["tag"])
@@ -180,17 +182,20 @@ class TrainingRun:
         tqdm.write(json.dumps(line))
 
     def save(self, step: int) -> None:
-        """Both files of one save bear its tag, and the progress file names the tag last: a kill between leaves the old pair."""
+        """Save both files under a new tag, then the progress file with the tag: a kill in between leaves the old pair valid."""
         tag = f"{step}.safetensors"
-        save_file({key: value.contiguous() for key, value in self._part.module.state_dict().items()}, self._at(self.weights, tag))
+        save_file(
+            {key: value.contiguous() for key, value in self._part.module.state_dict().items()},
+            self._tagged_path(self.weights, tag),
+        )
         state = self._optimizer.state_dict()["state"]
         moments = {f"{index}.{key}": value for index, each in state.items() for key, value in each.items()}
-        save_file(moments, self._at(self._moments, tag))
+        save_file(moments, self._tagged_path(self._moments, tag))
         _replace(self._progress, json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
-        # The plain name is a link for the reader; the pair above is what a resume reads.
+        # The plain name is a link for readers of the weights; a resume reads the tagged pair.
         link = self.weights.with_suffix(".link")
         link.unlink(missing_ok=True)
-        link.symlink_to(self._at(self.weights, tag).name)
+        link.symlink_to(self._tagged_path(self.weights, tag).name)
         os.replace(link, self.weights)
         for file in self._part_files():
             if not file.name.endswith(f".{tag}"):
@@ -201,11 +206,11 @@ class TrainingRun:
         return tagged + [*self.weights.parent.glob(f"{self._moments.stem}.[0-9]*.safetensors")]
 
     @staticmethod
-    def _at(path: Path, tag: str) -> Path:
+    def _tagged_path(path: Path, tag: str) -> Path:
         return path.with_suffix(f".{tag}")
 
     def _total_s(self) -> float:
-        return self._spent_s + time.monotonic() - self._begun_s
+        return self._spent_s + time.monotonic() - self._started_s
 
 
 def _replace(path: Path, text: str) -> None:

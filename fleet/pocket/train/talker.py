@@ -1,9 +1,8 @@
-"""Trains the Talker: text and its own codes so far in, the next frame of codes out.
+"""Trains the Talker to predict the next frame of codes from the text and the codes so far.
 
-The silent lead keeps text ahead of speech, and pointer supervision teaches two heads to find the symbols being spoken. What users
-said before stands ahead of half the utterances, and of all near the end, so that it is ignored. While a data set is still being
-written its folder is looked at again now and then; a run resumes exactly once the data set is complete.
-Knows neither how codes are made nor how they sound.
+The silent lead keeps text ahead of speech, and pointer supervision trains two heads to find the symbols being spoken. Half of
+the utterances, and all near the end, have earlier user turns as a prefix, so that the Talker learns to ignore them. The data
+folder is checked for new shards now and then; a resumed run is identical only if the data set was complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +29,14 @@ PREFIX_SHARE, ALWAYS_FROM = 0.5, 0.9
 DROPOUT = 0.05
 RESIDUAL_SHARE = 1 / 3
 POINTER_WEIGHT = 0.3
-LOOK_EVERY_STEPS = 100
+REFRESH_EVERY_STEPS = 100
 NUM_HELD_OUT, NUM_SPOKEN = 100, 16
 LONGEST = 1.3
-"""Speech that takes longer than this many times the teacher's has not come to its end."""
+"""Speech longer than this factor times the teacher's counts as not ended."""
 
 
 class TalkerPart:
-    """The Talker, with the heads that supervise it; the weights of the first are named `talker.*`, as they ship.
+    """The Talker and its auxiliary heads as a trainable part; the Talker's weights are named `talker.*`, as in the checkpoint.
 
     Raises: ConfigError if there is no utterance to train on.
     """
@@ -61,8 +60,8 @@ class TalkerPart:
         return self._module
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        if self._sampler is None or step % LOOK_EVERY_STEPS == 0:
-            self._look()
+        if self._sampler is None or step % REFRESH_EVERY_STEPS == 0:
+            self._refresh_data()
         assert self._sampler is not None
         # Dropout draws from the global generator.
         torch.manual_seed(int(rng.integers(2**31)))
@@ -73,14 +72,14 @@ class TalkerPart:
         total = losses["code0"] + losses["residual"] + POINTER_WEIGHT * (losses["lag"] + losses["symbol"] + losses["pointer"])
         return total, {name: float(loss.detach()) for name, loss in losses.items()}
 
-    def _look(self) -> None:
-        """Take in what has been coded since the last look."""
+    def _refresh_data(self) -> None:
+        """Load the shards that were encoded since the last check."""
         listed = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(self._data.glob(f"*.{CODES}")))
         if listed == self._listed and self._sampler is not None:
             return
         utterances = load_utterances(self._data, "train")
         if not utterances:
-            raise ConfigError(f"no coded speech in {self._data}; write the data set first", param="data")
+            raise ConfigError(f"no coded speech in {self._data}; run `fleet pocket train speech`", param="data")
         self._listed, self._sampler = listed, Sampler(utterances)
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
@@ -92,8 +91,8 @@ class TalkerPart:
             past = self._lean.trunk(F.embedding(batch.prefix_GP, text_rows), dropout=dropout).past.repeated(times)
         rows = F.embedding(batch.text_BL, text_rows)
         controls = self._lean.control_rows(batch.controls_B6)
-        heard = self._lean.code_rows(batch.heard_BTQ, batch.alone_BT)
-        codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, heard], 1)
+        fed_back = self._lean.code_rows(batch.input_BTQ, batch.first_only_BT)
+        codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, fed_back], 1)
         return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
 
     def _losses(self, batch: TalkerBatch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -108,17 +107,17 @@ class TalkerPart:
         return {"code0": first, "residual": residual.mean(), **pointed}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Teacher-forced with and without something said before, and speaking by itself."""
+        """Return teacher-forced figures with and without a prefix, and figures of greedy generation."""
         if not self._held_out:
             return {}
         rng = np.random.default_rng(SEED)
         plain = self._forced(None)
         prefixed = self._forced(self._prefixes.draw(rng, 1))
         after = {f"{name}_prefixed": prefixed[name] for name in ("code0_ce", "code0_accuracy", "pointer_accuracy")}
-        return plain | after | self._spoken(self._prefixes.draw(rng, 1)[0].tolist())
+        return plain | after | self._generated(self._prefixes.draw(rng, 1)[0].tolist())
 
     def _forced(self, prefix_GP: NDArray[np.int64] | None) -> dict[str, float]:
-        """Figures over the held-out utterances; the accuracies leave out the silent lead."""
+        """Return figures over the held-out utterances; the accuracies exclude the silent lead."""
         held_out = sorted(self._held_out, key=lambda each: len(each.codes))
         parts = [held_out[at : at + BATCH] for at in range(0, len(held_out), BATCH)]
         figures = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
@@ -146,14 +145,16 @@ class TalkerPart:
             "pointer_accuracy": pointer_accuracy(trunk.tapped, batch.spoken, LEAD_FRAMES),
         }
 
-    def _spoken(self, prefix_P: Sequence[int]) -> dict[str, float]:
+    def _generated(self, prefix_P: Sequence[int]) -> dict[str, float]:
         held_out = self._held_out[:NUM_SPOKEN]
-        taught = np.array([LEAD_FRAMES + len(each.codes) for each in held_out])
+        teacher_lengths = np.array([LEAD_FRAMES + len(each.codes) for each in held_out])
         texts, voices = [each.text for each in held_out], [each.voice for each in held_out]
-        said = speak(self._lean, self._table.to(torch.get_default_device()), texts, voices, prefix_P, int(LONGEST * taught.max()))
-        lengths = np.array([len(each.codes) for each in said])
-        ended = np.array([each.ended for each in said]) & (lengths <= LONGEST * taught)
-        return {"ended": float(ended.mean()), "length_ratio": float((lengths / taught).mean())}
+        generated = speak(
+            self._lean, self._table.to(torch.get_default_device()), texts, voices, prefix_P, int(LONGEST * teacher_lengths.max())
+        )
+        lengths = np.array([len(each.codes) for each in generated])
+        ended = np.array([each.ended for each in generated]) & (lengths <= LONGEST * teacher_lengths)
+        return {"ended": float(ended.mean()), "length_ratio": float((lengths / teacher_lengths).mean())}
 
 
 def _share(right: Tensor) -> float:

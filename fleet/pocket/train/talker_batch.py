@@ -1,7 +1,7 @@
-"""Utterances as the Talker is fed them: text ids, codes heard and codes wanted, and what the user said before.
+"""Batches for the Talker: text ids, input codes, target codes, and prefixes of earlier user turns.
 
 Legend: B utterances, T frames (the silent lead included), F = T + 1 rows that predict a frame or the end, L = F + 8 rows,
-G prefixes (each before B / G utterances), P rows of a prefix, Q code groups. Knows no parameters.
+G prefixes (each before B / G utterances), P rows of a prefix, Q code groups.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ FIRST_ROW = 8
 """The last of the nine opening rows: it holds the first symbol and predicts the first frame."""
 CODEC_ROW = 3
 AUDIO_ROW = VOCAB_SIZE
-"""The id, one beyond the vocabulary, of any position of audio."""
+"""Id of every position of audio, one beyond the vocabulary."""
 IGNORED = -100
 END = CODEBOOK_SIZE
 NOISE = 0.06
@@ -40,14 +40,14 @@ USER = [TOKEN_ID[name] for name in ("<|im_start|>", "<|user|>", "<|says|>")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerBatch:
-    """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `heard_BTQ` what is fed back, `alone_BT` where of that only
-    the first code is, `codes_BTQ` what is true, `first_BF` the first code to predict, `prefix_GP`.
+    """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `input_BTQ` the codes fed back, `first_only_BT` True where
+    only the first of them is, `codes_BTQ` the true codes, `first_BF` the first code to predict, `prefix_GP`.
     """
 
     text_BL: Tensor
     controls_B6: Tensor
-    heard_BTQ: Tensor
-    alone_BT: Tensor
+    input_BTQ: Tensor
+    first_only_BT: Tensor
     codes_BTQ: Tensor
     first_BF: Tensor
     prefix_GP: Tensor | None
@@ -60,19 +60,19 @@ class TalkerBatch:
 
 
 def text_side(symbols: Sequence[int], num_rows: int) -> list[int]:
-    """The ids of the text side from the header on: the end once, then padding."""
+    """Return the ids of the text side from the header on: text, one end symbol, padding."""
     ids = [*OPENING, *symbols, TOKEN_ID["<tts_text_eod>"]]
     return (ids + [TOKEN_ID["<tts_pad>"]] * num_rows)[:num_rows]
 
 
 def controls(voice: str) -> list[int]:
-    """The codec side of the opening, which begins at row 3."""
+    """Return the codec side of the opening rows, from row 3 on."""
     ids = CODEC_IDS
     return [ids.nothink, ids.think_bos, ids.think_eos, ids.speakers()[voice], ids.pad, ids.bos]
 
 
 def with_lead(codes_TQ: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Codes as they are spoken: the silence before the first word, then the utterance."""
+    """Return the codes with the silent lead before them."""
     return np.concatenate([np.repeat(codes_TQ[:1], LEAD_FRAMES, 0), codes_TQ]).astype(np.int64)
 
 
@@ -81,7 +81,7 @@ def make_batch(
     prefix_GP: NDArray[np.int64] | None,
     rng: np.random.Generator | None,
 ) -> TalkerBatch:
-    """`rng` spoils what is fed back, so that the Talker learns to go on from its own mistakes; without one, all is true."""
+    """Build a batch. With `rng`, input codes are corrupted, so that the Talker learns to continue after its own errors."""
     spoken = [with_lead(each.codes) for each in utterances]
     num_frames = max(map(len, spoken))
     codes = np.zeros((len(spoken), num_frames, NUM_CODE_GROUPS), np.int64)
@@ -89,14 +89,14 @@ def make_batch(
     for row, each in enumerate(spoken):
         codes[row, : len(each)] = each
         first[row, : len(each) + 1] = [*each[:, 0], END]
-    heard = codes if rng is None else corrupt_codes(codes, rng)
-    alone = np.zeros(codes.shape[:2], bool) if rng is None else rng.random(codes.shape[:2]) < NOISE
+    input_codes = codes if rng is None else corrupt_codes(codes, rng)
+    first_only = np.zeros(codes.shape[:2], bool) if rng is None else rng.random(codes.shape[:2]) < NOISE
     text = torch.tensor([text_side(encode(each.text), FIRST_ROW + num_frames + 1) for each in utterances])
     return TalkerBatch(
         text_BL=text,
         controls_B6=torch.tensor([controls(each.voice) for each in utterances]),
-        heard_BTQ=torch.as_tensor(heard),
-        alone_BT=torch.as_tensor(alone),
+        input_BTQ=torch.as_tensor(input_codes),
+        first_only_BT=torch.as_tensor(first_only),
         codes_BTQ=torch.as_tensor(codes),
         first_BF=torch.as_tensor(first),
         prefix_GP=None if prefix_GP is None else torch.as_tensor(prefix_GP),
@@ -105,7 +105,7 @@ def make_batch(
 
 
 def corrupt_codes(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """A few codes replaced by any other; the last, a count of glottal cycles, by the one below or above."""
+    """Replace a few codes by random ones; the last group, the number of glottal cycles, changes by one."""
     others = rng.integers(0, CODEBOOK_SIZE, codes_BTQ.shape)
     steps = rng.choice((-1, 1), codes_BTQ.shape[:2])
     others[..., -1] = np.clip(codes_BTQ[..., -1] + steps, 0, CODEBOOK_SIZE - 1)
@@ -116,7 +116,7 @@ def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) 
     symbol = np.zeros(first_BF.shape, np.int64)
     for row, each in enumerate(utterances):
         end = LEAD_FRAMES + len(each.pointer) - SILENT_AFTER
-        # Before the first word the first symbol is next to be spoken.
+        # Before the first word, the first symbol is the next to be spoken.
         symbol[row, LEAD_FRAMES:end] = np.maximum(each.pointer[: end - LEAD_FRAMES], 0)
         symbol[row, end:] = len(encode(each.text))
     return PointerTargets(
@@ -129,48 +129,48 @@ def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) 
 
 
 class Prefixes:
-    """What users said before: turns of text as in the corpus, or of sound, each position of which is the same row."""
+    """Source of earlier user turns: text of the corpus, or audio, all positions of which have the same id."""
 
     def __init__(self, seed: int) -> None:
         turns = [turn.text for dialogue in dialogues("train", NUM_DIALOGUES, seed) for turn in dialogue.turns]
         self._questions = [encode(text) for text in turns[::2]]
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """[count, P]: as long as the first of them; of the others the beginning is cut off, or further turns come before."""
-        first = self._natural(rng)
+        """Draw prefixes [count, P] with the length of the first; others are cut at the start, or extended by further turns."""
+        first = self._draw_turns(rng)
         rows = [first]
         for _ in range(count - 1):
-            row = self._natural(rng)
+            row = self._draw_turns(rng)
             while len(row) < len(first):
-                row = self._natural(rng) + row
+                row = self._draw_turns(rng) + row
             rows.append(row[len(row) - len(first) :])
         return np.array(rows, np.int64)
 
-    def _natural(self, rng: np.random.Generator) -> list[int]:
-        return [each for _ in range(rng.choice(NUM_TURNS)) for each in self._turn(rng)]
+    def _draw_turns(self, rng: np.random.Generator) -> list[int]:
+        return [each for _ in range(rng.choice(NUM_TURNS)) for each in self._draw_turn(rng)]
 
-    def _turn(self, rng: np.random.Generator) -> list[int]:
+    def _draw_turn(self, rng: np.random.Generator) -> list[int]:
         if rng.random() < AUDIO_SHARE:
-            sound = [AUDIO_ROW] * int(rng.integers(*AUDIO_FRAMES))
-            said = [TOKEN_ID["<|audio_start|>"], *sound, TOKEN_ID["<|audio_end|>"]]
+            audio = [AUDIO_ROW] * int(rng.integers(*AUDIO_FRAMES))
+            content = [TOKEN_ID["<|audio_start|>"], *audio, TOKEN_ID["<|audio_end|>"]]
         else:
-            said = self._questions[rng.integers(len(self._questions))]
-        return [*USER, *said, TOKEN_ID["<|im_end|>"]]
+            content = self._questions[rng.integers(len(self._questions))]
+        return [*USER, *content, TOKEN_ID["<|im_end|>"]]
 
 
 class Sampler:
-    """Draws utterances of like length together, those with rare words somewhat more often."""
+    """Draws batches of utterances of similar length; those with rare words are more frequent."""
 
     def __init__(self, utterances: Sequence[Utterance]) -> None:
         self.utterances = utterances
         count = Counter(word for each in utterances for word in each.text.split())
         rarest = np.array([min(count[word] for word in each.text.split()) for each in utterances])
-        favour = np.clip(np.sqrt(COMMON_WORD / rarest), 1.0, MOST_FAVOURED)
-        self._share = favour / favour.sum()
+        weight = np.clip(np.sqrt(COMMON_WORD / rarest), 1.0, MOST_FAVOURED)
+        self._share = weight / weight.sum()
         self._frames = np.array([len(each.codes) for each in utterances])
 
     def draw(self, rng: np.random.Generator, count: int, bins: int = 16) -> list[Utterance]:
-        """One bin by length of so many batches drawn at once, so every length comes as often as it is."""
+        """Draw `bins` batches, sort them by length and return one, so that every length keeps its frequency."""
         drawn = rng.choice(len(self._share), count * bins, p=self._share)
         drawn = drawn[np.argsort(self._frames[drawn], kind="stable")]
         at = int(rng.integers(bins)) * count

@@ -1,9 +1,8 @@
-"""A lean forward over the parameters of the Talker of `transformers`, for training: no routing, fewer and larger products.
+"""A faster forward over the parameters of the Talker of `transformers`, for training: no routing, fewer and larger products.
 
-One expert always has weight 1, so it is a plain MLP beside the shared one; nothing is seen, so the rotary embedding is the plain
-one. Rows may follow others (`Past`): a prefix in training, everything fed before when speaking.
+The only expert always has weight 1, so it is a plain MLP beside the shared one; without images the rotary embedding is the plain
+one. Rows may follow earlier ones (`Past`): a prefix in training, all earlier input in generation.
 Legend: B sequences, L rows, K keys (those before, then L), h heads, d head size, H hidden size, Q code groups, N frames.
-Knows neither batches nor losses.
 Source: transformers 5.23, modeling_qwen3_omni_moe.py: `Qwen3OmniMoeTalkerModel`, `Qwen3OmniMoeTalkerCodePredictorModel`.
 """
 
@@ -21,11 +20,11 @@ EPSILON = 1e-6
 SUPERVISED_LAYER = 2
 SUPERVISED_HEADS = 2
 NUM_FIRST = CODEBOOK_SIZE + 1
-"""What `generate` may draw as a frame's first code: a code, or the end, which is numbered `CODEBOOK_SIZE` here."""
+"""Number of choices for a frame's first code: the codes, and the end as `CODEBOOK_SIZE`."""
 
 
 class Layer(NamedTuple):
-    """The parameters of a decoder layer. `shared`: of the shared expert (gate and up, down, its own gate), or none."""
+    """Parameters of a decoder layer. `shared`: those of the shared expert (gate, up, down, its own gate), or None."""
 
     norm_in: Tensor
     qkv: tuple[Tensor, Tensor, Tensor]
@@ -38,7 +37,7 @@ class Layer(NamedTuple):
     shared: tuple[Tensor, Tensor, Tensor, Tensor] | None
 
 
-class Turns(NamedTuple):
+class Rotation(NamedTuple):
     """Cosines and sines of the rotary embedding. Shapes: [L, d]."""
 
     cos: Tensor
@@ -46,7 +45,7 @@ class Turns(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What later rows attend to in one layer. Shapes: [B, h, K, d]."""
+    """Keys and values of one layer, which later rows attend to. Shapes: [B, h, K, d]."""
 
     keys: Tensor
     values: Tensor
@@ -54,7 +53,7 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The rows before, in every layer; all of them are seen."""
+    """Keys and values of the earlier rows in every layer; later rows attend to all of them."""
 
     layers: tuple[Keys, ...]
 
@@ -63,13 +62,13 @@ class Past:
         return self.layers[0].keys.shape[2]
 
     def repeated(self, times: int) -> "Past":
-        """Each sequence's rows, `times` over."""
+        """Return the rows with each sequence repeated `times` times."""
         return Past(layers=tuple(Keys(*(each.repeat_interleave(times, 0) for each in keys)) for keys in self.layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapped:
-    """What the supervision of the middle layer looks at.
+    """Tensors of the middle layer for pointer supervision.
 
     Shapes: `into_BLH` and `out_BLH` are the layer's input and output, `scores_BhLK` the supervised heads' log attention.
     """
@@ -81,7 +80,7 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """Shapes: `hidden_BLH` is normed, as `generate` hands it to the code predictor."""
+    """Output of the decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it to the code predictor."""
 
     hidden_BLH: Tensor
     past: Past
@@ -89,23 +88,23 @@ class Trunk:
 
 
 def new_talker(seed: int) -> nn.Module:
-    """`Qwen3OmniMoeTalkerForConditionalGeneration` of Pocket's shape, ready to train.
+    """Return an initialized `Qwen3OmniMoeTalkerForConditionalGeneration` of Pocket's shape.
 
-    `transformers` leaves the experts as the memory was. Every audio row is one trained vector, the last bias of
-    `hidden_projection`: the Talker is not to hear how the question sounded.
+    `transformers` leaves the experts uninitialized. All audio rows are one trained vector, the last bias of
+    `hidden_projection`, so that the answer's speech does not depend on the question's audio.
     """
     config = configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerConfig(**model_config()["talker_config"])
     talker = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeTalkerForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in talker.named_parameters():
-        _draw(name, parameter, generator)
-        silent = "hidden_projection" in name and not name.endswith("fc2.bias")
-        parameter.requires_grad_(not silent and not name.endswith("mlp.gate.weight"))
+        _initialise(name, parameter, generator)
+        is_zero = "hidden_projection" in name and not name.endswith("fc2.bias")
+        parameter.requires_grad_(not is_zero and not name.endswith("mlp.gate.weight"))
     return talker
 
 
 @torch.no_grad()
-def _draw(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+def _initialise(name: str, parameter: Tensor, generator: torch.Generator) -> None:
     if parameter.ndim < 2:
         return
     deviation = parameter.shape[-1] ** -0.5
@@ -156,38 +155,38 @@ def _layer(
     )
 
 
-def turns(start: int, length: int) -> Turns:
-    """Of rows `start` up to `start + length`."""
+def rotation(start: int, length: int) -> Rotation:
+    """Return the rotary embedding of rows `start` to `start + length`."""
     frequencies = ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     angles = torch.arange(start, start + length)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
-    return Turns(angles.cos(), angles.sin())
+    return Rotation(angles.cos(), angles.sin())
 
 
-def _turned(x_BhLd: Tensor, turns: Turns) -> Tensor:
+def _rotated(x_BhLd: Tensor, rotation: Rotation) -> Tensor:
     first, second = x_BhLd.chunk(2, -1)
-    return x_BhLd * turns.cos + torch.cat([-second, first], -1) * turns.sin
+    return x_BhLd * rotation.cos + torch.cat([-second, first], -1) * rotation.sin
 
 
-def _queries(layer: Layer, x_BLH: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
+def _queries(layer: Layer, x_BLH: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     rows = F.linear(F.rms_norm(x_BLH, (HIDDEN,), layer.norm_in, EPSILON), torch.cat(layer.qkv))
     query, key, value = rows.unflatten(-1, (3, -1, HEAD_DIM)).permute(2, 0, 3, 1, 4)
-    query = _turned(F.rms_norm(query, (HEAD_DIM,), layer.norm_q, EPSILON), turns)
-    return query, _turned(F.rms_norm(key, (HEAD_DIM,), layer.norm_k, EPSILON), turns), value
+    query = _rotated(F.rms_norm(query, (HEAD_DIM,), layer.norm_q, EPSILON), rotation)
+    return query, _rotated(F.rms_norm(key, (HEAD_DIM,), layer.norm_k, EPSILON), rotation), value
 
 
-def _mixed(layer: Layer, x_BLH: Tensor, attended_BhLd: Tensor, dropout: float) -> Tensor:
+def _mix(layer: Layer, x_BLH: Tensor, attended_BhLd: Tensor, dropout: float) -> Tensor:
     rows = F.linear(attended_BhLd.transpose(1, 2).flatten(2), layer.out)
-    x_BLH = _added(x_BLH, rows, dropout)
-    return _added(x_BLH, _mlp(layer, F.rms_norm(x_BLH, (HIDDEN,), layer.norm_mlp, EPSILON)), dropout)
+    x_BLH = _add_with_dropout(x_BLH, rows, dropout)
+    return _add_with_dropout(x_BLH, _mlp(layer, F.rms_norm(x_BLH, (HIDDEN,), layer.norm_mlp, EPSILON)), dropout)
 
 
-def _added(x_BLH: Tensor, rows_BLH: Tensor, dropout: float) -> Tensor:
-    """What is dropped of a sequence is dropped in all its rows: a seventh of the cost of a draw for each."""
+def _add_with_dropout(x_BLH: Tensor, rows_BLH: Tensor, dropout: float) -> Tensor:
+    """Add with dropout, whose mask all rows of a sequence share: a seventh of the cost of one mask per row."""
     if dropout == 0:
         return x_BLH + rows_BLH
-    kept = F.dropout(torch.ones(len(x_BLH), 1, HIDDEN), dropout)
-    return torch.addcmul(x_BLH, rows_BLH, kept)
+    mask = F.dropout(torch.ones(len(x_BLH), 1, HIDDEN), dropout)
+    return torch.addcmul(x_BLH, rows_BLH, mask)
 
 
 def _mlp(layer: Layer, x_BLH: Tensor) -> Tensor:
@@ -203,49 +202,49 @@ def _mlp(layer: Layer, x_BLH: Tensor) -> Tensor:
 
 
 class Lean:
-    """The forward of one Talker."""
+    """Forward computation of one Talker."""
 
     def __init__(self, talker: nn.Module) -> None:
         self._talker = cast(Any, talker)
 
     def trunk(self, rows_BLH: Tensor, past: Past | None = None, *, dropout: float = 0.0, tap: bool = False) -> Trunk:
-        """Rows after `past`, each seeing itself and all that are ahead of it."""
+        """Compute the decoder over rows after `past`, with causal attention."""
         num_past = 0 if past is None else past.num_rows
-        at, hidden_LK = turns(num_past, rows_BLH.shape[1]), _not_seen(num_past, rows_BLH.shape[1])
-        x_BLH, kept, tapped = rows_BLH, list[Keys](), None
+        at, bias_LK = rotation(num_past, rows_BLH.shape[1]), _causal_bias(num_past, rows_BLH.shape[1])
+        x_BLH, layers, tapped = rows_BLH, list[Keys](), None
         for index, layer in enumerate(talker_layers(self._talker)):
             query, key, value = _queries(layer, x_BLH, at)
             if past is not None:
                 key, value = (torch.cat(pair, 2) for pair in zip(past.layers[index], (key, value), strict=True))
-            kept.append(Keys(key, value))
-            scores = _scores(query, key, hidden_LK)
-            into_BLH, x_BLH = x_BLH, _mixed(layer, x_BLH, scores.softmax(-1) @ value, dropout)
+            layers.append(Keys(key, value))
+            scores = _scores(query, key, bias_LK)
+            into_BLH, x_BLH = x_BLH, _mix(layer, x_BLH, scores.softmax(-1) @ value, dropout)
             if tap and index == SUPERVISED_LAYER:
                 supervised = scores[:, :SUPERVISED_HEADS].log_softmax(-1)
                 tapped = Tapped(into_BLH=into_BLH, out_BLH=x_BLH, scores_BhLK=supervised)
         hidden = F.rms_norm(x_BLH, (HIDDEN,), self._talker.model.norm.weight, EPSILON)
-        return Trunk(hidden_BLH=hidden, past=Past(layers=tuple(kept)), tapped=tapped)
+        return Trunk(hidden_BLH=hidden, past=Past(layers=tuple(layers)), tapped=tapped)
 
     def first_logits(self, hidden_BLH: Tensor) -> Tensor:
-        """[..., NUM_FIRST]."""
+        """Return the logits [..., NUM_FIRST] of the first code."""
         weight = self._talker.codec_head.weight
         return F.linear(hidden_BLH, torch.cat([weight[:CODEBOOK_SIZE], weight[CODEC_IDS.eos : CODEC_IDS.eos + 1]]))
 
     def residual_logits(self, hidden_NH: Tensor, codes_Nq: Tensor, *, dropout: float = 0.0) -> list[Tensor]:
-        """The logits [N, CODEBOOK_SIZE] of the code after each of the first q, which are given."""
+        """Return the logits [N, CODEBOOK_SIZE] of the code after each of the first q codes."""
         tables = self._code_tables()
         rows = [hidden_NH, *(F.embedding(codes, table) for codes, table in zip(codes_Nq.unbind(1), tables, strict=False))]
         x_NqH = torch.stack(rows, 1)
-        at, hidden_qq = turns(0, x_NqH.shape[1]), _not_seen(0, x_NqH.shape[1])
+        at, bias_qq = rotation(0, x_NqH.shape[1]), _causal_bias(0, x_NqH.shape[1])
         for layer in predictor_layers(self._talker):
             query, key, value = _queries(layer, x_NqH, at)
-            x_NqH = _mixed(layer, x_NqH, _scores(query, key, hidden_qq).softmax(-1) @ value, dropout)
+            x_NqH = _mix(layer, x_NqH, _scores(query, key, bias_qq).softmax(-1) @ value, dropout)
         predictor = self._talker.code_predictor
         x_NqH = F.rms_norm(x_NqH, (HIDDEN,), predictor.model.norm.weight, EPSILON)[:, 1:]
         return [F.linear(x_NH, head.weight) for x_NH, head in zip(x_NqH.unbind(1), predictor.lm_head, strict=False)]
 
     def code_rows(self, codes_BTQ: Tensor, only_first_BT: Tensor | None = None) -> Tensor:
-        """[B, T, H]: the sum of each frame's code embeddings, or where `only_first_BT` that of the first code alone."""
+        """Return the sum [B, T, H] of each frame's code embeddings; where `only_first_BT`, of the first code alone."""
         table = torch.cat([*self._code_tables(), self._talker.model.codec_embedding.weight.new_zeros(1, HIDDEN)])
         index = codes_BTQ + torch.arange(NUM_CODE_GROUPS) * CODEBOOK_SIZE
         if only_first_BT is not None:
@@ -256,7 +255,7 @@ class Lean:
         return F.embedding(ids, self._talker.model.codec_embedding.weight)
 
     def text_rows(self, table_VH: Tensor) -> Tensor:
-        """[V + 1, H]: what each id of the text side is to the Talker; the last row is any position of audio."""
+        """Return the Talker's embedding [V + 1, H] of the text side; the last row is that of audio positions."""
         text = self._talker.text_projection(table_VH)
         return torch.cat([text, self._talker.hidden_projection(text.new_zeros(1, HIDDEN))])
 
@@ -265,11 +264,11 @@ class Lean:
         return [first, *(each.weight for each in self._talker.code_predictor.model.codec_embedding)]
 
 
-def _not_seen(num_past: int, num_rows: int) -> Tensor:
-    """[L, K]: what is added to scores, minus infinity where a key comes later."""
+def _causal_bias(num_past: int, num_rows: int) -> Tensor:
+    """Return the bias [L, K] of the scores, minus infinity where a key is later than the row."""
     return torch.full((num_rows, num_past + num_rows), -torch.inf).triu(num_past + 1)
 
 
-def _scores(query: Tensor, key: Tensor, hidden_LK: Tensor) -> Tensor:
-    # Written out: at these sizes it is faster on a CPU than the fused attention, whose scores nobody could supervise.
-    return query * HEAD_DIM**-0.5 @ key.transpose(-1, -2) + hidden_LK
+def _scores(query: Tensor, key: Tensor, bias_LK: Tensor) -> Tensor:
+    # Not the fused attention: at these sizes it is slower on a CPU, and it does not return the scores for supervision.
+    return query * HEAD_DIM**-0.5 @ key.transpose(-1, -2) + bias_LK

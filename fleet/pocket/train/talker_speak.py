@@ -1,7 +1,4 @@
-"""The Talker speaking by itself, greedily and in batches, to see in training whether it comes to an end.
-
-Knows no sound: what it makes are codes.
-"""
+"""Greedy generation of codes by the Talker, in batches, to measure during training whether its speech ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from fleet.pocket.train.talker_forward import Lean, Past, Trunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenCodes:
-    """Shapes: codes [T, Q], the silent lead included. `ended`: by itself, not by the limit."""
+    """Generated codes [T, Q] with the silent lead. `ended`: False if the limit ended them."""
 
     codes: NDArray[np.int64]
     ended: bool
@@ -29,13 +26,13 @@ class SpokenCodes:
 def speak(
     lean: Lean, table_VH: Tensor, texts: Sequence[str], voices: Sequence[str], prefix_P: Sequence[int], max_frames: int
 ) -> list[SpokenCodes]:
-    """Each text after the same prefix (ids as in `Batch.prefix_GP`, none for none)."""
+    """Generate the codes of each text after the same prefix (ids as in `TalkerBatch.prefix_GP`, may be empty)."""
     text_rows = lean.text_rows(table_VH)
     ids = torch.tensor([text_side(encode(text), FIRST_ROW + 1 + max_frames) for text in texts])
     rows_BLH = text_rows[ids]
     opening = rows_BLH[:, : FIRST_ROW + 1].clone()
     opening[:, CODEC_ROW:] += lean.control_rows(torch.tensor([controls(voice) for voice in voices]))
-    past = _heard(lean, text_rows, prefix_P, len(texts))
+    past = _prefix_rows(lean, text_rows, prefix_P, len(texts))
     trunk = lean.trunk(opening, past)
     frames: list[Tensor] = []
     ended_B = torch.zeros(len(texts), dtype=torch.bool)
@@ -56,14 +53,14 @@ def speak(
     ]
 
 
-def _heard(lean: Lean, text_rows: Tensor, prefix_P: Sequence[int], times: int) -> Past | None:
+def _prefix_rows(lean: Lean, text_rows: Tensor, prefix_P: Sequence[int], times: int) -> Past | None:
     if not prefix_P:
         return None
     return lean.trunk(text_rows[torch.tensor([list(prefix_P)])]).past.repeated(times)
 
 
 def _frame(lean: Lean, trunk: Trunk) -> tuple[Tensor, Tensor]:
-    """The codes of one frame, and where its first code is the end (whose other codes mean nothing)."""
+    """Return the codes of one frame, and True where its first code is the end (its other codes are undefined)."""
     hidden_BH = trunk.hidden_BLH[:, -1]
     first_B = lean.first_logits(hidden_BH).argmax(-1)
     is_end_B = first_B == END

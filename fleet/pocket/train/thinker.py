@@ -1,7 +1,7 @@
-"""Trains the Thinker to answer typed dialogues, which are drawn as they are needed: it never sees the same batch twice.
+"""Trains the Thinker to answer typed dialogues, which are generated for each step, so that no batch is repeated.
 
-Several dialogues share a row, each blind to the others and counting its positions from 0, so hardly a position is padding.
-The forward pass is the model's own without its masks and caches. Knows no sound: speech reaches the Thinker in the text's place.
+Several dialogues are packed into a row, without attention to each other and with positions from 0, so there is little padding.
+The forward pass is the model's own without its masks and caches. Spoken dialogues are in `joint` and `listening`.
 """
 
 from collections import Counter
@@ -26,26 +26,26 @@ from fleet.pocket.train.loop import Schedule, compiled
 SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
 USER_WEIGHT = 0.1
-"""Of the loss on what the user says: not for its own sake, it teaches spelling early."""
-KEPT: Mapping[str, float] = {
+"""Weight of the loss on the user's turns, which trains spelling early."""
+FAMILY_SHARE: Mapping[str, float] = {
     "sums": 1.0, "memory": 1.0, "times": 0.6, "counting": 0.5, "spelling": 0.45, "repeat": 0.4, "unknown": 0.35, "greetings": 0.2,
     "calendar": 0.2, "opposites": 0.2, "itself": 0.2, "facts": 0.2, "colours": 0.2,
 }  # fmt: skip
-"""The share of a family's dialogues that is trained on: rules need many examples, what is known by heart a few."""
+"""Share of a family's dialogues that is used: rules need many examples, memorized facts a few."""
 MAX_MISSES = 8
-"""Few, so that short dialogues are not drawn out of all proportion."""
+"""Samples that fit into no row before packing stops; few, so that short dialogues are not overrepresented."""
 POINTER_LAYER, POINTER_WEIGHT = 3, 0.2
-"""The layer whose first head points; two more follow, to make use of what it finds."""
+"""Layer whose first head points; two more layers process the result."""
 NUM_HELD_OUT = 390
 MAX_ANSWER_LEN = 96
 GARBLED = 0.06
-"""The share of the user's words that are made nonsense, of those that no answer repeats: for phrasings not seen in training."""
+"""Share of the user's words, of those that no answer repeats, that are replaced by random letters: helps with new phrasings."""
 
 _START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
 _SAYS, _PAD = shape.TOKEN_ID["<|says|>"], shape.TOKEN_ID["<|endoftext|>"]
 
 Words = Sequence[tuple[str, int]]
-"""Of a turn, each with where it begins."""
+"""Words of a turn, each with its first position."""
 Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -63,7 +63,7 @@ class ThinkerModel(nn.Module):
 
 
 def _initialise(thinker: ThinkerModel, generator: torch.Generator) -> None:
-    """Every matrix keeps its input's scale, and what is added to the stream shrinks with the number of additions."""
+    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers."""
     num_added = 2 * len(thinker.model.layers)
     for name, parameter in thinker.named_parameters():
         if parameter.dim() == 2:
@@ -74,7 +74,7 @@ def _initialise(thinker: ThinkerModel, generator: torch.Generator) -> None:
 
 
 def hidden_states(thinker: ThinkerModel, batch: "PackedBatch", block: Block | None = None) -> Tensor:
-    """What the head reads, as the HF model computes it.
+    """Return the input of the head, equal to that of the HF model.
 
     Shapes: rows x row length x hidden.
     """
@@ -82,7 +82,7 @@ def hidden_states(thinker: ThinkerModel, batch: "PackedBatch", block: Block | No
 
 
 def run_layers(thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block) -> tuple[Tensor, Tensor]:
-    """From what the first layer reads to what the head reads; and what layer `POINTER_LAYER` reads."""
+    """Compute the input of the head from that of the first layer; also return the input of layer `POINTER_LAYER`."""
     text: Any = thinker.model
     cos, sin = _angles(thinker, batch)
     pointing = states
@@ -102,8 +102,8 @@ def decoder_block(layer: Any, states: Tensor, cos: Tensor, sin: Tensor, mask: Te
     attention = layer.self_attn
     normed = _norm(states, layer.input_layernorm)
     heads = (*states.shape[:2], -1, shape.HEAD_DIM)
-    query = _turn(_norm(attention.q_proj(normed).view(heads), attention.q_norm).transpose(1, 2), cos, sin)
-    key = _turn(_norm(attention.k_proj(normed).view(heads), attention.k_norm).transpose(1, 2), cos, sin)
+    query = _rotate(_norm(attention.q_proj(normed).view(heads), attention.q_norm).transpose(1, 2), cos, sin)
+    key = _rotate(_norm(attention.k_proj(normed).view(heads), attention.k_norm).transpose(1, 2), cos, sin)
     value = attention.v_proj(normed).view(heads).transpose(1, 2)
     seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     states = states + attention.o_proj(seen.transpose(1, 2).reshape(states.shape))
@@ -115,8 +115,8 @@ def _norm(states: Tensor, norm: Any) -> Tensor:
     return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon) * norm.weight
 
 
-def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding where all three axes of the position are equal, as they are in text and sound."""
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply the rotary embedding for positions with three equal axes, as in text and audio."""
     first, second = states.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
@@ -125,10 +125,10 @@ def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PackedBatch:
     """Rows of packed dialogues.
 
-    Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position may look.
+    Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position attends.
     Shapes: `sources` as `mask` without its 1.
-    Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i - 1; `sources[r, i, j]` says that
-    what is predicted from position i was said before, at j.
+    Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i - 1; `sources[r, i, j]` is true
+    where the symbol predicted from position i repeats the one at j.
     """
 
     ids: Tensor
@@ -140,15 +140,14 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One dialogue in ids, the weight of the loss on each, and the pairs (from, source) of `Batch.sources`.
-
-    Invariants: `asked` has the bounds of the user's words.
+    """One dialogue in ids, the weight of the loss on each, the pairs (position, source) of `PackedBatch.sources`, and the bounds
+    of the user's words.
     """
 
     ids: Sequence[int]
     weights: Sequence[float]
     sources: Sequence[tuple[int, int]] = ()
-    asked: Sequence[tuple[int, int]] = ()
+    user_words: Sequence[tuple[int, int]] = ()
 
 
 def turn_ids(turn: ChatTurn) -> list[int]:
@@ -156,7 +155,7 @@ def turn_ids(turn: ChatTurn) -> list[int]:
 
 
 def opening(role: str) -> list[int]:
-    """What stands before a turn's text, and so before an answer."""
+    """Return the ids before a turn's text, also before an answer."""
     return [_START, shape.TOKEN_ID[f"<|{role}|>"], _SAYS]
 
 
@@ -164,26 +163,26 @@ def sample(turns: Iterable[ChatTurn]) -> Sample:
     ids: list[int] = []
     weights: list[float] = []
     sources: list[tuple[int, int]] = []
-    asked: list[tuple[int, int]] = []
+    user_words: list[tuple[int, int]] = []
     before: list[Words] = []
     for turn in turns:
         begins = list(_word_begins(turn.text, len(ids) + len(opening(turn.role))))
         if turn.role == "assistant":
             sources += _sources(begins, before)
         else:
-            asked += [(begin, begin + len(word)) for word, begin in begins]
+            user_words += [(begin, begin + len(word)) for word, begin in begins]
         before.append(begins)
         ids += turn_ids(turn)
         num_scored = len(ids) - len(weights) - len(opening(turn.role))
         weights += [0.0] * len(opening(turn.role)) + [1.0 if turn.role == "assistant" else USER_WEIGHT] * num_scored
-    return Sample(ids=ids, weights=weights, sources=sources, asked=asked)
+    return Sample(ids=ids, weights=weights, sources=sources, user_words=user_words)
 
 
 def garbled(clear: Sample, rng: np.random.Generator) -> Sample:
-    """The same answers to a question of which a word is not understood."""
+    """Return the sample with a few of the user's words replaced by random letters."""
     is_source = {source for _, source in clear.sources}
     ids, weights = list(clear.ids), list(clear.weights)
-    for begin, end in clear.asked:
+    for begin, end in clear.user_words:
         if is_source.isdisjoint(range(begin, end)) and rng.random() < GARBLED:
             nonsense = "".join(rng.choice(list(ascii_lowercase), end - begin))
             ids[begin:end], weights[begin:end] = encode(nonsense), [0.0] * (end - begin)
@@ -197,27 +196,31 @@ def _word_begins(text: str, begin: int) -> Iterator[tuple[str, int]]:
 
 
 def _sources(begins: Words, turns: Iterable[Words]) -> Iterator[tuple[int, int]]:
-    """Each symbol is predicted from the position before it. Of the places where its word was said, those in the longest run of
-    the same words: what is quoted stands in one place, whatever else was said with some of its words.
+    """Yield (position, source) for each symbol of a repeated word; a symbol is predicted from the position before it.
+
+    Of a word's earlier places, only those in the longest run of equal words count, so that a quotation has one source.
     """
     for index, (word, begin) in enumerate(begins):
         places = [
-            (_run(begins, index, turn, at), before) for turn in turns for at, (said, before) in enumerate(turn) if said == word
+            (_count_equal_words(begins, index, turn, at), before)
+            for turn in turns
+            for at, (said, before) in enumerate(turn)
+            if said == word
         ]
         longest = max((run for run, _ in places), default=0)
         for before in (before for run, before in places if run == longest):
             yield from ((begin + offset - 1, before + offset) for offset in range(len(word)))
 
 
-def _run(left: Words, left_at: int, right: Words, right_at: int) -> int:
-    """How many words around the two places are the same."""
+def _count_equal_words(left: Words, left_at: int, right: Words, right_at: int) -> int:
+    """Return the number of consecutive equal words around two places."""
     ahead = zip(left[left_at:], right[right_at:], strict=False)
     back = zip(left[:left_at][::-1], right[:right_at][::-1], strict=False)
     return sum(sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], way)) for way in (ahead, back))
 
 
 def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN) -> PackedBatch:
-    """Rows filled until `MAX_MISSES` samples have fitted in none of them."""
+    """Fill rows with samples until `MAX_MISSES` samples fitted into none of them."""
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
     free = [row_len] * num_rows
     misses = 0
@@ -228,7 +231,7 @@ def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW
             if misses == MAX_MISSES:
                 break
             continue
-        # The fullest row that it fits in, so that room stays for long ones.
+        # The fullest row with enough room, which leaves room for long samples.
         row = min(fitting, key=free.__getitem__)
         rows[row].append(each)
         free[row] -= len(each.ids)
@@ -238,7 +241,7 @@ def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW
 def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> PackedBatch:
     ids, positions = np.full((len(rows), row_len), _PAD), np.zeros((len(rows), row_len), np.int64)
     weights = np.zeros((len(rows), row_len), np.float32)
-    # Padding is a dialogue of its own, so that no row of the mask is empty.
+    # Padding counts as one dialogue, so that no row of the mask is empty.
     owner = np.full((len(rows), row_len), -1)
     sources = np.zeros((len(rows), row_len, row_len), np.bool_)
     for row, members in enumerate(rows):
@@ -247,8 +250,8 @@ def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> PackedBatch:
             span = slice(at, at := at + len(each.ids))
             ids[row, span], positions[row, span] = each.ids, np.arange(len(each.ids))
             weights[row, span], owner[row, span] = each.weights, number
-            for asking, source in each.sources:
-                sources[row, span.start + asking, span.start + source] = True
+            for position, source in each.sources:
+                sources[row, span.start + position, span.start + source] = True
     mask = (owner[:, :, None] == owner[:, None, :]) & np.tri(row_len, dtype=np.bool_)
     return PackedBatch(
         ids=torch.as_tensor(ids),
@@ -260,15 +263,15 @@ def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> PackedBatch:
 
 
 def draw_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Training dialogues without end, some about words that do not exist."""
+    """Yield training dialogues endlessly, some with words that do not exist."""
     seed = int(rng.integers(2**62))
     for dialogue in dialogues("invented", 2**62, seed):
-        if rng.random() < KEPT[dialogue.family]:
+        if rng.random() < FAMILY_SHARE[dialogue.family]:
             yield garbled(sample(dialogue.turns), rng)
 
 
 class ThinkerPart:
-    """The Thinker, as the training loop sees it."""
+    """The Thinker as a trainable part."""
 
     name = "thinker"
 
@@ -283,22 +286,22 @@ class ThinkerPart:
         return self._thinker
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Cross-entropy per weighted symbol, and of pointing. `fill`: the share of positions that is not padding."""
+        """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are not padding."""
         batch = pack(draw_samples(rng))
         text, pointer = losses(self._thinker, batch, self._block)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
         return text + POINTER_WEIGHT * pointer, figures | {"fill": float((batch.ids != _PAD).float().mean())}
 
     def evaluate(self) -> Mapping[str, float]:
-        """The share of dialogues whose last answer is right, over all and by family: `right` held out, `known` trained on."""
-        held_out, known = (is_answered(self._thinker, asked) for asked in (self._held_out, self._known))
+        """Return the shares of right answers, overall and by family: `right` on held-out dialogues, `known` on training ones."""
+        held_out, known = (is_answered(self._thinker, questions) for questions in (self._held_out, self._known))
         return shares("right", self._held_out, held_out) | shares("known", self._known, known)
 
 
 def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block | None = None) -> tuple[Tensor, Tensor]:
-    """Of the next symbol, and of pointing: where an answer repeats a word, one head is to look at what it repeats.
+    """Return the losses of the next symbol and of pointing: where an answer repeats a word, one head must attend to its source.
 
-    What is remembered must be found before it can be said; being shown where shortens the search from hours to minutes.
+    The supervision shortens the training of memory from hours to minutes.
     """
     states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)
     logits = thinker.lm_head(states[:, :-1])
@@ -308,12 +311,12 @@ def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block | None = None
 
 
 def pointer_loss(thinker: ThinkerModel, batch: PackedBatch, states: Tensor) -> Tensor:
-    """`states`: what layer `POINTER_LAYER` reads."""
+    """Return the mean negative log attention on the sources. `states`: the input of layer `POINTER_LAYER`."""
     layer: Any = thinker.model.layers[POINTER_LAYER]
     attention = layer.self_attn
     normed = _norm(states, layer.input_layernorm)
     query, key = (
-        _turn(_norm(functional.linear(normed, project.weight[: shape.HEAD_DIM]), norm)[:, None], *_angles(thinker, batch))[:, 0]
+        _rotate(_norm(functional.linear(normed, project.weight[: shape.HEAD_DIM]), norm)[:, None], *_angles(thinker, batch))[:, 0]
         for project, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm))
     )
     scores = (query @ key.transpose(1, 2) * shape.HEAD_DIM**-0.5).masked_fill(~batch.mask[:, 0], float("-inf"))
@@ -322,43 +325,43 @@ def pointer_loss(thinker: ThinkerModel, batch: PackedBatch, states: Tensor) -> T
     return -(found + 1e-6).log().sum() / max(1, len(found))
 
 
-def shares(name: str, asked: Sequence[Dialogue], are_right: Sequence[bool]) -> dict[str, float]:
-    right, counts = Counter[str](), Counter(dialogue.family for dialogue in asked)
-    for dialogue, each in zip(asked, are_right, strict=True):
+def shares(name: str, questions: Sequence[Dialogue], are_right: Sequence[bool]) -> dict[str, float]:
+    right, counts = Counter[str](), Counter(dialogue.family for dialogue in questions)
+    for dialogue, each in zip(questions, are_right, strict=True):
         right[dialogue.family] += each
     by_family = {f"{name}_{family}": right[family] / count for family, count in sorted(counts.items())}
-    return {name: right.total() / len(asked)} | by_family
+    return {name: right.total() / len(questions)} | by_family
 
 
-def scores(asked: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float]:
-    return shares("right", asked, [is_right(dialogue, said) for dialogue, said in zip(asked, answers, strict=True)])
+def scores(questions: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float]:
+    return shares("right", questions, [is_right(dialogue, said) for dialogue, said in zip(questions, answers, strict=True)])
 
 
 @torch.inference_mode()
-def is_answered(thinker: ThinkerModel, asked: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
-    """Whether the likeliest answer is the right one: it is if every symbol of the right one is likeliest after those before.
+def is_answered(thinker: ThinkerModel, questions: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
+    """Return True for each dialogue whose greedy answer is right: every symbol of the right answer is the likeliest at its place.
 
-    So nothing need be generated, and the result is the same as if it were.
+    This equals the result of generating the answers, without generation.
     """
-    order = sorted(range(len(asked)), key=lambda index: len(prompt(asked[index])))
+    order = sorted(range(len(questions)), key=lambda index: len(prompt(questions[index])))
     found: dict[int, bool] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        found |= zip(chosen, _is_answered_batch(thinker, [asked[index] for index in chosen]), strict=True)
-    return [found[index] for index in range(len(asked))]
+        found |= zip(chosen, _is_answered_batch(thinker, [questions[index] for index in chosen]), strict=True)
+    return [found[index] for index in range(len(questions))]
 
 
-def _is_answered_batch(thinker: ThinkerModel, asked: Sequence[Dialogue]) -> list[bool]:
-    made = [sample(dialogue.turns) for dialogue in asked]
-    batch = _batch([[each] for each in made], max(len(each.ids) for each in made))
+def _is_answered_batch(thinker: ThinkerModel, questions: Sequence[Dialogue]) -> list[bool]:
+    samples = [sample(dialogue.turns) for dialogue in questions]
+    batch = _batch([[each] for each in samples], max(len(each.ids) for each in samples))
     likeliest = thinker.lm_head(hidden_states(thinker, batch)).argmax(-1)
     is_expected = likeliest[:, :-1] == batch.ids[:, 1:]
-    spans = ((len(prompt(dialogue)) - 1, len(each.ids) - 1) for dialogue, each in zip(asked, made, strict=True))
+    spans = ((len(prompt(dialogue)) - 1, len(each.ids) - 1) for dialogue, each in zip(questions, samples, strict=True))
     return [bool(row[begin:end].all()) for row, (begin, end) in zip(is_expected, spans, strict=True)]
 
 
 def prompt(dialogue: Dialogue) -> list[int]:
-    """Everything before the last answer."""
+    """Return the ids of everything before the last answer."""
     before = [symbol for turn in dialogue.turns[:-1] for symbol in turn_ids(turn)]
     return before + opening("assistant")
 
@@ -372,7 +375,7 @@ def answer(
     batch_size: int = 64,
     max_len: int = MAX_ANSWER_LEN,
 ) -> list[str]:
-    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: of the prompts; the text table by default."""
+    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: the text table by default."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     answers: dict[int, str] = {}
     for start in range(0, len(order), batch_size):

@@ -1,8 +1,8 @@
-"""The audio tower in training: the encoder of `transformers`, computed for whole batches, and the symbols heard in what it says.
+"""The audio tower in training: the encoder of `transformers`, computed for whole batches, and a CTC head on it.
 
-Speech is about a dozen symbols a second and the tower answers 13 times a second, so each of its positions holds two slots, and
-CTC finds which symbol is in which. The slots are read where the tower's last layer reads; that layer is left free to speak the
-Thinker's language. Knows no recordings.
+Speech has about a dozen symbols a second and the tower 13 positions, so each position has two slots, which CTC aligns with the
+symbols. The slots are computed from the input of the tower's last layer, so that this layer is free to produce embeddings for
+the Thinker.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from fleet.pocket.hearing.features import LogMelBatch
 
 BLANK = len(SYMBOLS)
 SLOTS = 2
-"""Per position."""
+"""Slots per position."""
 CHUNK_FRAMES, CHUNK_POSITIONS = 100, 13
 
 
 class Hearing(nn.Module):
-    """The tower, named as in the HF Thinker (`audio_tower.*`), and the head that only training has (`slots.*`)."""
+    """The tower, named as in the HF Thinker (`audio_tower.*`), and the CTC head, used in training only (`slots.*`)."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Hearing(nn.Module):
 
 
 def _initialise(hearing: Hearing, generator: torch.Generator) -> None:
-    """Every matrix keeps its input's scale, and what is added to the stream shrinks with the number of additions."""
+    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers."""
     num_added = 2 * len(hearing.audio_tower.layers)
     for name, parameter in hearing.named_parameters():
         if parameter.dim() >= 2:
@@ -50,31 +50,31 @@ def _initialise(hearing: Hearing, generator: torch.Generator) -> None:
 
 
 def positions(num_frames: Tensor) -> Tensor:
-    """How many positions each clip has."""
+    """Return the number of positions of each clip."""
     tail = num_frames % CHUNK_FRAMES
     return num_frames // CHUNK_FRAMES * CHUNK_POSITIONS + (tail + 7) // 8
 
 
-def compute_states(tower: Any, heard: LogMelBatch) -> Tensor:
-    """What the tower's last layer reads.
+def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
+    """Return the input of the tower's last layer.
 
-    Shapes: clips x positions of the longest x width; what is beyond a clip's own positions means nothing.
+    Shapes: clips x positions of the longest x width; values beyond a clip's own positions are undefined.
     """
-    states = _embedded(tower, heard)
-    mask = _mask(positions(heard.num_frames), tower.n_window_infer // CHUNK_FRAMES * CHUNK_POSITIONS)
+    states = _embedded(tower, batch)
+    mask = _mask(positions(batch.num_frames), tower.n_window_infer // CHUNK_FRAMES * CHUNK_POSITIONS)
     for layer in tower.layers:
         states = _block(layer, states, mask, tower.config.encoder_attention_heads)
     return functional.gelu(tower.proj1(tower.ln_post(states)))
 
 
-def _embedded(tower: Any, heard: LogMelBatch) -> Tensor:
-    """Chunks on their own through the convolutions; only those in which a clip has a frame."""
-    num_clips, num_mels, num_frames = heard.features.shape
+def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
+    """Apply the convolutions to each chunk that has a frame, independently of the others."""
+    num_clips, num_mels, num_frames = batch.features.shape
     num_chunks = -(-num_frames // CHUNK_FRAMES)
-    padded = functional.pad(heard.features, (0, num_chunks * CHUNK_FRAMES - num_frames))
+    padded = functional.pad(batch.features, (0, num_chunks * CHUNK_FRAMES - num_frames))
     chunks = padded.view(num_clips, num_mels, num_chunks, CHUNK_FRAMES).transpose(1, 2)
-    has_frames = torch.arange(num_chunks) * CHUNK_FRAMES < heard.num_frames[:, None]
-    longest = int(heard.num_frames.max())
+    has_frames = torch.arange(num_chunks) * CHUNK_FRAMES < batch.num_frames[:, None]
+    longest = int(batch.num_frames.max())
     states = chunks[has_frames][:, None, :, :longest].contiguous(memory_format=torch.channels_last)
     for convolution in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
         states = functional.gelu(convolution(states))
@@ -82,11 +82,11 @@ def _embedded(tower: Any, heard: LogMelBatch) -> Tensor:
     states = states + tower.positional_embedding.positional_embedding[: states.shape[1]]
     all_chunks = states.new_zeros(num_clips, num_chunks, *states.shape[1:])
     all_chunks[has_frames] = states
-    return all_chunks.flatten(1, 2)[:, : int(positions(heard.num_frames).max())]
+    return all_chunks.flatten(1, 2)[:, : int(positions(batch.num_frames).max())]
 
 
 def _mask(num_positions: Tensor, window: int) -> Tensor:
-    """[clips, 1, positions, positions], true where a position may look; every position may look at itself."""
+    """Return the mask [clips, 1, positions, positions], true where a position attends; each attends to itself."""
     at = torch.arange(int(num_positions.max()))
     same_window = at[:, None] // window == at // window
     return (same_window & (at < num_positions[:, None, None]) | torch.eye(len(at), dtype=torch.bool))[:, None]
@@ -103,7 +103,7 @@ def _block(layer: Any, states: Tensor, mask: Tensor, num_heads: int) -> Tensor:
 
 
 def slot_scores(slots: nn.Linear, states: Tensor) -> Tensor:
-    """Log-probabilities of the symbols and the blank, of what `inner` returns.
+    """Return the log-probabilities of symbols and blank from the output of `compute_states`.
 
     Shapes: clips x slots x symbols, two slots a position.
     """
@@ -112,7 +112,7 @@ def slot_scores(slots: nn.Linear, states: Tensor) -> Tensor:
 
 
 def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[int]]) -> Tensor:
-    """Per symbol. A clip that is too fast for its slots counts nothing."""
+    """Return the loss per symbol. A clip with more symbols than slots has loss 0."""
     lengths = torch.tensor([len(each) for each in targets])
     together = torch.tensor([symbol for each in targets for symbol in each])
     total = functional.ctc_loss(
@@ -122,6 +122,6 @@ def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[i
 
 
 def symbols(scores: Tensor, num_positions: Tensor) -> list[list[int]]:
-    """The likeliest symbol of each slot, repetitions and blanks taken out."""
+    """Return the likeliest symbols of the slots, without repetitions and blanks."""
     likeliest = [row[:length] for row, length in zip(scores.argmax(-1).tolist(), (SLOTS * num_positions).tolist(), strict=True)]
     return [[symbol for symbol, _ in groupby(row) if symbol != BLANK] for row in likeliest]
