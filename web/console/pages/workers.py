@@ -80,7 +80,7 @@ class WorkersPage(_WorkerPage):
 
     async def read(self, query: Query) -> WorkersContext:
         client = self._gateway.client
-        return self._build(query, await client.telemetry.workers(), await client.telemetry.missing_roles())
+        return self._build(query, await client.telemetry.workers(with_gone=True), await client.telemetry.missing_roles())
 
     def _build(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> WorkersContext:
         role, after = query.get("role", ""), query.get("after", "")
