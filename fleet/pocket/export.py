@@ -37,7 +37,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingDefaults:
+class StageSampling:
     """Default sampling of one of the two language stages. Temperature 0 is greedy."""
 
     temperature: float = 0.0
@@ -58,8 +58,8 @@ class SamplingDefaults:
 class GenerationDefaults:
     """Sampling of requests that set none. The Talker's limit of half a minute is far longer than any answer."""
 
-    thinker: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_new_tokens=128))
-    talker: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_new_tokens=375))
+    thinker: StageSampling = field(default_factory=lambda: StageSampling(max_new_tokens=128))
+    talker: StageSampling = field(default_factory=lambda: StageSampling(max_new_tokens=375))
 
     def config(self) -> Json:
         """Return the content of generation_config.json."""

@@ -143,17 +143,15 @@ def test_memory_answers_follow_from_earlier_turns(drawn: list[Dialogue]) -> None
             assert answer == f"you said {utterances[0 if is_first else -1]}"
             seen["quoted"] += 1
         elif answer in {fact.untold for fact in memory.FACTS}:
-            assert not stated_values(utterances, next(fact for fact in memory.FACTS if fact.untold == answer))
+            assert not stated(utterances, next(fact for fact in memory.FACTS if fact.untold == answer))
             seen["untold"] += 1
         else:
-            assert any(
-                answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in stated_values(utterances, fact)
-            )
+            assert any(answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in stated(utterances, fact))
             seen["recalled"] += 1
     assert min(seen[kind] for kind in ("quoted", "untold", "recalled")) > 50
 
 
-def stated_values(utterances: list[str], fact: memory.Fact) -> set[str]:
+def stated(utterances: list[str], fact: memory.Fact) -> set[str]:
     values = {
         ask.format_map(row): row["value"]
         for ask in (*fact.statements.asks, *fact.statements.new_asks)

@@ -16,7 +16,7 @@ from fleet.core.request import Sampling
 from fleet.pocket import export as subject
 from fleet.pocket import shape
 from fleet.pocket.corpus import ChatTurn
-from fleet.pocket.export import PLACES, GenerationDefaults, SamplingDefaults, export
+from fleet.pocket.export import PLACES, GenerationDefaults, StageSampling, export
 from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
@@ -113,7 +113,7 @@ def test_export_of_equal_parts_is_byte_identical(folder: Path, parts: dict[str, 
 
 
 def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
-    talker = SamplingDefaults(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
+    talker = StageSampling(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
     config = GenerationDefaults(talker=talker).config()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert read_checkpoint_sampling(tmp_path, "talker_") == {

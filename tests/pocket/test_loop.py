@@ -38,7 +38,7 @@ class SumPart:
         return {"sum": float(self.module.weight.detach().sum())}
 
 
-def test_resumed_run_ends_with_weights_of_undisturbed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_ends_with_weights_of_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     uninterrupted = SumPart()
     train(uninterrupted, tmp_path / "whole", SCHEDULE, seed=1)

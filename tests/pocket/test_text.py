@@ -43,7 +43,7 @@ def test_text_that_is_not_spoken_text_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "normalised"),
     [
         ("What's 2+2?", "what's two plus two"),
         ("12 - 5", "twelve minus five"),
@@ -57,14 +57,14 @@ def test_text_that_is_not_spoken_text_is_refused(text: str) -> None:
         ("...", ""),
     ],
 )
-def test_typed_text_is_normalised_to_spoken_text(typed: str, said: str) -> None:
-    assert spoken(typed) == said
+def test_typed_text_is_normalised_to_spoken_text(typed: str, normalised: str) -> None:
+    assert spoken(typed) == normalised
 
 
 @given(st.text())
 def test_any_typed_text_can_be_encoded(typed: str) -> None:
-    said = spoken(typed)
-    assert decode(encode(said)) == said == spoken(said)
+    normalised = spoken(typed)
+    assert decode(encode(normalised)) == normalised == spoken(normalised)
 
 
 def test_number_names_are_unique() -> None:

@@ -65,7 +65,7 @@ def test_three_digit_numbers_are_spelled_out(tokenizer: Tokenizer, first: int) -
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "normalised"),
     [
         ("What's 12+5?", "what's twelve plus five"),
         ("7 * 8 - 100", "seven times eight minus one hundred"),
@@ -75,8 +75,8 @@ def test_three_digit_numbers_are_spelled_out(tokenizer: Tokenizer, first: int) -
         ("!!!", ""),
     ],
 )
-def test_examples_of_typed_text(tokenizer: Tokenizer, typed: str, said: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(typed).ids) == said == spoken(typed)
+def test_examples_of_typed_text(tokenizer: Tokenizer, typed: str, normalised: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(typed).ids) == normalised == spoken(typed)
 
 
 @given(ids=any_ids)
@@ -154,13 +154,13 @@ def test_transformers_renders_the_same_prompt(folder: Path, frontend: Frontend) 
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    said = [
+    conversation = [
         ("system", "be kind"),
         ("user", "H\N{LATIN SMALL LETTER E WITH ACUTE}llo 100"),
         ("assistant", "hello"),
         ("user", "12-5"),
     ]
     expected = tokenizer.apply_chat_template(
-        [{"role": role, "content": text} for role, text in said], add_generation_prompt=True, return_dict=True
+        [{"role": role, "content": text} for role, text in conversation], add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    assert prompt_ids(frontend, *(message(role, text) for role, text in said)) == expected
+    assert prompt_ids(frontend, *(message(role, text) for role, text in conversation)) == expected

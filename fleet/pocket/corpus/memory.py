@@ -91,7 +91,7 @@ def _recall_one_of_two(rng: Random, split: Drawn, filler: Filler) -> list[Exchan
 
 
 def _untold(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
-    """Ask for a fact that was not stated; sometimes another fact was, which must not be given as the answer."""
+    """Ask for a fact that was not stated; sometimes another fact was, which is not the answer."""
     fact, other = rng.sample(FACTS, 2)
     before = [other.state(rng, split)[0]] if rng.random() < 0.5 else _gap(rng, filler)
     return [*before, Exchange(question=fact.draw(rng, split), answer=fact.untold, is_new_answer=False)]

@@ -86,14 +86,14 @@ def make_shard(
     texts += sentences(SPLIT[kind], num_sentences, seed=_seed(kind, shard))
     voices = [_DRAW[kind](rng) for _ in texts]
     speaker = Teacher()
-    said = [_say(speaker, text, voice) for text, voice in zip(texts, voices, strict=True)]
-    about = {
+    speech = [_synthesize(speaker, text, voice) for text, voice in zip(texts, voices, strict=True)]
+    description = {
         "dialogues": [asdict(talk) for talk in talks],
         "texts": texts,
         "voices": [voice.name for voice in voices],
-        "lengths": [len(samples) for samples in said],
+        "lengths": [len(samples) for samples in speech],
     }
-    _write(folder, kind, shard, np.concatenate(said), about)
+    _write(folder, kind, shard, np.concatenate(speech), description)
 
 
 def load(folder: Path, kind: Kind) -> Recordings:
@@ -116,37 +116,37 @@ def _seed(kind: Kind, shard: int) -> int:
     return 1_000 * get_args(Kind).index(kind) + shard
 
 
-def _say(speaker: Teacher, text: str, voice: Voice) -> NDArray[np.int16]:
+def _synthesize(speaker: Teacher, text: str, voice: Voice) -> NDArray[np.int16]:
     speech = soxr.resample(speaker.speak(text, voice).samples, teacher.SAMPLE_RATE_HZ, SAMPLE_RATE_HZ)
     return np.clip(np.rint(speech * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE).astype(np.int16)
 
 
 def _read(file: Path) -> Recordings:
-    about = json.loads(file.read_text())
+    description = json.loads(file.read_text())
     samples = np.load(file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
-    ends = np.cumsum([0, *about["lengths"]]).tolist()
+    ends = np.cumsum([0, *description["lengths"]]).tolist()
     recordings = iter([
         SpeechRecording(text=text, voice=voice, samples=samples[start:end])
-        for text, voice, (start, end) in zip(about["texts"], about["voices"], pairwise(ends), strict=True)
+        for text, voice, (start, end) in zip(description["texts"], description["voices"], pairwise(ends), strict=True)
     ])  # fmt: skip
-    talks = [_with_recordings(each, recordings) for each in about["dialogues"]]
+    talks = [_with_recordings(each, recordings) for each in description["dialogues"]]
     return Recordings(dialogues=talks, sentences=list(recordings))
 
 
-def _with_recordings(about: Mapping[str, Any], recordings: Iterator[SpeechRecording]) -> SpokenDialogue:
-    dialogue = Dialogue(turns=tuple(ChatTurn(**turn) for turn in about["turns"]), family=about["family"])
+def _with_recordings(description: Mapping[str, Any], recordings: Iterator[SpeechRecording]) -> SpokenDialogue:
+    dialogue = Dialogue(turns=tuple(ChatTurn(**turn) for turn in description["turns"]), family=description["family"])
     spoken = tuple(next(recordings) for turn in dialogue.turns if turn.role == "user")
     return SpokenDialogue(dialogue=dialogue, recordings=spoken)
 
 
-def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], about: Mapping[str, Any]) -> None:
+def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], description: Mapping[str, Any]) -> None:
     """Write the JSON file last: a shard exists if its JSON file does."""
     file = _path(folder, kind, shard)
     new = file.with_suffix(".new")
     with new.open("wb") as out:
         np.save(out, samples, allow_pickle=False)
     os.replace(new, file.with_suffix(".npy"))
-    new.write_text(json.dumps(about))
+    new.write_text(json.dumps(description))
     os.replace(new, file)
 
 

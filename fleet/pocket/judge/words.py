@@ -78,7 +78,7 @@ def alike() -> tuple[tuple[str, ...], ...]:
 
 
 def by_pronunciation(text: str) -> str:
-    """Replace each word by the first known one of the same pronunciation, so that texts that sound the same are equal."""
+    """Replace each word by the first known one of the same pronunciation, so that texts of equal pronunciation are equal."""
     return " ".join(_first_alike(word) for word in text.split())
 
 

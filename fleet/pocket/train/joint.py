@@ -144,8 +144,13 @@ def make_joint_exam(
     written = [prompt(transcription(each, clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in to_write]
     typed = list(dialogues("held_out", num_typed, shape.SEED))
     return JointExam(
-        spoken_dialogues=spoken_dialogues, spoken=spoken, texts=[each.text for each in to_write], written=written, typed=typed, clips=clips
-    )  # fmt: skip
+        spoken_dialogues=spoken_dialogues,
+        spoken=spoken,
+        texts=[each.text for each in to_write],
+        written=written,
+        typed=typed,
+        clips=clips,
+    )
 
 
 def grade(listener: ListeningThinker, exam: JointExam) -> dict[str, float]:
@@ -153,7 +158,7 @@ def grade(listener: ListeningThinker, exam: JointExam) -> dict[str, float]:
     figures: dict[str, float] = {}
     if exam.spoken_dialogues:
         answers = answer(listener, exam.spoken, exam.clips)
-        right = [is_right(dialogue.dialogue, said) for dialogue, said in zip(exam.spoken_dialogues, answers, strict=True)]
+        right = [is_right(dialogue.dialogue, text) for dialogue, text in zip(exam.spoken_dialogues, answers, strict=True)]
         figures["spoken"] = sum(right) / len(right)
     if exam.texts:
         figures["wer"] = float(jiwer.wer(list(exam.texts), answer(listener, exam.written, exam.clips)))

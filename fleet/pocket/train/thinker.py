@@ -204,8 +204,8 @@ def _sources(begins: Words, turns: Iterable[Words]) -> Iterator[tuple[int, int]]
         places = [
             (_count_equal_words(begins, index, turn, at), before)
             for turn in turns
-            for at, (said, before) in enumerate(turn)
-            if said == word
+            for at, (earlier, before) in enumerate(turn)
+            if earlier == word
         ]
         longest = max((run for run, _ in places), default=0)
         for before in (before for run, before in places if run == longest):
@@ -334,7 +334,7 @@ def shares(name: str, questions: Sequence[Dialogue], are_right: Sequence[bool]) 
 
 
 def scores(questions: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float]:
-    return shares("right", questions, [is_right(dialogue, said) for dialogue, said in zip(questions, answers, strict=True)])
+    return shares("right", questions, [is_right(dialogue, text) for dialogue, text in zip(questions, answers, strict=True)])
 
 
 @torch.inference_mode()
