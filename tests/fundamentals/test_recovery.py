@@ -212,7 +212,7 @@ async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> N
             assert resumed is not None
             assert_same(await collected(resumed[1], spec), expected)
             reader.delete(keys.edge(spec.id, EdgeName("audio")))
-            with pytest.raises(NotFound, match="kept for a minute"):
+            with pytest.raises(NotFound, match="deleted after a minute"):
                 await client.requests.resume(spec.id)
 
 
