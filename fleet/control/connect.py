@@ -133,7 +133,7 @@ def _how_to_find(url: str) -> str:
     folder = os.path.realpath(Path(unquote(urlsplit(url).path)).parent)
     return (
         f"looked for in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
-        "folder where it was started, give its --set data_dir=DIR, or set REDIS_URL"
+        "folder where it was started, pass its --set data_dir=DIR, or set REDIS_URL"
     )
 
 
