@@ -88,7 +88,7 @@ def test_recordings_load_as_written(known: Recordings) -> None:
 
 
 def test_folder_without_recordings_is_refused_with_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fleet.pocket.hearing.recordings"):
+    with pytest.raises(ConfigError, match="fleet pocket train recordings"):
         load(tmp_path, "train")
 
 
