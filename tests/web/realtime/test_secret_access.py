@@ -34,7 +34,7 @@ KEY = "the-api-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class HttpxGateway:
     url: str
     app: Starlette
     http: httpx.AsyncClient
@@ -59,7 +59,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncIterator[Gateway]:
+async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncIterator[HttpxGateway]:
     """Serve a gateway with `voice` as its configuration."""
     config = loaded.config.model_copy(update={"voice": loaded.config.voice.model_copy(update=voice)})
     client = await FleetClient.connect(redis_url, config)
@@ -74,7 +74,7 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
             httpx.AsyncClient(base_url=url, headers=bearer) as http,
             redis.asyncio.Redis.from_url(redis_url, decode_responses=True) as database,
         ):
-            yield Gateway(url=url, app=app, http=http, redis=database)
+            yield HttpxGateway(url=url, app=app, http=http, redis=database)
         server.stop()
         await serve
     await client.stop()
@@ -109,13 +109,13 @@ class SecretClient:
 
 
 @asynccontextmanager
-async def opening(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SecretClient]:
+async def opening(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SecretClient]:
     headers = {"authorization": f"Bearer {key}"}
     async with connect(gateway.url.replace("http", "ws") + path + query, additional_headers=headers) as connection:
         yield SecretClient(connection, json.loads(await asyncio.wait_for(connection.recv(), 20)))
 
 
-async def refused(gateway: Gateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:
+async def refused(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:
     """Return the error's code, the close code, and the error's message without the session's id."""
     async with opening(gateway, key, query, path) as client:
         assert client.first["type"] == "error", f"admitted: {client.first['type']}"
@@ -123,7 +123,7 @@ async def refused(gateway: Gateway, key: str, query: str = "", path: str = "/v1/
         return client.error["code"], code, re.sub("sess_[0-9A-Za-z]+", "NAME", client.error["message"])
 
 
-async def opens(gateway: Gateway, key: str, query: str = "") -> str:
+async def opens(gateway: HttpxGateway, key: str, query: str = "") -> str:
     """Open a session, end it, and return its id."""
     async with opening(gateway, key, query) as client:
         assert client.first["type"] == "session.created", client.first
@@ -133,7 +133,7 @@ async def opens(gateway: Gateway, key: str, query: str = "") -> str:
     return session
 
 
-async def not_there(gateway: Gateway, session: str) -> bool:
+async def not_there(gateway: HttpxGateway, session: str) -> bool:
     return not await gateway.redis.exists(keys.voice(session))
 
 
@@ -276,7 +276,7 @@ async def test_session_that_returns_before_the_next_write_is_continued(
                 assert event["type"] != "error", event
 
 
-async def only(gateway: Gateway, session: str) -> bool:
+async def only(gateway: HttpxGateway, session: str) -> bool:
     return await gateway.ids() == {session}
 
 
