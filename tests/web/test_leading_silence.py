@@ -37,7 +37,7 @@ def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: ServedGatewa
     whole = gateway.create(**SPOKEN)
     audio = whole.choices[0].message.audio
     assert audio is not None and base64.b64decode(audio.data) == SENT
-    assert told(streamed(gateway)[1])[1] == SENT
+    assert reported(streamed(gateway)[1])[1] == SENT
     assert speech(gateway) == SENT
     details = usage_of(whole).completion_tokens_details
     assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), "what was made is counted"
@@ -45,7 +45,7 @@ def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: ServedGatewa
 
 def test_leading_silence_is_not_trimmed_without_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
     gateway.client.script = SCRIPT
-    assert told(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
+    assert reported(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
 
 
 def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
@@ -53,12 +53,12 @@ def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: Serv
     request, _ = streamed(gateway)
     path = f"/v1/fleet/requests/{request}/stream"
     whole = events(keeping.http.get(path).text)
-    assert told(whole)[1] == SENT
+    assert reported(whole)[1] == SENT
     ids = [event_id for event_id, _ in whole if event_id]
     for last_id in ids[:: len(ids) // 3]:
         kept = max(position for position, (event_id, _) in enumerate(whole) if event_id == last_id)
         rest = events(keeping.http.get(path, headers={"last-event-id": last_id}).text)
-        assert told(whole[: kept + 1])[1] + told(rest)[1] == SENT, last_id
+        assert reported(whole[: kept + 1])[1] + reported(rest)[1] == SENT, last_id
 
 
 def test_silent_answer_is_trimmed(gateway: ServedGateway) -> None:
