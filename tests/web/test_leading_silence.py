@@ -8,7 +8,7 @@ import pytest
 
 from tests.web.conftest import Loaded, ServedGateway, serving, usage_of
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
-from tests.web.test_resume import events, streamed, told
+from tests.web.test_resume import events, reported, streamed
 
 LEAD = 5 * FRAME_SAMPLES
 KEPT = RATE_HZ * 60 // 1000
