@@ -75,7 +75,7 @@ class ExtraProcesses:
         self._started.append(process)
 
     def stop(self) -> None:
-        """Terminate all together; kill those that do not end in time, and thereby their children."""
+        """Terminate all processes at the same time; kill those that do not end within `STOP_S`; children end with them."""
         for process in self._started:
             process.terminate()
         for process in self._started:

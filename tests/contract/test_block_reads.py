@@ -103,8 +103,8 @@ def test_block_read_works_after_connect(peer: PeerProcess, reader: BlockReader) 
     peer.lend(4, LENGTH_BYTES)
     finish(reader.read(peer, reader.whole(peer)))
     assert bytes(reader.memory.view) == pattern(4, LENGTH_BYTES)
-    with pytest.raises(TransferError, match="not that of nobody"):
-        reader.transfer.connect(WorkerId("nobody@nowhere:1"), peer.metadata)
+    with pytest.raises(TransferError, match="not that of unknown"):
+        reader.transfer.connect(WorkerId("unknown@host:1"), peer.metadata)
 
 
 def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
@@ -164,7 +164,7 @@ def test_block_read_from_forgotten_frozen_peer_writes_nothing(tcp_peer: PeerProc
         read.poll()
     tcp_reader.paint()
     tcp_peer.thaw()
-    # What it had still to send now meets a closed connection. UCX may end such a peer, which is harmless once it is fenced.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES

@@ -213,7 +213,7 @@ def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: Te
     into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
 
     source.thaw()
-    # What it had still to send meets a closed connection. UCX may end such a peer, which is harmless once it is forgotten.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once forgotten.
     source.send(PeerCommand(op="used"))
     wait_until(lambda: source.ended() or source.answered(), "the source to run on")
     into.wait_until_unchanged()

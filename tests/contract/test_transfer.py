@@ -313,7 +313,7 @@ def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfe
     canary = pattern(1, 11 * MIB)
     canaries = [tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
     tcp_peer.thaw()
-    # What it had still to send now meets a closed connection. UCX may end such a peer, which is harmless once it is fenced.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     for number, tensor in enumerate(canaries):

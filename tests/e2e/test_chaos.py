@@ -48,8 +48,8 @@ def test_chaos_help_shows_example_and_exit_status() -> None:
 
 
 def test_chaos_unknown_role_is_one_line(tmp_path: Path) -> None:
-    done = run_cli("chaos", "--roles", "conductor,nobody", cwd=tmp_path, timeout_s=110)
+    done = run_cli("chaos", "--roles", "conductor,unknown", cwd=tmp_path, timeout_s=110)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines() == [
-        f"fleet: --roles conductor,nobody: 'nobody' is unknown; use one or more of {', '.join(ROLES)}"
+        f"fleet: --roles conductor,unknown: 'unknown' is unknown; use one or more of {', '.join(ROLES)}"
     ]

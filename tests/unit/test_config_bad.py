@@ -36,7 +36,7 @@ def bad(name: str, text: str, message: str) -> Bad:
 
 
 SPELLING = (
-    bad("a key nobody knows", "web: {nonsense: 1}",
+    bad("an unknown key", "web: {nonsense: 1}",
         "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, allowed_origins, model_name, "
         "model_aliases, max_leading_silence_ms, read_only, open_metrics, max_connections, max_connections_per_address, "
         "header_timeout_s, body_timeout_s, send_timeout_s, body_memory_mib, tls, tls_cert, tls_key"),
@@ -166,7 +166,7 @@ TOGETHER = (
     bad("a certificate without its key", "web: {tls_cert: a_file}", "web.tls_cert: web.tls_key is missing; set both, or neither"),
     bad("an alias that is the model's name", "web: {model_name: omni, model_aliases: [tts-1, omni]}",
         "web.model_aliases: 'omni' is web.model_name, under which the model answers anyway; remove it"),
-    bad("a stage's own setting that nobody reads", "stages: {code2wav: {extra: {left_contex: 25}}}",
+    bad("an unused setting of a stage", "stages: {code2wav: {extra: {left_contex: 25}}}",
         "stages.code2wav.extra.left_contex: the builder of code2wav reads left_context with engine torch; remove it; "
         "did you mean left_context?"),
     bad("a setting of the fake engine", "stages: {talker: {extra: {step_ms: 80}}}",
@@ -190,7 +190,7 @@ TOGETHER = (
         "limit"),
     bad("sampling where nothing is drawn", "stages: {code2wav: {sampling: {temperature: 1}}}",
         "stages.code2wav.sampling: code2wav does not sample, so the section has no effect; remove it"),
-    bad("a ramp that nobody reads", "edges: {text: {policy: {kind: each, ramp: [4]}}}",
+    bad("an unused ramp", "edges: {text: {policy: {kind: each, ramp: [4]}}}",
         "edges.text.policy.ramp: kind each does not use a ramp; set kind: ramp, or remove it"),
     bad("invariant numerics in half precision", "numerics: invariant\ndtype: bfloat16",
         "dtype: numerics: invariant computes in float32, not bfloat16; set float32 or auto"),
@@ -217,8 +217,8 @@ TOGETHER = (
         "instead"),
     bad("a file for the checkpoint", "checkpoint: a_file",
         "checkpoint: a_file is a file; set its folder, with config.json and the weights"),
-    bad("nobody's home for the checkpoint", "checkpoint: ~nobody-has-this-name/x",
-        "checkpoint: there is no home folder ~nobody-has-this-name; write the full path"),
+    bad("an unknown user's home for the checkpoint", "checkpoint: ~no-such-user/x",
+        "checkpoint: there is no home folder ~no-such-user; write the full path"),
     bad("a folder in a file", "redis: {data_dir: a_file/redis}", "redis.data_dir: a_file is a file; set a folder"),
 )  # fmt: skip
 
