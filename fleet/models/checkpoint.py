@@ -1,7 +1,7 @@
 """Reader of a checkpoint folder: finds the file of each weight and reads only those that are requested. Knows no model."""
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,10 +12,14 @@ from torch import Tensor
 from fleet.core.errors import ConfigError, NoSafeWeights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+MAX_MAPPED_BYTES = 512 << 20
+"""Pages of a mapped file that were read count as this process's memory until the file is closed, which is done after so many."""
 
 
 class WeightReader:
-    """Weights by name, read on request and moved to one device and dtype. `names`: those read so far.
+    """Weights by name, each copied once, from its file to its place in memory of one device and dtype. `names`: those read.
+
+    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one weight.
 
     Raises: ConfigError if the folder holds no safetensors.
     """
@@ -24,6 +28,8 @@ class WeightReader:
         self._folder, self._device, self._dtype = folder, device, dtype
         self._file_of = _file_of_each_weight(folder)
         self._open: dict[Path, safe_open] = {}
+        self._num_mapped = 0
+        """Bytes read since all files were closed."""
         self.names: list[str] = []
 
     def has(self, name: str) -> bool:
@@ -44,13 +50,9 @@ class WeightReader:
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
         """Read a weight. Raises: ConfigError if the folder lacks it, or its file is missing or damaged."""
-        path = self._file_of.get(name)
-        if path is None:
-            raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
-        with naming(path):
-            weight = self._file(path).get_tensor(name)
-        self.names.append(name)
-        return weight.to(device=self._device, dtype=dtype or self._dtype)
+        out = self.empty(self.shape(name), dtype=dtype)
+        self.read_into(out, name)
+        return out
 
     def get_if(self, name: str) -> Tensor | None:
         return self.get(name) if self.has(name) else None
@@ -61,9 +63,49 @@ class WeightReader:
             with naming(path):
                 self._file(path)
 
-    def joined(self, names: Iterable[str]) -> Tensor:
+    def joined(self, names: Sequence[str]) -> Tensor:
         """Read several matrices as one, stacked along their outputs."""
-        return torch.cat([self.get(name) for name in names])
+        heights = [self.shape(name)[0] for name in names]
+        out = self.empty((sum(heights), *self.shape(names[0])[1:]))
+        for part, name in zip(out.split(heights), names, strict=True):
+            self.read_into(part, name)
+        return out
+
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """Read several weights of one shape as one, along a new first dimension."""
+        out = self.empty((len(names), *self.shape(names[0])))
+        for part, name in zip(out, names, strict=True):
+            self.read_into(part, name)
+        return out
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with self._opened(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def empty(self, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
+        """Return memory for weights, not yet written."""
+        return torch.empty(tuple(shape), device=self._device, dtype=dtype or self._dtype)
+
+    def read_into(self, out: Tensor, name: str) -> None:
+        """Read a weight into memory of its shape. Raises: ConfigError as `get`, and if the shapes differ."""
+        with self._opened(name) as file:
+            weight = file.get_tensor(name)
+            if weight.shape != out.shape:
+                raise ValueError(f"{name} has the shape {tuple(weight.shape)}, the configuration means {tuple(out.shape)}")
+            out.copy_(weight)
+        self.names.append(name)
+        self._num_mapped += weight.nbytes
+        if self._num_mapped > MAX_MAPPED_BYTES:
+            self._open.clear()
+            self._num_mapped = 0
+
+    @contextmanager
+    def _opened(self, name: str) -> Generator[safe_open]:
+        path = self._file_of.get(name)
+        if path is None:
+            raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
+        with naming(path):
+            yield self._file(path)
 
     def _file(self, path: Path) -> safe_open:
         if path not in self._open:

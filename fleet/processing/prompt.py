@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
 from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
@@ -12,6 +10,7 @@ from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids
 from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
+from fleet.processing.tokenizer import load_tokenizer
 
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
@@ -21,10 +20,7 @@ class PromptBuilder:
     """A checkpoint's tokenizer and chat template, with the limits on a prompt."""
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
-        path = checkpoint / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(f"checkpoint {checkpoint} has no tokenizer.json", param="checkpoint")
-        self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
         self.end_ids = read_end_ids(checkpoint)
         self._end_id = self._end_of_answer(checkpoint)

@@ -1,13 +1,13 @@
 """Detection of stop strings in an answer's tokens. Knows no edge."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from fleet.core.errors import ConfigError
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
+from fleet.processing.tokenizer import load_tokenizer
 
 
 class StopDetector:
@@ -31,12 +31,4 @@ class StopDetector:
 
 def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:
     """Return a loader that reads the folder's tokenizer once, when first called."""
-
-    @cache
-    def load() -> Tokenizer:
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise ConfigError(f"checkpoint {folder}: has no tokenizer.json, which stop strings need", param="checkpoint")
-        return Tokenizer.from_file(str(path))
-
-    return load
+    return cache(partial(load_tokenizer, folder))

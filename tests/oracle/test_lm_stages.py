@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
@@ -18,6 +16,7 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import Arrays
 from fleet.models.checkpoint import WeightReader
+from fleet.processing.tokenizer import load_tokenizer
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES
@@ -37,19 +36,23 @@ def built(tiny_checkpoint: Path) -> Built:
 
 
 def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, built: Built) -> None:
-    with safe_open(tiny_checkpoint / "model.safetensors", "pt") as file:
-        names = set(file.keys())
+    names = set(read_weights(tiny_checkpoint))
     thinker, talker = (set(built[stage].weight_names) for stage in (THINKER, TALKER))
     assert thinker == {name for name in names if name.startswith("thinker.") and ".visual." not in name and "visual" not in name}
     assert talker == {name for name in names if name.startswith("talker.")} | {EMBEDDING}
     assert len(built[THINKER].weight_names) == len(thinker), "a weight was read twice"
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    return {name: weight for shard in folder.glob("*.safetensors") for name, weight in load_file(shard).items()}
+
+
 def rewritten(checkpoint: Path, out_dir: Path) -> Path:
     """Write the same weights as newer tools do: experts fused, the Thinker's text model nested deeper, two shards."""
     shutil.copytree(checkpoint, out_dir)
-    weights = load_file(out_dir / "model.safetensors")
-    (out_dir / "model.safetensors").unlink()
+    weights = read_weights(out_dir)
+    for shard in out_dir.glob("*.safetensors"):
+        shard.unlink()
     fused: dict[str, Tensor] = {}
     for name in sorted(weights):
         if ".experts." not in name:
@@ -80,7 +83,7 @@ def test_other_weight_layouts_load_as_the_same_model(tiny_checkpoint: Path, tmp_
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
 def test_folder_without_weights_is_refused_in_one_line(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
     folder = tmp_path / "empty"
-    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     with pytest.raises(ConfigError, match="has no weights") as caught:
         speaking_stages(folder, stages=[stage])
     assert "\n" not in str(caught.value)
@@ -135,7 +138,7 @@ def test_last_token_is_in_the_text_but_not_spoken(tiny_checkpoint: Path, built: 
 
 def test_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
-    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(tiny_checkpoint)
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
     stop = tokenizer.decode(whole[4:7])
     sampling = spec.sampling[THINKER]
@@ -153,7 +156,7 @@ def test_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint:
 
 def test_stop_string_is_not_detected_before_min_tokens(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
-    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(tiny_checkpoint)
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
     sampling = replace(spec.sampling[THINKER], stop=(tokenizer.decode(whole[1:2]), tokenizer.decode(whole[8:9])), min_tokens=8)
     answers = speaking_twin(built).run([replace(spec, sampling={**spec.sampling, THINKER: sampling})])

@@ -39,6 +39,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws.
     "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch"),
     "fleet.processing": ("fleet.core", "fleet.config"),
+    # The tiny checkpoint is written with the tokenizer that it is read with.
+    "fleet.models.qwen3_omni.tiny_tokenizer": ("fleet.models", "fleet.processing.tokenizer"),
     "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
     "fleet.worker": ALL_BELOW_WORKER,
     "fleet.train": (*ALL_BELOW_WORKER, "fleet.worker"),

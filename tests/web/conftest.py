@@ -14,10 +14,10 @@ from openai import OpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.applications import Starlette
-from tokenizers import Tokenizer
 
 from fleet.config.schema import FleetConfig, Limits
 from fleet.processing import Frontend, load_frontend
+from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
 from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient, Script
@@ -120,7 +120,7 @@ def serving(
     clock: Clock | None = None,
 ) -> Iterator[ServedGateway]:
     """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a stopped one, to replace it."""
-    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(loaded.checkpoint)
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
     with (

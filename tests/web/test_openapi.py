@@ -7,8 +7,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.routing import Route
-from tokenizers import Tokenizer
 
+from fleet.processing.tokenizer import load_tokenizer
 from tests.web.conftest import Loaded, ServedGateway
 from tests.web.fake_client import FakeClient, Script
 from web.app import create_app
@@ -20,7 +20,7 @@ MODEL = "omni"
 
 
 def test_every_api_route_has_operation(loaded: Loaded) -> None:
-    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(loaded.checkpoint)
     client = FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, None)
     routes = [route for route in app.routes if isinstance(route, Route)]

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.audio import Transcription, TranscriptionVerbose
 from openai.types.audio.transcription_create_params import TranscriptionCreateParamsNonStreaming
-from tokenizers import Tokenizer
 
 from fleet.core.errors import BadInput, EngineError
 from fleet.processing import Recording
+from fleet.processing.tokenizer import load_tokenizer
 from tests.support import await_until, wait_until
 from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
@@ -261,7 +261,7 @@ def test_damaged_file_is_accepted_or_refused(gateway: ServedGateway, at: int, by
 
 
 def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
-    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(loaded.checkpoint)
     client = FakeClient(loaded.config.graph_declaration(), tokenizer)
     return web_gateway.Gateway(loaded.config, client, loaded.frontend), client
 

@@ -74,8 +74,8 @@ class CodePredictor:
         self._turns = [self._decoder.turns_at(step) for step in range(num_codes)]
         self._layouts: dict[int, _FrameLayout] = {}
         names = range(self._num_residual)
-        self._embeddings = torch.stack([reader.get(f"{PREFIX}model.codec_embedding.{n}.weight") for n in names])
-        self._heads = torch.stack([reader.get(f"{PREFIX}lm_head.{n}.weight") for n in names])
+        self._embeddings = reader.stacked([f"{PREFIX}model.codec_embedding.{n}.weight" for n in names])
+        self._heads = reader.stacked([f"{PREFIX}lm_head.{n}.weight" for n in names])
 
     def predict(self, hidden_SH: Tensor, first_SH: Tensor, draws: Sequence[FrameDraw]) -> tuple[Tensor, Tensor]:
         """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's).

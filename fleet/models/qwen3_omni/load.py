@@ -39,8 +39,8 @@ def _load_layer(reader: WeightReader, prefix: str, shape: DecoderShape, config: 
     has_bias = reader.has(projections[0] + ".bias")
     return LayerWeights(
         input_norm=reader.get(prefix + "input_layernorm.weight"),
-        qkv=reader.joined(name + ".weight" for name in projections),
-        qkv_bias=reader.joined(name + ".bias" for name in projections) if has_bias else None,
+        qkv=reader.joined([name + ".weight" for name in projections]),
+        qkv_bias=reader.joined([name + ".bias" for name in projections]) if has_bias else None,
         qk_norm=torch.cat([q_norm.expand(shape.num_heads, -1), k_norm.expand(shape.num_kv_heads, -1)]),
         out=reader.get(attention + "o_proj.weight"),
         post_norm=reader.get(prefix + "post_attention_layernorm.weight"),
@@ -73,10 +73,13 @@ def _load_gated(reader: WeightReader, prefix: str) -> GatedMlp:
 def _load_experts(reader: WeightReader, prefix: str, num_experts: int) -> ExpertWeights:
     if reader.has(prefix + "gate_up_proj"):
         return ExpertWeights(gate_up=reader.get(prefix + "gate_up_proj"), down=reader.get(prefix + "down_proj"))
-    each = [_load_gated(reader, f"{prefix}{number}.") for number in range(num_experts)]
-    return ExpertWeights(
-        gate_up=torch.stack([expert.gate_up for expert in each]), down=torch.stack([expert.down for expert in each])
-    )
+    width, hidden = reader.shape(f"{prefix}0.gate_proj.weight")
+    gate_up = reader.empty((num_experts, 2, width, hidden))
+    for number, (gate, up) in enumerate(gate_up):
+        reader.read_into(gate, f"{prefix}{number}.gate_proj.weight")
+        reader.read_into(up, f"{prefix}{number}.up_proj.weight")
+    down = reader.stacked([f"{prefix}{number}.down_proj.weight" for number in range(num_experts)])
+    return ExpertWeights(gate_up=gate_up.flatten(1, 2), down=down)
 
 
 def _rope(config: TextConfig, num_positions: int, like: Tensor) -> Tensor:

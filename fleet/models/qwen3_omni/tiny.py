@@ -19,12 +19,14 @@ from fleet.models.qwen3_omni.tiny_tokenizer import (
 )
 from fleet.models.qwen3_omni.tiny_weights import EndTokens, fill_weights
 
+SHARD_SIZE = "4MB"
+
 
 def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes.
 
-    Writes config.json, generation_config.json, model.safetensors in the layout of `save_pretrained`, the tokenizer,
-    the chat template and the processor configs.
+    The layout is that of the published Qwen3-Omni-30B-A3B: weights in shards with an index, experts one by one, and a tokenizer
+    of vocab.json and merges.txt without a tokenizer.json.
     """
     transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -38,8 +40,9 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     )
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
     fill_weights(model, ends, seed)
-    model.save_pretrained(out_dir)
-    (out_dir / "model.safetensors").chmod(0o644)  # written 0600; the tokenizer beside it is readable by all
+    model.save_pretrained(out_dir, max_shard_size=SHARD_SIZE)
+    for shard in out_dir.glob("*.safetensors"):
+        shard.chmod(0o644)  # written 0600; the tokenizer beside it is readable by all
     # save_pretrained drops the keys that only vLLM reads.
     write_json(out_dir / "config.json", config)
     write_json(out_dir / "generation_config.json", generation_config(ids))

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from tokenizers.models import BPE
+
+from fleet.processing.tokenizer import qwen_tokenizer
 
 NUM_TEXT_TOKENS = 512
 """Ids below this are byte-level BPE entries, 256 of them single bytes; the added tokens follow."""
-
-QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # Qwen3-Omni's added tokens in the order of its ids (151643 and up); False marks those that are not "special",
 # which `skip_special_tokens` keeps.
@@ -135,15 +135,7 @@ def build_tokenizer() -> Tokenizer:
 
     Raises: AssertionError if a role name did not become one token.
     """
-    tokenizer = Tokenizer(BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = qwen_tokenizer(BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=NUM_TEXT_TOKENS,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -193,8 +185,7 @@ def speakable_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def write_tokenizer_files(tokenizer: Tokenizer, out_dir: Path) -> None:
-    """Write tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and chat_template.jinja."""
-    tokenizer.save(str(out_dir / "tokenizer.json"))
+    """Write vocab.json, merges.txt, tokenizer_config.json and the chat template."""
     tokenizer.model.save(str(out_dir))
     added = {str(NUM_TEXT_TOKENS + n): _added_token(text, special) for n, (text, special) in enumerate(ADDED_TOKENS)}
     config = {

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
-from tokenizers import Tokenizer
 
 from fleet.config.schema import VoiceConfig
 from fleet.control.voice import HeldVoice
+from fleet.processing.tokenizer import load_tokenizer
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeVoice, Script
@@ -80,7 +80,7 @@ class Talk:
 @pytest.fixture
 async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
     monkeypatch.setattr(session_registry, "SETTLE_S", 0.0)
-    fake = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
+    fake = FakeClient(loaded.config.graph_declaration(), load_tokenizer(loaded.checkpoint))
     config = loaded.config.model_copy(update={"voice": VoiceConfig(reconnect_timeout_s=MAX_S)})
     gateway, clock = Gateway(config, fake, loaded.frontend), ManualClock()
     talk = Talk(SessionRegistry(gateway, clock), fake, gateway, clock)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount, WebSocketRoute
-from tokenizers import Tokenizer
 
+from fleet.processing.tokenizer import load_tokenizer
 from tests.web.conftest import Loaded, bounded, serving_app
 from tests.web.fake_client import FakeClient
 from tests.web.voice.browsers import Browsers, visiting
@@ -32,7 +32,7 @@ def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
     """The real pages, also under a name that is not loopback's; the voice socket is the fake server's."""
     server = FakeVoiceServer()
     config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
-    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    tokenizer = load_tokenizer(loaded.checkpoint)
     inner = create_app(config, FakeClient(config.graph_declaration(), tokenizer), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
     app.state.closing, app.state.detach_all, app.state.close = inner.state.closing, inner.state.detach_all, inner.state.close

@@ -1,0 +1,99 @@
+"""Tokenizer of a checkpoint folder: from tokenizer.json, or from vocab.json and merges.txt, as Qwen's checkpoints are published.
+
+Source of the second form: transformers 5.23, tokenization_qwen2.py, which `AutoTokenizer` uses for such a folder.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from fleet.core.errors import ConfigError
+from fleet.processing.template import read_json, token_text
+
+TOKENIZER, VOCAB, MERGES, CONFIG = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"
+QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_END_OF_TEXT = "<|endoftext|>"
+_SPECIAL_DEFAULTS = {"unk_token": _END_OF_TEXT, "bos_token": None, "eos_token": _END_OF_TEXT, "pad_token": _END_OF_TEXT}
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+
+
+def load_tokenizer(checkpoint: Path) -> Tokenizer:
+    """Load the checkpoint's tokenizer. Raises: ConfigError naming the missing or damaged file and the remedy."""
+    try:
+        if (checkpoint / TOKENIZER).is_file():
+            return Tokenizer.from_file(str(checkpoint / TOKENIZER))
+        return _load_published(checkpoint)
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises plain Exception for a damaged file
+        raise ConfigError(
+            f"checkpoint {checkpoint}: its tokenizer cannot be read ({error}); fetch it again", param="checkpoint"
+        ) from error
+
+
+def qwen_tokenizer(model: BPE) -> Tokenizer:
+    """Return a tokenizer with Qwen2's normaliser, splitting rule and byte-level decoder, without added tokens."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _load_published(checkpoint: Path) -> Tokenizer:
+    missing = [name for name in (VOCAB, MERGES, CONFIG) if not (checkpoint / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"checkpoint {checkpoint} has no {TOKENIZER}, and no {' and no '.join(missing)} to make one from", param="checkpoint"
+        )
+    config = read_json(checkpoint / CONFIG)
+    kind = config.get("tokenizer_class")
+    if kind not in QWEN_CLASSES or config.get("add_prefix_space"):
+        raise ConfigError(
+            f"checkpoint {checkpoint} has no {TOKENIZER}, which a {kind} needs (only {QWEN_CLASSES[0]} without add_prefix_space "
+            f"is read from {VOCAB}); write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            param="checkpoint",
+        )
+    tokenizer = qwen_tokenizer(BPE.from_file(str(checkpoint / VOCAB), str(checkpoint / MERGES)))
+    _add_tokens(checkpoint, tokenizer, config)
+    return tokenizer
+
+
+def _add_tokens(checkpoint: Path, tokenizer: Tokenizer, config: dict[str, object]) -> None:
+    """Add the configuration's tokens under the ids that it names."""
+    listed = cast(dict[str, dict[str, object]], config.get("added_tokens_decoder") or {})
+    for token_id, entry in sorted((int(key), entry) for key, entry in listed.items()):
+        text = str(entry["content"])
+        _add(tokenizer, AddedToken(text, **{flag: bool(entry.get(flag)) for flag in _FLAGS}))
+        if tokenizer.token_to_id(text) != token_id:
+            raise ConfigError(
+                f"checkpoint {checkpoint}: {text!r} has the id {token_id} in {CONFIG}, but {tokenizer.token_to_id(text)} "
+                f"follows from {VOCAB}; the two files are of different models",
+                param="checkpoint",
+            )
+    for text in _special_tokens(config):
+        _add(tokenizer, AddedToken(text, special=True))
+
+
+def _special_tokens(config: dict[str, object]) -> Iterator[str]:
+    """Yield the special tokens that the configuration names apart from its list of added tokens."""
+    extra = config.get("extra_special_tokens") or {}
+    additional = config.get("additional_special_tokens") or []
+    entries = [config.get(name, default) for name, default in _SPECIAL_DEFAULTS.items()]
+    entries += cast(list[object], [*(extra.values() if isinstance(extra, dict) else extra), *additional])  # type: ignore
+    for entry in entries:
+        if (text := token_text(entry)) is not None:
+            yield text
+
+
+def _add(tokenizer: Tokenizer, token: AddedToken) -> None:
+    tokenizer.add_tokens([token])  # pyright: ignore[reportUnknownMemberType]

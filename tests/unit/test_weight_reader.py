@@ -1,0 +1,63 @@
+"""Reading of weights: into place, without a second copy in memory."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fleet.core.errors import ConfigError
+from fleet.models import checkpoint
+from fleet.models.checkpoint import WeightReader
+
+KIB = 1024
+NUM_WEIGHTS, WEIGHT_BYTES, LIMIT_BYTES = 32, 512 * KIB, 2048 * KIB
+
+
+def reader(folder: Path) -> WeightReader:
+    return WeightReader(folder, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def resident_bytes(file: Path) -> int:
+    """Return how much of a mapped file counts as this process's memory."""
+    total, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            here = line.endswith(str(file))
+        elif here and line.startswith("Rss:"):
+            total += int(line.split()[1]) * KIB
+    return total
+
+
+def test_weights_are_copied_out_of_their_file_which_does_not_stay_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.safetensors"
+    written = {f"expert.{n}": torch.full((WEIGHT_BYTES // 4,), float(n)) for n in range(NUM_WEIGHTS)}
+    save_file(written, file)
+    monkeypatch.setattr(checkpoint, "MAX_MAPPED_BYTES", LIMIT_BYTES)
+    weights = reader(tmp_path)
+    resident: list[int] = []
+    out = weights.empty((NUM_WEIGHTS, WEIGHT_BYTES // 4))
+    for number, place in enumerate(out):
+        weights.read_into(place, f"expert.{number}")
+        resident.append(resident_bytes(file))
+    assert torch.equal(out, torch.stack(list(written.values())))
+    assert 0 < max(resident) <= LIMIT_BYTES + 3 * WEIGHT_BYTES  # the last weight, and pages that the kernel read ahead
+    assert weights.names == list(written)
+
+
+def test_joined_and_stacked_weights_equal_those_read_one_by_one(tmp_path: Path) -> None:
+    written = {"q": torch.randn(4, 3).half(), "k": torch.randn(2, 3).half(), "v": torch.randn(2, 3).half()}
+    save_file(written, tmp_path / "model.safetensors")
+    weights = reader(tmp_path)
+    assert torch.equal(weights.joined(["q", "k", "v"]), torch.cat(list(written.values())).float())
+    assert torch.equal(weights.stacked(["k", "v"]), torch.stack([written["k"], written["v"]]).float())
+
+
+def test_weight_of_another_shape_than_configured_is_refused_by_name(tmp_path: Path) -> None:
+    save_file({"down": torch.zeros(4, 3)}, tmp_path / "model.safetensors")
+    weights = reader(tmp_path)
+    with pytest.raises(ConfigError, match=r"down has the shape \(4, 3\), the configuration means \(4, 5\)"):
+        weights.read_into(weights.empty((4, 5)), "down")
