@@ -175,6 +175,12 @@ class EngineError(FleetError):
     code = "engine_error"
 
 
+class EngineStopped(FleetError):
+    """The engine can compute nothing any more, for no fault of a request: its worker ends, and others continue its tasks."""
+
+    code = "engine_stopped"
+
+
 class OutOfPages(EngineError):
     """The request needs more pages than the whole KV pool has."""
 

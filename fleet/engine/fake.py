@@ -216,6 +216,9 @@ class FakeEngine:
     def abort(self, request_id: RequestId) -> None:
         self._running.pop(request_id, None)
 
+    def check(self) -> None:
+        """Do nothing: it has no device."""
+
     def stats(self) -> EngineStats:
         ready = sum(self._can_step(running) for running in self._running.values())
         return EngineStats(running=len(self._running), ready=ready, rows_reused=self._rows_reused)

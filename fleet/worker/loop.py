@@ -1,7 +1,8 @@
 """The worker's loop: step the engine, send its output, deliver what arrived, feed the engine.
 
 One pipelined round trip per iteration, without waiting for the conductor. A request's failure is that request's; the loop
-continues. Redis's errors are raised: without Redis the worker has no rights, and its process begins a new incarnation.
+continues. Redis's errors are raised: without Redis the worker has no rights, and its process begins a new incarnation. So is
+EngineStopped, which ends the process.
 """
 
 import logging
@@ -105,8 +106,9 @@ class WorkerLoop:
         """Treat a failed batch as this worker's death over its tasks: each continues from its log, elsewhere or here.
 
         It cannot be known which one is at fault, nor what the engine still holds of the others. After repeated deaths a task runs
-        alone, so that the one at fault fails alone.
+        alone, so that the one at fault fails alone. Raises: EngineStopped if none of them is.
         """
+        self.engine.check()
         held = list(self.tasks.values())
         took_part = [task for task in held if not task.paused] or held
         if len(took_part) == 1:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run, text
-from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
+from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
@@ -172,6 +172,9 @@ class WorkerProcess:
                 run(client, scripts.order(worker, order))
             self._serve(self.loop, client, lease_client)
             run(client, scripts.fence_worker("", worker))
+        except EngineStopped:
+            run(client, scripts.fence_worker("", worker))  # its tasks continue elsewhere, and none is suspected
+            raise
         finally:
             transfer.close()
             client.close()

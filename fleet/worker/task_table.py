@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from redis.exceptions import RedisError
 
-from fleet.core.errors import FleetError, failure_of
+from fleet.core.errors import BadInput, FleetError, failure_of
 from fleet.core.events import TaskFailed
 from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.engine.base import Engine
@@ -60,6 +60,9 @@ class TaskTable(dict[RequestId, Task]):
         self.drop(task.request)
 
     def report_failure(self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError) -> None:
+        """Report that a task failed. Raises: EngineStopped, if its engine fails every task."""
+        if not isinstance(error, BadInput):
+            self._engine.check()
         log.warning("request %s fails in %s: %s", request, stage, error.message)
         event = TaskFailed(request=request, stage=stage, epoch=epoch, code=error.code, message=error.message, param=error.param)
         self.failures.append(event)

@@ -57,6 +57,10 @@ class WindowDecoder(Protocol[StateT]):
         """Run one pass over B windows of T frames; return the next states, and the samples, B x samples."""
         ...
 
+    def check(self) -> None:
+        """Raise EngineStopped if the device fails every computation."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
@@ -190,6 +194,9 @@ class CodecEngine(Generic[StateT]):
 
     def abort(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)
+
+    def check(self) -> None:
+        self._decoder.check()
 
     def stats(self) -> EngineStats:
         ready = sum(self._can_step(stream) for stream in self._streams.values())

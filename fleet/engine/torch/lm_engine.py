@@ -17,6 +17,7 @@ from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
@@ -229,6 +230,9 @@ class LMEngine(Generic[TaskT]):
 
     def abort(self, request_id: RequestId) -> None:
         self._drop(request_id)
+
+    def check(self) -> None:
+        check_device(self.pool.data.device)
 
     def stats(self) -> EngineStats:
         return EngineStats(

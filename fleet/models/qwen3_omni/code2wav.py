@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleet.engine.torch.device import check_device
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
 from fleet.models.qwen3_omni.code2wav_layers import (
@@ -107,6 +108,9 @@ class Code2Wav:
         window.next_state_BS.copy_(carried_BS)
         self._transform(states, codes_BTQ, window)
         return _next_states(states, codes_BTQ.shape[1], window)
+
+    def check(self) -> None:
+        check_device(self._codes.device)
 
     def _carried(self, states: Sequence[StreamState]) -> Tensor:
         stacked = [state.carried for state in states if state.carried is not None]
