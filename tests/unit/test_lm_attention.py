@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
-from fleet.engine.torch.experts import ExpertWeights, grouped_experts, tiled_experts
+from fleet.engine.torch.experts import ExpertWeights, grouped_experts, looped_experts, tiled_experts
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.engine.torch.layout import AttentionParams, Extent, Layout
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
@@ -106,6 +106,16 @@ def test_row_has_the_same_bits_in_every_slot_of_a_tile(width: int, out: int, num
             assert torch.equal(alone, made[:num_rows])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 64])
+@pytest.mark.parametrize("width", [16, 10], ids=["aligned", "unaligned"])
+def test_grouped_experts_equal_those_run_one_after_another(dtype: torch.dtype, num_rows: int, width: int) -> None:
+    matrices = ExpertWeights(gate_up=torch.randn(6, 2 * width, 24).to(dtype), down=torch.randn(6, 24, width).to(dtype))
+    rows, ids = torch.randn(num_rows, 24).to(dtype), torch.rand(num_rows, 6).topk(2).indices
+    weights = torch.rand(num_rows, 2).to(dtype)
+    assert torch.equal(grouped_experts(rows, ids, weights, matrices), looped_experts(rows, ids, weights, matrices))
 
 
 def test_grouped_and_tiled_experts_agree_and_tiles_are_independent() -> None:

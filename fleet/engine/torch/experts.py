@@ -18,6 +18,11 @@ class ExpertWeights:
     gate_up: Tensor
     down: Tensor
 
+    @property
+    def is_aligned(self) -> bool:
+        """Return True if every row begins at a multiple of 16 bytes, which `F.grouped_mm` requires."""
+        return all(weight.stride(-2) * weight.itemsize % 16 == 0 for weight in (self.gate_up, self.down))
+
 
 class Experts(Protocol):
     """The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k], matrices) -> [N, H]."""
@@ -31,7 +36,24 @@ def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
 
 
 def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Run each chosen expert once, over its rows only."""
+    """Run all chosen experts as two grouped products. Their number of kernels does not depend on the routing, and the host need
+    not know it.
+    """
+    num_rows, k = ids_Nk.shape
+    if not matrices.is_aligned or (num_rows == 1 and rows_NH.device.type == "cpu"):
+        return looped_experts(rows_NH, ids_Nk, weights_Nk, matrices)  # one row: twice as fast on a CPU (measured)
+    expert_of_pair = ids_Nk.flatten()
+    order = expert_of_pair.argsort(stable=True)
+    counts_E = torch.zeros(len(matrices.gate_up), dtype=torch.int32, device=rows_NH.device)
+    counts_E.scatter_add_(0, expert_of_pair, torch.ones_like(expert_of_pair, dtype=torch.int32))
+    ends_E = counts_E.cumsum(0, dtype=torch.int32)
+    gate, up = F.grouped_mm(rows_NH[order // k], matrices.gate_up.mT, offs=ends_E).chunk(2, dim=-1)
+    outs = F.grouped_mm(F.silu(gate) * up, matrices.down.mT, offs=ends_E)
+    return _weighted_sum(outs, order, weights_Nk)
+
+
+def looped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
+    """Run each chosen expert once, over its rows only, one after another: the slow twin of `grouped_experts`."""
     num_rows, k = ids_Nk.shape
     if num_rows == 1:
         outs = torch.cat([_expert(rows_NH, expert, matrices) for expert in ids_Nk[0].tolist()])
@@ -39,10 +61,15 @@ def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrice
     order = ids_Nk.flatten().argsort(stable=True)
     counts = torch.bincount(ids_Nk.flatten(), minlength=len(matrices.gate_up)).tolist()
     picked = rows_NH[order // k].split(counts)
-    outs = [_expert(rows, expert, matrices) for expert, rows in enumerate(picked) if counts[expert]]
-    by_pair = torch.empty_like(rows_NH, memory_format=torch.contiguous_format).new_empty(num_rows * k, rows_NH.shape[1])
-    by_pair[order] = torch.cat(outs)
-    return torch.bmm(weights_Nk[:, None], by_pair.view(num_rows, k, -1))[:, 0]
+    outs = torch.cat([_expert(rows, expert, matrices) for expert, rows in enumerate(picked) if counts[expert]])
+    return _weighted_sum(outs, order, weights_Nk)
+
+
+def _weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
+    """Sum the experts' outputs of each row. Shapes: `outs` [N x k, H], ordered by expert; `order` [N x k]."""
+    by_pair = torch.empty_like(outs)
+    by_pair[order] = outs
+    return torch.bmm(weights_Nk[:, None], by_pair.view(*weights_Nk.shape, -1))[:, 0]
 
 
 def tiled_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
