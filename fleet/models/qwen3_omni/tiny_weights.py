@@ -62,15 +62,30 @@ _RULES: tuple[tuple[str, str, float], ...] = (
     (r"", "fan_in", 1.0),
 )
 
+_NESTED = {
+    "thinker.audio_tower.": "thinker.model.audio_tower.",
+    "thinker.visual.": "thinker.model.visual.",
+    "thinker.model.": "thinker.model.language_model.",
+}
+
 
 @torch.no_grad()
 def fill_weights(model: nn.Module, ends: EndTokens, seed: int) -> None:
     """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone."""
-    for name, parameter in model.named_parameters():
+    parameters = {_nested_name(name): parameter for name, parameter in model.named_parameters()}
+    for name, parameter in parameters.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         _fill(name, parameter, generator)
-    _fix_constant_channel(dict(model.named_parameters()))
-    _shape_heads(dict(model.named_parameters()), ends)
+    _fix_constant_channel(parameters)
+    _shape_heads(parameters, ends)
+
+
+def _nested_name(name: str) -> str:
+    """Return the name of a parameter in transformers 5.23, which nests the Thinker's parts; 5.19 does not yet."""
+    for flat, nested in _NESTED.items():
+        if name.startswith(flat) and not name.startswith(tuple(_NESTED.values())):
+            return nested + name.removeprefix(flat)
+    return name
 
 
 def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
