@@ -17,7 +17,7 @@ EXAMPLES = ["what can you do", "who's <there>"]
 def write_frontend_files(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = token_ids(tokenizer.token_to_id)
     write_tokenizer_files(tokenizer, folder)
     write_processor_files(folder)
     write_json(folder / "config.json", model_config(ids))

@@ -29,7 +29,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = token_ids(tokenizer.token_to_id)
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=96,

@@ -29,7 +29,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = token_ids(tokenizer.token_to_id)
     config = model_config(ids)
     ends = EndTokens(
         answer_ids=speakable_ids(tokenizer),

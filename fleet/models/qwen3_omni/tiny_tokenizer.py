@@ -6,7 +6,7 @@ the model config requires. Does not know about weights or model dimensions.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,43 +18,15 @@ NUM_TEXT_TOKENS = 512
 
 QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Qwen3-Omni's added tokens in the order of its ids (151643 and up); False marks those that are not "special",
-# which `skip_special_tokens` keeps.
-ADDED_TOKENS: tuple[tuple[str, bool], ...] = (
-    ("<|endoftext|>", True),
-    ("<|im_start|>", True),
-    ("<|im_end|>", True),
-    ("<|object_ref_start|>", True),
-    ("<|object_ref_end|>", True),
-    ("<|box_start|>", True),
-    ("<|box_end|>", True),
-    ("<|quad_start|>", True),
-    ("<|quad_end|>", True),
-    ("<|vision_start|>", True),
-    ("<|vision_end|>", True),
-    ("<|vision_pad|>", True),
-    ("<|image_pad|>", True),
-    ("<|video_pad|>", True),
-    ("<tool_call>", False),
-    ("</tool_call>", False),
-    ("<|fim_prefix|>", False),
-    ("<|fim_middle|>", False),
-    ("<|fim_suffix|>", False),
-    ("<|fim_pad|>", False),
-    ("<|repo_name|>", False),
-    ("<|file_sep|>", False),
-    ("<tool_response>", False),
-    ("</tool_response>", False),
-    ("<think>", False),
-    ("</think>", False),
-    ("<|audio_start|>", True),
-    ("<|audio_end|>", True),
-    ("<tts_pad>", True),
-    ("<tts_text_bos>", True),
-    ("<tts_text_eod>", True),
-    ("<tts_text_bos_single>", True),
-    ("<|audio_pad|>", True),
-)
+ADDED_TOKENS = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
+    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> <tool_call> </tool_call> "
+    "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> <tool_response> </tool_response> "
+    "<think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
+).split()
+"""Qwen3-Omni's added tokens in the order of its ids (151643 and up)."""
+_NOT_SPECIAL = frozenset(ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")])
+"""Those that `skip_special_tokens` keeps."""
 
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -151,18 +123,18 @@ def build_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(_training_text(), trainer)
     assert tokenizer.get_vocab_size() == NUM_TEXT_TOKENS
-    added = [AddedToken(text, special=special, normalized=False) for text, special in ADDED_TOKENS]
+    added = [AddedToken(text, special=text not in _NOT_SPECIAL, normalized=False) for text in ADDED_TOKENS]
     tokenizer.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
     for role in ("system", "user", "assistant"):
         assert len(tokenizer.encode(role).ids) == 1, f"role {role!r} is not one token"
     return tokenizer
 
 
-def token_ids(tokenizer: Tokenizer) -> TokenIds:
-    """Look up the tokens that the model config names."""
+def token_ids(find: Callable[[str], int | None]) -> TokenIds:
+    """Look up the tokens that the model config names. `find`: a tokenizer's `token_to_id`."""
 
     def id_of(text: str) -> int:
-        found = tokenizer.token_to_id(text)
+        found = find(text)
         assert found is not None, f"no token {text!r}"
         return found
 
@@ -196,26 +168,32 @@ def write_tokenizer_files(tokenizer: Tokenizer, out_dir: Path) -> None:
     """Write tokenizer.json, vocab.json, merges.txt, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(out_dir / "tokenizer.json"))
     tokenizer.model.save(str(out_dir))
-    added = {str(NUM_TEXT_TOKENS + n): _added_token(text, special) for n, (text, special) in enumerate(ADDED_TOKENS)}
     config = {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": added,
         "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
         "errors": "replace",
-        "extra_special_tokens": NAMED_TOKENS,
         "model_max_length": 32768,
-        "pad_token": "<|endoftext|>",
-        "processor_class": "Qwen3OmniMoeProcessor",
         "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
-    } | NAMED_TOKENS
-    write_json(out_dir / "tokenizer_config.json", config)
-    (out_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    write_json(out_dir / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    }
+    write_tokenizer_config(out_dir, dict(enumerate(ADDED_TOKENS, NUM_TEXT_TOKENS)), config, CHAT_TEMPLATE)
+
+
+def write_tokenizer_config(out_dir: Path, added: Mapping[int, str], config: Mapping[str, object], chat_template: str) -> None:
+    """Write tokenizer_config.json with the keys that every Qwen3-Omni has, and the chat template in both forms."""
+    shared = {
+        "added_tokens_decoder": {str(token): _added_token(text) for token, text in added.items()},
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "extra_special_tokens": NAMED_TOKENS,
+        "pad_token": "<|endoftext|>",
+        "processor_class": "Qwen3OmniMoeProcessor",
+    }
+    write_json(out_dir / "tokenizer_config.json", {**shared, **NAMED_TOKENS, **config})
+    (out_dir / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    write_json(out_dir / "chat_template.json", {"chat_template": chat_template})
 
 
 def write_processor_files(out_dir: Path) -> None:
@@ -259,9 +237,9 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _added_token(text: str, special: bool) -> dict[str, object]:
+def _added_token(text: str) -> dict[str, object]:
     flags = ("lstrip", "normalized", "rstrip", "single_word")
-    return {"content": text, "special": special, **dict.fromkeys(flags, False)}
+    return {"content": text, "special": text not in _NOT_SPECIAL, **dict.fromkeys(flags, False)}
 
 
 def _training_text() -> Iterator[str]:
