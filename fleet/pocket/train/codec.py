@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -207,18 +207,14 @@ class Codec:
     def __init__(
         self, book: Codebook, examples: Sequence[Example], held_out: Sequence[Example], *, seed: int, may_compile: bool = True
     ) -> None:
-        self._model = code2wav(book, seed)
+        self.module = code2wav(book, seed)
         self._examples, self._held_out = examples, held_out
         self._targets: dict[int, NDArray[np.float32]] = {}
         self._activation = compiled(snake, dynamic=True) if may_compile else snake
 
-    @property
-    def module(self) -> nn.Module:
-        return cast(nn.Module, self._model)
-
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         codes, target = self._batch(rng)
-        output = decode(self._model, codes, self._activation)
+        output = decode(self.module, codes, self._activation)
         scored = slice(UNSCORED_FRAMES * shape.SAMPLES_PER_FRAME, output.shape[1])
         terms = wave_loss(output[:, scored], target[:, scored])
         return torch.stack(list(terms.values())).sum(), {name: float(term.detach()) for name, term in terms.items()}
@@ -242,7 +238,7 @@ class Codec:
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the mean figures of `judge` over whole held-out sentences, with the HF forward."""
-        found = [judge(self._model, example) for example in self._held_out]
+        found = [judge(self.module, example) for example in self._held_out]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
 
