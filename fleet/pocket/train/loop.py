@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
+from fleet.pocket.sharding import replacing
 
 SAVE_EVERY_S = 60.0
 
@@ -204,7 +205,8 @@ class TrainingRun:
         state = self._optimizer.state_dict()["state"]
         moments = {f"{index}.{key}": value for index, each in state.items() for key, value in each.items()}
         save_file(moments, self._moments.with_suffix(f".{tag}"))
-        _replace(self._progress, json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
+        with replacing(self._progress) as new:
+            new.write_text(json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
         # The plain name is a link for readers of the weights; a resume reads the tagged pair.
         link = self.weights.with_suffix(".link")
         link.unlink(missing_ok=True)
@@ -217,9 +219,3 @@ class TrainingRun:
 
     def _total_s(self) -> float:
         return self._spent_s + time.monotonic() - self._started_s
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    os.replace(new, path)
