@@ -19,7 +19,6 @@ from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
-from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
@@ -210,6 +209,7 @@ class Talker:
         talker = config.talker_config
         self._tiled = tiled
         self._decoder = load_decoder(reader, "talker.model.layers.", talker.text_config, experts, num_positions)
+        self.kv_shape = self._decoder.kv_shape
         self._codec_table = reader.get("talker.model.codec_embedding.weight")
         self._head = reader.get("talker.codec_head.weight")
         self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
@@ -226,11 +226,6 @@ class Talker:
         specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
-
-    @property
-    def kv_shape(self) -> KVShape:
-        shape = self._decoder.shape
-        return KVShape(num_layers=len(self._decoder.layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def open(self, request: EngineRequest) -> TalkerTask:
         voice = request.params.get(VOICE, "").lower()

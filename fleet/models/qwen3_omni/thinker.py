@@ -18,7 +18,6 @@ from fleet.core.ids import Walk
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.experts import Experts
-from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded
@@ -146,6 +145,7 @@ class Thinker:
         if self._accept_layer >= thinker.text_config.num_hidden_layers:
             raise ConfigError(f"checkpoint: accept_hidden_layer {self._accept_layer} is no layer", param="checkpoint")
         self._decoder = load_decoder(reader, reader.first_prefix(THINKER_TEXT), thinker.text_config, experts, num_positions)
+        self.kv_shape = self._decoder.kv_shape
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         tied = bool(thinker.text_config.tie_word_embeddings) and not reader.has("thinker.lm_head.weight")
         self._head = self._table if tied else reader.get("thinker.lm_head.weight")
@@ -154,11 +154,6 @@ class Thinker:
         self.multimodal_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
         self.end_ids = end_ids
         self._one_by_one = one_by_one
-
-    @property
-    def kv_shape(self) -> KVShape:
-        shape = self._decoder.shape
-        return KVShape(num_layers=len(self._decoder.layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)

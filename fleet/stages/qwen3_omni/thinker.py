@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.torch.program import NUM_POSITIONS
@@ -18,7 +18,7 @@ from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import end_ids_of, prepare_stage
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
@@ -49,7 +49,7 @@ def build(options: BuildOptions) -> BuiltStage:
     return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
 
 
-class ThinkerAdapter:
+class ThinkerAdapter(TaskAdapter):
     """One request. Edges that it does not run get no items."""
 
     def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector) -> None:
@@ -79,9 +79,6 @@ class ThinkerAdapter:
         history = self._tokens.history(logged)
         request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
-
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
-        raise AssertionError(f"the thinker has no input edge, and got a chunk of {edge}")
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
