@@ -28,13 +28,13 @@ def build(options: BuildOptions) -> BuiltStage:
     weights = setup.reader()
     weights.check()
     model = CausalLM(
-        setup.folder,
-        end_ids_of(setup.folder),
+        options.checkpoint,
+        end_ids_of(options.checkpoint),
         device=setup.where.device,
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
     )
-    tokenizer, positions = tokenizer_of(setup.folder), read_num_positions(setup.folder)
+    tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
         return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)

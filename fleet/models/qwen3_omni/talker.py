@@ -22,7 +22,7 @@ from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
-from fleet.engine.torch.program import Forwarded
+from fleet.engine.torch.program import Forwarded, ProgramTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 from fleet.engine.torch.tiles import in_tiles, padded
@@ -56,7 +56,7 @@ class ResizeMlp:
         return F.linear(F.silu(F.linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
 
 
-class TalkerTask:
+class TalkerTask(ProgramTask):
     """One request.
 
     Invariants: a row is appended only when its text has arrived (the next answer token; after the last one `tts_eos` once, then
@@ -150,15 +150,9 @@ class TalkerTask:
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        return ()
-
     def prefix(self) -> Prefix:
         """Return the prompt only: generated speech is not part of later prompts."""
         return Prefix(keys=joined_keys(self._prompt_keys))
-
-    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Do nothing: a prompt has no output."""
 
     def next_draw(self) -> RowSampling:
         sampling = self.request.sampling

@@ -21,7 +21,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from fleet.core.errors import ConfigError
 from fleet.pocket import shape
 from fleet.pocket.speech import pulses
-from fleet.pocket.speech.analysis import contour_hz
+from fleet.pocket.speech.analysis import contour_hz, mel_edges_hz, triangles
 from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook
 from fleet.pocket.speech.shards import load_spoken
 from fleet.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
@@ -170,9 +170,7 @@ def _spectrum(wave: Tensor, fft_size: int) -> Tensor:
 def _filters(fft_size: int) -> Tensor:
     """Return triangular filters [mels, bins], each with sum 1."""
     bins = np.linspace(0, shape.SAMPLES_PER_FRAME / shape.FRAME_S / 2, fft_size // 2 + 1)
-    edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + bins[-1] / 700), FFT_MELS[fft_size] + 2) / 2595) - 1)
-    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    filters = np.maximum(0, np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)))
+    filters = triangles(bins, mel_edges_hz((0, bins[-1]), FFT_MELS[fft_size]))
     return torch.as_tensor((filters / np.maximum(filters.sum(1, keepdims=True), 1e-9)).astype(np.float32))
 
 

@@ -24,9 +24,9 @@ CODES = EdgeName("codes")
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
-    config = read_config(setup.folder)
+    config = read_config(options.checkpoint)
     reader = setup.reader()
-    talker = Talker(reader, config, setup.where.experts, setup.pool.num_positions, tiled=setup.where.tiled)
+    talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
     loop = setup.loop(talker)
     return BuiltStage(engine=loop, adapter=lambda spec, _blob: TalkerAdapter(spec, roles), weight_names=tuple(reader.names))

@@ -30,18 +30,18 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
-    config = read_config(setup.folder)
+    config = read_config(options.checkpoint)
     reader = setup.reader()
     thinker = Thinker(
         reader,
         config,
-        end_ids_of(setup.folder),
+        end_ids_of(options.checkpoint),
         setup.where.experts,
-        setup.pool.num_positions,
+        setup.num_positions,
         one_by_one=setup.where.tiled,
     )
-    tokenizer = tokenizer_of(setup.folder)
-    features = feature_extractor(setup.folder)
+    tokenizer = tokenizer_of(options.checkpoint)
+    features = feature_extractor(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
