@@ -26,23 +26,12 @@ DEFAULT_SPEAKER = "ethan"
 VOICE_PARAM = "voice"
 """The key of `RequestSpec.params` that the Talker reads its speaker from."""
 
-_LIGHT, _DEEP = ("chelsie", "ethan"), ("ethan", "aiden", "chelsie")
-_YOUNG = ("aiden", "ethan", "chelsie")
-VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "alloy": _LIGHT,
-    "ash": _DEEP,
-    "ballad": _YOUNG,
-    "cedar": _DEEP,
-    "coral": _LIGHT,
-    "echo": _YOUNG,
-    "fable": _YOUNG,
-    "marin": _LIGHT,
-    "nova": _LIGHT,
-    "onyx": _DEEP,
-    "sage": _LIGHT,
-    "shimmer": _LIGHT,
-    "verse": _YOUNG,
+_ALIASES_OF = {
+    ("chelsie", "ethan"): ("alloy", "coral", "marin", "nova", "sage", "shimmer"),
+    ("ethan", "aiden", "chelsie"): ("ash", "cedar", "onyx"),
+    ("aiden", "ethan", "chelsie"): ("ballad", "echo", "fable", "verse"),
 }
+VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {name: speakers for speakers, names in _ALIASES_OF.items() for name in names}
 """OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is used."""
 
 

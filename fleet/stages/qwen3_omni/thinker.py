@@ -1,6 +1,7 @@
 """The Thinker's stage: the request's prompt in; answer tokens to the client, prompt and tokens to the Talker."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,18 +111,20 @@ def feature_extractor(folder: Path) -> Features:
     except OSError as error:
         raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
 
-    def extract(clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        features = extractor(
-            list(clips),
-            sampling_rate=extractor.sampling_rate,
-            padding=True,  # pyright: ignore[reportArgumentType]
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="np",
-        )
-        return {
-            "features": np.asarray(features["input_features"], np.float32),
-            "feature_mask": np.asarray(features["attention_mask"], np.float32),
-        }
+    return partial(mel_features, extractor)
 
-    return extract
+
+def mel_features(extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Compute the features of clips, which are padded to the longest, and the mask of their frames."""
+    features = extractor(
+        list(clips),
+        sampling_rate=extractor.sampling_rate,
+        padding=True,  # pyright: ignore[reportArgumentType]
+        truncation=False,
+        return_attention_mask=True,
+        return_tensors="np",
+    )
+    return {
+        "features": np.asarray(features["input_features"], np.float32),
+        "feature_mask": np.asarray(features["attention_mask"], np.float32),
+    }
