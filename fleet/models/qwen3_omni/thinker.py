@@ -161,8 +161,7 @@ class Thinker:
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
         if len(audio_rows) != len(at_audio):
             raise BadInput(
-                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}",
-                param="messages",
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}", param="messages"
             )
         if len(at_audio):
             rows_NH[torch.from_numpy(at_audio).to(rows_NH.device)] = audio_rows.to(rows_NH.dtype)

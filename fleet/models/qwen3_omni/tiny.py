@@ -32,9 +32,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     ids = token_ids(tokenizer.token_to_id)
     config = model_config(ids)
     ends = EndTokens(
-        answer_ids=speakable_ids(tokenizer),
-        im_end_id=ids.im_end,
-        codec_eos_id=config["talker_config"]["codec_eos_token_id"],
+        answer_ids=speakable_ids(tokenizer), im_end_id=ids.im_end, codec_eos_id=config["talker_config"]["codec_eos_token_id"]
     )
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
     fill_weights(model, ends, seed)

@@ -117,9 +117,7 @@ def build_tokenizer() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TEXT_TOKENS,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=NUM_TEXT_TOKENS, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(_training_text(), trainer)
     assert tokenizer.get_vocab_size() == NUM_TEXT_TOKENS
@@ -223,8 +221,7 @@ def write_processor_files(out_dir: Path) -> None:
     }
     processor = {"processor_class": "Qwen3OmniMoeProcessor"}
     write_json(
-        out_dir / "preprocessor_config.json",
-        audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"},
+        out_dir / "preprocessor_config.json", audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"}
     )
     write_json(
         out_dir / "video_preprocessor_config.json",

@@ -34,12 +34,7 @@ def build(options: BuildOptions) -> BuiltStage:
     config = read_config(options.checkpoint)
     reader = setup.reader()
     thinker = Thinker(
-        reader,
-        config,
-        end_ids_of(options.checkpoint),
-        setup.where.experts,
-        setup.num_positions,
-        one_by_one=setup.where.tiled,
+        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
