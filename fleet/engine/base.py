@@ -5,6 +5,7 @@ outputs. Knows no Redis, no edge and no stage: the stage's adapter defines the m
 memory, C-contiguous).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -96,7 +97,7 @@ class EngineStats:
 class Engine(Protocol):
     """One batch loop. Not thread-safe: every method is called from the worker's loop thread.
 
-    The methods with a result here are those of an engine that caches nothing and has no pages.
+    The methods with a result here are those of an engine that caches nothing, has no pages, and waits for input only.
     """
 
     def submit(self, request: EngineRequest) -> None:
@@ -117,7 +118,7 @@ class Engine(Protocol):
 
     def due_in_s(self) -> float:
         """Return the seconds until `is_ready()` with the input so far: 0 if ready now, infinite if more input is needed."""
-        ...
+        return 0.0 if self.is_ready() else math.inf
 
     def step(self) -> Sequence[EngineOutput]:
         """Run one batch pass over every ready request (bounded by the batch and prefill-chunk limits).

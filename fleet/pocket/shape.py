@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fleet.models.qwen3_omni import tiny_config
 from fleet.models.qwen3_omni.tiny_config import Json
-from fleet.models.qwen3_omni.tiny_tokenizer import token_ids
 from fleet.pocket.corpus import SYMBOLS
 from fleet.pocket.teacher import Voice
 
@@ -81,7 +80,7 @@ def model_config() -> Json:
     its weights are untrained.
     """
     roles = {role: TOKEN_ID[f"<|{role}|>"] for role in ("system", "user", "assistant")}
-    config = tiny_config.model_config(token_ids((TOKEN_ID | roles).get))
+    config = tiny_config.model_config({**TOKEN_ID, **roles})
     thinker: Json = {"audio_config": _AUDIO_TOWER, "text_config": _thinker(), "vision_config": _VISION_TOWER}
     return tiny_config.resized(config, {"code2wav_config": _CODE2WAV, "talker_config": _talker(), "thinker_config": thinker})
 

@@ -23,7 +23,7 @@ from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.plot import draw
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgeFile, JudgeReport, write_report
+from fleet.pocket.judge.report import Figure, JudgeReport, write_report
 from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
@@ -120,7 +120,7 @@ def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path)
     assert _figure(report, "right answers, clean") in report.missed
 
     write_report(report, tmp_path / "report.json")
-    assert msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=JudgeFile).report == report
+    assert msgspec.convert(msgspec.json.decode((tmp_path / "report.json").read_bytes())["report"], JudgeReport) == report
     console = Console(record=True, width=120, file=io.StringIO())
     show(report, console)
     shown = console.export_text()

@@ -1,6 +1,5 @@
 """Training of the Thinker: batches, forward pass equal to that of `transformers`, and learning."""
 
-from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -28,14 +27,6 @@ from fleet.pocket.train.thinker import (
 )
 
 DIALOGUE = Dialogue(turns=(ChatTurn(role="user", text="hi"), ChatTurn(role="assistant", text="hello you")), family="greetings")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

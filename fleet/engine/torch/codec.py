@@ -5,7 +5,6 @@ costs more than a pass. Knows no model: the decoder defines states, and which wi
 """
 
 import logging
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -147,9 +146,6 @@ class CodecEngine(Engine, Generic[StateT]):
 
     def is_ready(self) -> bool:
         return any(self._can_step(stream) for stream in self._streams.values())
-
-    def due_in_s(self) -> float:
-        return 0.0 if self.is_ready() else math.inf
 
     def step(self) -> Sequence[EngineOutput]:
         able = [stream for stream in self._streams.values() if self._can_step(stream)]

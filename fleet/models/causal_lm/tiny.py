@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, token_ids, write_json
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, write_json
 from fleet.models.qwen3_omni.tiny_weights import CONSTANT, NEVER, Rules, fill_by_rules
 
 CHAT_TEMPLATE = """\
@@ -34,7 +34,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer.token_to_id)
+    ids = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=96,
@@ -45,13 +45,13 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
         head_dim=24,
         max_position_embeddings=32768,
         tie_word_embeddings=False,
-        eos_token_id=ids.im_end,
-        pad_token_id=ids.endoftext,
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|endoftext|>"],
     )
     model = Qwen3ForCausalLM(config)
     fill_by_rules(model, _RULES, seed)
-    _shape_head(model, speakable_ids(tokenizer), ids.im_end)
-    model.generation_config.eos_token_id = ids.im_end
+    _shape_head(model, speakable_ids(tokenizer), ids["<|im_end|>"])
+    model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.save_pretrained(out_dir)
     tokenizer.save(str(out_dir / "tokenizer.json"))
     tokenizer_config = {

@@ -12,7 +12,6 @@ from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
 from fleet.models.qwen3_omni.tiny_tokenizer import (
     build_tokenizer,
     speakable_ids,
-    token_ids,
     write_json,
     write_processor_files,
     write_tokenizer_files,
@@ -29,11 +28,10 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer.token_to_id)
+    ids = tokenizer.get_vocab()
     config = model_config(ids)
-    ends = EndTokens(
-        answer_ids=speakable_ids(tokenizer), im_end_id=ids.im_end, codec_eos_id=config["talker_config"]["codec_eos_token_id"]
-    )
+    codec_eos_id = config["talker_config"]["codec_eos_token_id"]
+    ends = EndTokens(answer_ids=speakable_ids(tokenizer), im_end_id=ids["<|im_end|>"], codec_eos_id=codec_eos_id)
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
     fill_weights(model, ends, seed)
     model.save_pretrained(out_dir)

@@ -8,9 +8,9 @@ does without. A checkpoint of another size has the same keys (`resized`). Knows 
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.models.qwen3_omni.tiny_tokenizer import TokenIds
-
 Json = dict[str, Any]
+TokenIds = Mapping[str, int]
+"""Ids of a tokenizer's tokens, with those of the roles."""
 
 VOCAB_SIZE = 576
 """Rows of the Thinker's embedding: 545 tokens, padded as the real checkpoint pads."""
@@ -28,20 +28,20 @@ def model_config(ids: TokenIds) -> Json:
     """config.json."""
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "assistant_token_id": ids.assistant,
+        "assistant_token_id": ids["assistant"],
         "code2wav_config": _code2wav_config(),
         "dtype": "float32",
         "enable_audio_output": True,
-        "im_end_token_id": ids.im_end,
-        "im_start_token_id": ids.im_start,
+        "im_end_token_id": ids["<|im_end|>"],
+        "im_start_token_id": ids["<|im_start|>"],
         "model_type": "qwen3_omni_moe",
-        "system_token_id": ids.system,
+        "system_token_id": ids["system"],
         "talker_config": _talker_config(ids),
         "thinker_config": _thinker_config(ids),
-        "tts_bos_token_id": ids.tts_bos,
-        "tts_eos_token_id": ids.tts_eos,
-        "tts_pad_token_id": ids.tts_pad,
-        "user_token_id": ids.user,
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "user_token_id": ids["user"],
     }
 
 
@@ -57,8 +57,8 @@ def generation_config(ids: TokenIds) -> Json:
     """
     return {
         "do_sample": True,
-        "eos_token_id": ids.im_end,
-        "pad_token_id": ids.endoftext,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
         "talker_max_new_tokens": 300,
         "talker_repetition_penalty": 1.05,
         "talker_temperature": 0.9,
@@ -121,24 +121,24 @@ def _thinker_config(ids: TokenIds) -> Json:
         "dtype": "float32",
         "model_type": "qwen3_omni_moe_thinker",
         "text_config": text,
-        "user_token_id": ids.user,
+        "user_token_id": ids["user"],
         "vision_config": _vision_config(),
-        "vision_end_token_id": ids.vision_end,
+        "vision_end_token_id": ids["<|vision_end|>"],
     }
 
 
 def _media_ids(ids: TokenIds) -> Json:
     """Return the settings that Thinker and Talker share."""
     return {
-        "audio_end_token_id": ids.audio_end,
-        "audio_start_token_id": ids.audio_start,
-        "audio_token_id": ids.audio_pad,
-        "image_token_id": ids.image_pad,
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_token_id": ids["<|audio_pad|>"],
+        "image_token_id": ids["<|image_pad|>"],
         "initializer_range": 0.02,
         "position_id_per_seconds": 13,
         "seconds_per_chunk": 2,
-        "video_token_id": ids.video_pad,
-        "vision_start_token_id": ids.vision_start,
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
     }
 
 

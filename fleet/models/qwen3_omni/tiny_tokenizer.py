@@ -6,8 +6,7 @@ the model config requires. Does not know about weights or model dimensions.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
@@ -80,28 +79,6 @@ _WORDS = (
 _OTHER_SCRIPTS = "café naïve über señor señal garçon Straße ñandú 你好 世界 你 好 語 日本 мир да"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenIds:
-    """Ids of the tokens that the model config names."""
-
-    endoftext: int
-    im_start: int
-    im_end: int
-    system: int
-    user: int
-    assistant: int
-    tts_pad: int
-    tts_bos: int
-    tts_eos: int
-    audio_start: int
-    audio_pad: int
-    audio_end: int
-    vision_start: int
-    vision_end: int
-    image_pad: int
-    video_pad: int
-
-
 def build_tokenizer() -> Tokenizer:
     """Train the tokenizer, which is deterministic.
 
@@ -126,34 +103,6 @@ def build_tokenizer() -> Tokenizer:
     for role in ("system", "user", "assistant"):
         assert len(tokenizer.encode(role).ids) == 1, f"role {role!r} is not one token"
     return tokenizer
-
-
-def token_ids(find: Callable[[str], int | None]) -> TokenIds:
-    """Look up the tokens that the model config names. `find`: a tokenizer's `token_to_id`."""
-
-    def id_of(text: str) -> int:
-        found = find(text)
-        assert found is not None, f"no token {text!r}"
-        return found
-
-    return TokenIds(
-        endoftext=id_of("<|endoftext|>"),
-        im_start=id_of("<|im_start|>"),
-        im_end=id_of("<|im_end|>"),
-        system=id_of("system"),
-        user=id_of("user"),
-        assistant=id_of("assistant"),
-        tts_pad=id_of("<tts_pad>"),
-        tts_bos=id_of("<tts_text_bos>"),
-        tts_eos=id_of("<tts_text_eod>"),
-        audio_start=id_of("<|audio_start|>"),
-        audio_pad=id_of("<|audio_pad|>"),
-        audio_end=id_of("<|audio_end|>"),
-        vision_start=id_of("<|vision_start|>"),
-        vision_end=id_of("<|vision_end|>"),
-        image_pad=id_of("<|image_pad|>"),
-        video_pad=id_of("<|video_pad|>"),
-    )
 
 
 def speakable_ids(tokenizer: Tokenizer) -> list[int]:

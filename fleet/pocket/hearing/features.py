@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
+from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
-from fleet.stages.qwen3_omni.thinker import mel_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

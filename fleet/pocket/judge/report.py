@@ -120,16 +120,10 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, figures=(*self.figures, *figures), **results)
 
 
-class JudgeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the JSON file: the report, and `met`, True for each target that is met."""
-
-    met: dict[str, bool]
-    report: JudgeReport
-
-
 def write_report(report: JudgeReport, path: Path) -> None:
+    """Write the report, and `met`: True for each target that is met."""
     met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
-    write_json(JudgeFile(met=met, report=report), path)
+    write_json({"met": met, "report": report}, path)
 
 
 def share(flags: Sequence[bool]) -> float | None:

@@ -16,6 +16,7 @@ from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
+from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
@@ -107,19 +108,3 @@ def feature_extractor(folder: Path) -> Features:
         raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
 
     return partial(mel_features, extractor)
-
-
-def mel_features(extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Compute the features of clips, which are padded to the longest, and the mask of their frames."""
-    features = extractor(
-        list(clips),
-        sampling_rate=extractor.sampling_rate,
-        padding=True,  # pyright: ignore[reportArgumentType]
-        truncation=False,
-        return_attention_mask=True,
-        return_tensors="np",
-    )
-    return {
-        "features": np.asarray(features["input_features"], np.float32),
-        "feature_mask": np.asarray(features["attention_mask"], np.float32),
-    }
