@@ -32,9 +32,11 @@ def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
         sampling="the checkpoint's own" if chosen.own_sampling else "greedy",
         seed=chosen.seed,
     )
-    for part in (part for part in _JUDGES if part in chosen.parts):
+    for part, judge in _JUDGES.items():
+        if part not in chosen.parts:
+            continue
         started_s = time.monotonic()
-        report = _JUDGES[part](report, client, chosen)
+        report = judge(report, client, chosen)
         took_s = {**report.took_s, part: round(time.monotonic() - started_s, 1)}
         report = msgspec.structs.replace(report, took_s=took_s)
     return report

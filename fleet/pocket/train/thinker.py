@@ -44,7 +44,8 @@ GARBLED = 0.06
 _START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
 _SAYS, _PAD = shape.TOKEN_ID["<|says|>"], shape.TOKEN_ID["<|endoftext|>"]
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Words = Sequence[tuple[str, int]]
 """Words of a turn, each with its first position."""
 Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
