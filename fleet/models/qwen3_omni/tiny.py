@@ -16,7 +16,7 @@ from fleet.models.qwen3_omni.tiny_tokenizer import (
     write_processor_files,
     write_tokenizer_files,
 )
-from fleet.models.qwen3_omni.tiny_weights import EndTokens, fill_weights
+from fleet.models.qwen3_omni.tiny_weights import fill_weights
 
 
 def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
@@ -31,9 +31,8 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     ids = tokenizer.get_vocab()
     config = model_config(ids)
     codec_eos_id = config["talker_config"]["codec_eos_token_id"]
-    ends = EndTokens(answer_ids=speakable_ids(tokenizer), im_end_id=ids["<|im_end|>"], codec_eos_id=codec_eos_id)
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
-    fill_weights(model, ends, seed)
+    fill_weights(model, seed, answer_ids=speakable_ids(tokenizer), im_end_id=ids["<|im_end|>"], codec_eos_id=codec_eos_id)
     model.save_pretrained(out_dir)
     (out_dir / "model.safetensors").chmod(0o644)  # written 0600; the tokenizer beside it is readable by all
     # save_pretrained drops the keys that only vLLM reads.

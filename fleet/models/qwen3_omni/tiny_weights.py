@@ -14,7 +14,6 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +22,6 @@ CONSTANT = 2.0
 """Value of the constant channel, in units of the embeddings' standard deviation."""
 NEVER = -30.0
 """Weight of the constant channel in the head row of a token that is never to be answered."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTokens:
-    """Ids that the output heads treat specially."""
-
-    answer_ids: Sequence[int]
-    im_end_id: int
-    codec_eos_id: int
-
-
 Rules = Sequence[tuple[str, str, float]]
 """(pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of standard
 deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1, `constant` fills,
@@ -67,11 +55,14 @@ _RULES: Rules = (
 
 
 @torch.no_grad()
-def fill_weights(model: nn.Module, ends: EndTokens, seed: int) -> None:
-    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone."""
+def fill_weights(model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
+    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone.
+
+    The output heads treat the given ids specially.
+    """
     fill_by_rules(model, _RULES, seed)
     _fix_constant_channel(dict(model.named_parameters()))
-    _shape_heads(dict(model.named_parameters()), ends)
+    _shape_heads(dict(model.named_parameters()), answer_ids, im_end_id, codec_eos_id)
 
 
 @torch.no_grad()
@@ -133,15 +124,15 @@ def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
             parameter[..., 0, :] = 0.0
 
 
-def _shape_heads(parameters: dict[str, Tensor], ends: EndTokens) -> None:
+def _shape_heads(parameters: dict[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
     """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's offset."""
     head = parameters["thinker.lm_head.weight"]
     head[:, 0] = NEVER
-    head[list(ends.answer_ids), 0] = 0.0
-    head[ends.im_end_id, 0] = -2.5
+    head[list(answer_ids), 0] = 0.0
+    head[im_end_id, 0] = -2.5
     codec_head = parameters["talker.codec_head.weight"]
     codec_head[:, 0] = 0.0
-    codec_head[ends.codec_eos_id, 0] = -4.0
+    codec_head[codec_eos_id, 0] = -4.0
     # Taps that sum to zero pass no constant, so the snake activations' offset does not reach the loudspeaker.
     last = parameters["code2wav.decoder.6.conv.weight"]
     last -= last.mean(dim=-1, keepdim=True)
