@@ -5,6 +5,7 @@ outputs. Knows no Redis, no edge and no stage: the stage's adapter defines the m
 memory, C-contiguous).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,7 +95,10 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """One batch loop. Not thread-safe: every method is called from the worker's loop thread."""
+    """One batch loop. Not thread-safe: every method is called from the worker's loop thread.
+
+    The methods with a result here are those of an engine that caches nothing, has no pages, and waits for input only.
+    """
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: OutOfPages if it can never fit."""
@@ -114,7 +118,7 @@ class Engine(Protocol):
 
     def due_in_s(self) -> float:
         """Return the seconds until `is_ready()` with the input so far: 0 if ready now, infinite if more input is needed."""
-        ...
+        return 0.0 if self.is_ready() else math.inf
 
     def step(self) -> Sequence[EngineOutput]:
         """Run one batch pass over every ready request (bounded by the batch and prefill-chunk limits).
@@ -129,41 +133,39 @@ class Engine(Protocol):
 
     def num_cached_rows(self, session: str) -> int:
         """Return the number of rows cached for a session. Cached rows are dropped whenever a request needs the memory."""
-        ...
+        return 0
 
     def drop_cached(self, session: str | None = None) -> None:
         """Drop the cached rows of a session, or of all sessions."""
-        ...
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         """Return a copy of a request's computed rows for `import_kv` of another engine; None if there are none."""
-        ...
+        return None
 
     def kv_memory(self) -> Memory | None:
         """Return the memory of the pages, if another process can read it."""
-        ...
+        return None
 
     def lend_pages(self, request_id: RequestId) -> KVPages | None:
         """Finish a request and lend its pages for another engine to read, until `free_pages`.
 
         Return None without effect if nothing is computed or the pool is short of pages.
         """
-        ...
+        return None
 
     def reserve_pages(self, num_rows: int) -> KVPages | None:
         """Reserve pages to read `num_rows` rows into, until `import_kv` or `free_pages`; None if the pool is short of pages."""
-        ...
+        return None
 
     def free_pages(self, pages: KVPages) -> None:
         """Free pages that were lent or reserved, and that no engine reads or writes any more."""
-        ...
 
     def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """Import another engine's rows for a request that was fed and has not begun; reserved pages then belong to the request.
 
         Return False if that is impossible: the rows are computed, with the same result.
         """
-        ...
+        return False
 
     def abort(self, request_id: RequestId) -> None:
         """Drop a request and free its memory. Idempotent; unknown ids are ignored."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
-from fleet.core.pages import Memory
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 
 DECODE = Walk("decode")
 OUT = "out"
@@ -73,7 +72,7 @@ class _Running:
         return values
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Produces up to max_tokens rows, one per step.
 
     `autoregressive`: a step consumes one input row, waiting for it until the input is final; otherwise a codec, with one output
@@ -186,18 +185,6 @@ class FakeEngine:
             return None
         numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
         return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
-
-    def kv_memory(self) -> Memory | None:
-        return None
-
-    def lend_pages(self, request_id: RequestId) -> KVPages | None:
-        return None
-
-    def reserve_pages(self, num_rows: int) -> KVPages | None:
-        return None
-
-    def free_pages(self, pages: KVPages) -> None:
-        """Do nothing: pages are never lent or reserved."""
 
     def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         running = self._running.get(request_id)

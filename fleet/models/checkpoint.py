@@ -54,9 +54,6 @@ class WeightReader:
         self.read_into(out, name)
         return out
 
-    def get_if(self, name: str) -> Tensor | None:
-        return self.get(name) if self.has(name) else None
-
     def check(self) -> None:
         """Open every file of weights. Raises: ConfigError if one is missing or damaged."""
         for path in dict.fromkeys(self._file_of.values()):

@@ -5,7 +5,6 @@ never trained (the vision tower) stay as initialized from the seed. Independent 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,54 +35,29 @@ EXAMPLES = (
 """Questions to try the checkpoint with, one of most kinds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSampling:
-    """Default sampling of one of the two language stages. Temperature 0 is greedy."""
-
-    temperature: float = 0.0
-    top_k: int = 50
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int
-
-    def keys(self, prefix: str = "") -> Json:
-        """Return the keys of generation_config.json."""
-        sampling: Json = {"do_sample": self.temperature > 0, "max_new_tokens": self.max_new_tokens}
-        if self.temperature > 0:
-            sampling |= {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return {prefix + key: value for key, value in (sampling | {"repetition_penalty": self.repetition_penalty}).items()}
+def _sampling(prefix: str, max_new_tokens: int) -> Json:
+    """Return the sampling of one of the two language stages for requests that set none: greedy."""
+    return {f"{prefix}do_sample": False, f"{prefix}max_new_tokens": max_new_tokens, f"{prefix}repetition_penalty": 1.0}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDefaults:
-    """Sampling of requests that set none. The Talker's limit of half a minute is far longer than any answer."""
-
-    thinker: StageSampling = field(default_factory=lambda: StageSampling(max_new_tokens=128))
-    talker: StageSampling = field(default_factory=lambda: StageSampling(max_new_tokens=375))
-
-    def config(self) -> Json:
-        """Return the content of generation_config.json."""
-        ends = {"eos_token_id": shape.TOKEN_ID["<|im_end|>"], "pad_token_id": shape.TOKEN_ID["<|endoftext|>"]}
-        return ends | self.thinker.keys() | self.talker.keys("talker_")
+GENERATION_CONFIG: Mapping[str, Any] = {
+    "eos_token_id": shape.TOKEN_ID["<|im_end|>"],
+    "pad_token_id": shape.TOKEN_ID["<|endoftext|>"],
+    **_sampling("", max_new_tokens=128),
+    **_sampling("talker_", max_new_tokens=375),
+}
+"""Content of generation_config.json. The Talker's limit of half a minute is far longer than any answer."""
 
 
-def export(
-    parts: Mapping[str, Path], out_dir: Path, *, defaults: GenerationDefaults | None = None, may_lack_parts: bool = False
-) -> Path:
-    """Write the folder (created if absent) from the parts' weight files, and return it; equal inputs give equal bytes.
+def export(parts: Mapping[str, Path], out_dir: Path) -> Path:
+    """Write the folder (created if absent) from the weight file of each part, and return it; equal inputs give equal bytes.
 
-    With `may_lack_parts`, a missing part keeps its initial weights.
-    Raises: ConfigError if a part is missing, unknown, or not of Pocket's shape.
+    Raises: ConfigError if a file is missing, or not of Pocket's shape.
     """
-    unknown, missing = sorted(parts.keys() - PLACES.keys()), sorted(PLACES.keys() - parts.keys())
-    if unknown:
-        raise ConfigError(f"parts: no part is called {unknown[0]!r}; there are {', '.join(PLACES)}", param="parts")
-    if missing and not may_lack_parts:
-        raise ConfigError(f"parts: {', '.join(missing)} missing; train it, or allow parts to be missing", param="parts")
     model = _initial_model()
-    for name, file in parts.items():
-        _fill(model, name, file)
-    _write(model, out_dir, defaults or GenerationDefaults())
+    for name in PLACES:
+        _fill(model, name, parts[name])
+    _write(model, out_dir)
     return out_dir
 
 
@@ -144,14 +118,14 @@ def _renamed_weights(part: str, file: Path) -> Iterator[tuple[str, Tensor]]:
                 yield target + name.removeprefix(prefix), value
 
 
-def _write(model: Any, out_dir: Path, defaults: GenerationDefaults) -> None:
+def _write(model: Any, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     _halve(model)
     model.save_pretrained(out_dir)
     (out_dir / "model.safetensors").chmod(0o644)  # `save_pretrained` writes it with mode 0600, unlike the other files
     # `save_pretrained` writes the config without the keys that only vLLM reads.
     write_json(out_dir / "config.json", shape.model_config())
-    write_json(out_dir / "generation_config.json", defaults.config())
+    write_json(out_dir / "generation_config.json", GENERATION_CONFIG)
     write_json(out_dir / "examples.json", {"examples": list(EXAMPLES)})
     write_files(out_dir)
 

@@ -7,15 +7,15 @@ more than it gains.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from fleet.models.qwen3_omni import tiny_config
+from fleet.models.qwen3_omni.tiny_config import Json
 from fleet.pocket.corpus import SYMBOLS
 from fleet.pocket.teacher import Voice
-
-Json = dict[str, Any]
 
 SEED: Final = 7
 FRAME_S: Final = 0.08
@@ -73,157 +73,50 @@ def text_table() -> Tensor:
 
 
 def model_config() -> Json:
-    """Return the content of config.json. Source of the keys: configuration_qwen3_omni_moe.py of transformers 5.23."""
-    return {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "assistant_token_id": TOKEN_ID["<|assistant|>"],
-        "code2wav_config": _code2wav(),
-        "dtype": "float32",
-        "enable_audio_output": True,
-        "im_end_token_id": TOKEN_ID["<|im_end|>"],
-        "im_start_token_id": TOKEN_ID["<|im_start|>"],
-        "model_type": "qwen3_omni_moe",
-        "system_token_id": TOKEN_ID["<|system|>"],
-        "talker_config": _talker(),
-        "thinker_config": _thinker(),
-        "tts_bos_token_id": TOKEN_ID["<tts_text_bos>"],
-        "tts_eos_token_id": TOKEN_ID["<tts_text_eod>"],
-        "tts_pad_token_id": TOKEN_ID["<tts_pad>"],
-        "user_token_id": TOKEN_ID["<|user|>"],
-    }
+    """Return the content of config.json: the keys of the tiny checkpoint with Pocket's sizes.
+
+    Only the Talker's layers must have experts, so they have one, whose weight is always 1. The multimodal rotary embedding equals
+    the plain one without images. The vision tower is the smallest that the architecture allows: Pocket reads no images, and
+    its weights are untrained.
+    """
+    roles = {role: TOKEN_ID[f"<|{role}|>"] for role in ("system", "user", "assistant")}
+    config = tiny_config.model_config({**TOKEN_ID, **roles})
+    thinker: Json = {"audio_config": _AUDIO_TOWER, "text_config": _thinker(), "vision_config": _VISION_TOWER}
+    return tiny_config.resized(config, {"code2wav_config": _CODE2WAV, "talker_config": _talker(), "thinker_config": thinker})
 
 
-def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
+def _decoder(*, num_layers: int, intermediate_size: int, vocab_size: int) -> Json:
     return {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
         "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
         "hidden_size": HIDDEN,
-        "initializer_range": 0.02,
         "intermediate_size": intermediate_size,
         "max_position_embeddings": 4096,
         "num_attention_heads": HIDDEN // HEAD_DIM,
         "num_hidden_layers": num_layers,
         "num_key_value_heads": HIDDEN // HEAD_DIM,
-        "rms_norm_eps": 1e-06,
         "rope_theta": ROPE_THETA,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "use_sliding_window": False,
+        "vocab_size": vocab_size,
     }
 
 
-def _mlps(*, dense_layers: int, expert_size: int, shared_size: int) -> Json:
-    """Return the keys of the MLPs and of the rotary embedding.
-
-    The Thinker's layers may be dense; the Talker's must have experts, so they have one, whose weight is always 1. The rotary
-    embedding is the multimodal one, which equals the plain one without images.
-    """
-    scaling = {"interleaved": True, "mrope_interleaved": True, "mrope_section": [12, 10, 10]}
+def _experts(*, size: int) -> Json:
     return {
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(dense_layers)),
-        "moe_intermediate_size": expert_size,
-        "norm_topk_prob": True,
+        "moe_intermediate_size": size,
         "num_experts": 1,
         "num_experts_per_tok": 1,
-        "output_router_logits": False,
-        "rope_scaling": scaling | {"rope_type": "default", "type": "default"},
-        "router_aux_loss_coef": 0.001,
-        "shared_expert_intermediate_size": shared_size,
-    }
-
-
-def _media_ids() -> Json:
-    return {
-        "audio_end_token_id": TOKEN_ID["<|audio_end|>"],
-        "audio_start_token_id": TOKEN_ID["<|audio_start|>"],
-        "audio_token_id": TOKEN_ID["<|audio_pad|>"],
-        "image_token_id": TOKEN_ID["<|image_pad|>"],
-        "initializer_range": 0.02,
-        "position_id_per_seconds": 13,
-        "seconds_per_chunk": 2,
-        "video_token_id": TOKEN_ID["<|video_pad|>"],
-        "vision_start_token_id": TOKEN_ID["<|vision_start|>"],
+        "rope_scaling": {"mrope_section": [12, 10, 10]},
     }
 
 
 def _thinker() -> Json:
-    text = _decoder(num_layers=6, intermediate_size=768) | _mlps(dense_layers=6, expert_size=64, shared_size=0)
-    text |= {"model_type": "qwen3_omni_moe_text", "use_qk_norm": True, "vocab_size": VOCAB_SIZE}
-    return _media_ids() | {
-        "audio_config": _audio_tower(),
-        "dtype": "float32",
-        "model_type": "qwen3_omni_moe_thinker",
-        "text_config": text,
-        "user_token_id": TOKEN_ID["<|user|>"],
-        "vision_config": _vision_tower(),
-        "vision_end_token_id": TOKEN_ID["<|vision_end|>"],
-    }
-
-
-def _audio_tower() -> Json:
-    return {
-        "activation_dropout": 0.0,
-        "activation_function": "gelu",
-        "attention_dropout": 0.0,
-        "conv_chunksize": 500,
-        "d_model": 256,
-        "downsample_hidden_size": 32,
-        "dropout": 0.0,
-        "encoder_attention_heads": 4,
-        "encoder_ffn_dim": 1024,
-        "encoder_layers": 5,
-        "initializer_range": 0.02,
-        "max_source_positions": 1500,
-        "model_type": "qwen3_omni_moe_audio_encoder",
-        "n_window": 50,
-        "n_window_infer": 800,
-        "num_hidden_layers": 5,
-        "num_mel_bins": 128,
-        "output_dim": HIDDEN,
-        "scale_embedding": False,
-    }
-
-
-def _vision_tower() -> Json:
-    """Return the smallest vision tower that the architecture allows: Pocket reads no images, and these weights are untrained."""
-    return {
-        "apply_vit_abs_pos_embed": True,
-        "deepstack_visual_indexes": [0],
-        "depth": 1,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": 16,
-        "image_size": 64,
-        "in_channels": 3,
-        "in_chans": 3,
-        "initializer_range": 0.02,
-        "intermediate_size": 16,
-        "model_type": "qwen3_omni_moe_vision_encoder",
-        "num_heads": 1,
-        "num_position_embeddings": 16,
-        "out_hidden_size": HIDDEN,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "spatial_patch_size": 16,
-        "temporal_patch_size": 2,
-        "tokens_per_second": 2,
-    }
+    text = _decoder(num_layers=6, intermediate_size=768, vocab_size=VOCAB_SIZE) | _experts(size=64)
+    return text | {"mlp_only_layers": list(range(6))}
 
 
 def _talker() -> Json:
-    text = _decoder(num_layers=5, intermediate_size=768) | _mlps(dense_layers=0, expert_size=640, shared_size=128)
-    text |= {"model_type": "qwen3_omni_moe_talker_text", "vocab_size": CODEBOOK_SIZE + CONTROL_IDS}
-    predictor = _decoder(num_layers=2, intermediate_size=512) | {
-        "layer_types": ["full_attention", "full_attention"],
-        "max_window_layers": 28,
-        "model_type": "qwen3_omni_moe_talker_code_predictor",
-        "num_code_groups": NUM_CODE_GROUPS,
-        "vocab_size": CODEBOOK_SIZE,
-    }
-    return _media_ids() | {
+    text = _decoder(num_layers=5, intermediate_size=768, vocab_size=CODEBOOK_SIZE + CONTROL_IDS) | _experts(size=640)
+    predictor = _decoder(num_layers=2, intermediate_size=512, vocab_size=CODEBOOK_SIZE)
+    return {
         "accept_hidden_layer": 3,
         "codec_bos_id": CODEC_IDS.bos,
         "codec_eos_token_id": CODEC_IDS.eos,
@@ -231,35 +124,39 @@ def _talker() -> Json:
         "codec_pad_id": CODEC_IDS.pad,
         "codec_think_bos_id": CODEC_IDS.think_bos,
         "codec_think_eos_id": CODEC_IDS.think_eos,
-        "code_predictor_config": predictor,
+        "code_predictor_config": predictor | {"num_code_groups": NUM_CODE_GROUPS},
         "num_code_groups": NUM_CODE_GROUPS,
-        "output_router_logits": False,
-        "spatial_merge_size": 2,
         "speaker_id": CODEC_IDS.speakers(),
         "text_config": text,
         "thinker_hidden_size": HIDDEN,
     }
 
 
-def _code2wav() -> Json:
-    return {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "codebook_size": CODEBOOK_SIZE,
-        "decoder_dim": 192,
-        "hidden_act": "silu",
-        "hidden_size": 192,
-        "initializer_range": 0.02,
-        "intermediate_size": 384,
-        "layer_scale_initial_scale": 0.1,
-        "max_position_embeddings": 8000,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 4,
-        "num_quantizers": NUM_CODE_GROUPS,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": ROPE_THETA,
-        "sliding_window": 16,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-    }
+_AUDIO_TOWER: Final[Json] = {
+    "d_model": 256,
+    "downsample_hidden_size": 32,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 1024,
+    "encoder_layers": 5,
+    "num_hidden_layers": 5,
+    "output_dim": HIDDEN,
+}
+_VISION_TOWER: Final[Json] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "image_size": 64,
+    "intermediate_size": 16,
+    "num_heads": 1,
+    "num_position_embeddings": 16,
+    "out_hidden_size": HIDDEN,
+}
+_CODE2WAV: Final[Json] = {
+    "codebook_size": CODEBOOK_SIZE,
+    "decoder_dim": 192,
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "layer_scale_initial_scale": 0.1,
+    "num_hidden_layers": 3,
+    "num_quantizers": NUM_CODE_GROUPS,
+    "sliding_window": 16,
+}

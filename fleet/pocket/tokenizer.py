@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from fleet.models.qwen3_omni.tiny_tokenizer import NAMED_TOKENS, write_json, write_processor_files
+from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files, write_tokenizer_config
 from fleet.pocket.corpus import SYMBOLS
 from fleet.pocket.corpus.text import ACCENT, SIGNS, number
 from fleet.pocket.shape import SPECIALS, TOKEN_ID
@@ -69,19 +69,8 @@ def build_tokenizer() -> Tokenizer:
 def write_files(out_dir: Path) -> None:
     """Write the tokenizer, the chat template and the processor's configuration to the checkpoint's folder."""
     build_tokenizer().save(str(out_dir / "tokenizer.json"))
-    config = {
-        "added_tokens_decoder": {str(TOKEN_ID[name]): _added_token(name) for name in SPECIALS},
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
-        "extra_special_tokens": NAMED_TOKENS,
-        "model_max_length": 4096,
-        "pad_token": "<|endoftext|>",
-        "processor_class": "Qwen3OmniMoeProcessor",
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    } | NAMED_TOKENS
-    write_json(out_dir / "tokenizer_config.json", config)
-    (out_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    write_json(out_dir / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    config = {"model_max_length": 4096, "tokenizer_class": "PreTrainedTokenizerFast"}
+    write_tokenizer_config(out_dir, {TOKEN_ID[name]: name for name in SPECIALS}, config, CHAT_TEMPLATE)
     write_processor_files(out_dir)
 
 
@@ -123,8 +112,3 @@ def _word_boundaries() -> Iterator[normalizers.Normalizer]:
 
 def _rule(pattern: str, text: str) -> normalizers.Normalizer:
     return normalizers.Replace(Regex(pattern), text)
-
-
-def _added_token(name: str) -> dict[str, object]:
-    flags = ("lstrip", "normalized", "rstrip", "single_word")
-    return {"content": name, "special": True, **dict.fromkeys(flags, False)}

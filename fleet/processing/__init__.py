@@ -17,13 +17,5 @@ from fleet.processing.base import (
 )
 
 __all__ = [
-    "AudioPart",
-    "ChatRequest",
-    "Detokenizer",
-    "Frontend",
-    "GivenAnswer",
-    "Message",
-    "Recording",
-    "TextPart",
-    "load_frontend",
-]
+    "AudioPart", "ChatRequest", "Detokenizer", "Frontend", "GivenAnswer", "Message", "Recording", "TextPart", "load_frontend",
+]  # fmt: skip

@@ -51,7 +51,6 @@ _WHITESPACE = b" \t\n\r\v\f"
 _PLAIN_WAV = struct.Struct("<4sI8sIHHIIHH4sI")
 _PLAIN_WAV_BASE64 = 64
 """Characters of base64 that hold a plain WAV header, and no byte that is cut in two."""
-_MAX_MEDIA_TYPE = 128
 
 
 def decode_parts(

@@ -92,12 +92,11 @@ class ChatRequest:
         def decoded(part: TextPart | AudioPart) -> TextPart | AudioPart:
             return replace(part, data=next(left)) if isinstance(part, AudioPart) else part
 
-        def turn(message: Message) -> Message:
-            if isinstance(message.content, TextPart):
-                return message
-            return replace(message, content=tuple(decoded(part) for part in message.content))
-
-        return replace(self, messages=tuple(turn(message) for message in self.messages))
+        turns = (
+            replace(each, content=tuple(map(decoded, each.content))) if isinstance(each.content, tuple) else each
+            for each in self.messages
+        )
+        return replace(self, messages=tuple(turns))
 
 
 class Detokenizer(Protocol):

@@ -16,21 +16,30 @@ MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
 
 
-class PromptBuilder:
-    """A checkpoint's tokenizer and chat template, with the limits on a prompt."""
+class PromptFrontend:
+    """Base of the frontends: a checkpoint's tokenizer and chat template, with the limits on a prompt."""
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
-        self.end_ids = read_end_ids(checkpoint)
+        self._end_ids = read_end_ids(checkpoint)
         self._end_id = self._end_of_answer(checkpoint)
-        self.examples = _examples(checkpoint)
+        self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
         self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
         self._longest_control = max(map(len, self._control_tokens), default=1)
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
+
+    def examples(self) -> list[str]:
+        return self._examples
+
+    def end_ids(self) -> frozenset[int]:
+        return self._end_ids
+
+    def check_text(self, text: TextPart) -> None:
+        self.checked(text)
 
     def tokenize(self, chat: ChatRequest) -> list[int]:
         """Return the prompt's ids, with one placeholder per audio part.
@@ -63,7 +72,7 @@ class PromptBuilder:
             raise BadInput(f"{given.where}: holds nothing that this model can say", param=given.where)
         return (*ids, self._end_id)
 
-    def pieces(self, text: TextPart, max_tokens: int) -> list[str]:
+    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
         """Split the text into pieces of at most `max_tokens`, end token included; pieces without tokens are dropped."""
         cut = split_text(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
         return [piece for piece in cut if self._encode(piece)]
@@ -83,7 +92,7 @@ class PromptBuilder:
         """Return the end token that the tokenizer names; other end tokens end other kinds of text."""
         named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
         found = self.tokenizer.token_to_id(named) if named is not None else None
-        return found if found in self.end_ids else min(self.end_ids, default=None)
+        return found if found in self._end_ids else min(self._end_ids, default=None)
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)

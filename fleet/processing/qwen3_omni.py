@@ -3,7 +3,9 @@
 Source: transformers 5.23, models/qwen3_omni_moe/processing_qwen3_omni_moe.py and modeling_qwen3_omni_moe.py.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, quoted
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_parts
-from fleet.processing.base import ChatRequest, Detokenizer, TextPart
-from fleet.processing.prompt import PromptBuilder
+from fleet.processing.base import ChatRequest
+from fleet.processing.prompt import PromptFrontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from fleet.processing.template import read_json
 
@@ -24,33 +26,22 @@ DEFAULT_SPEAKER = "ethan"
 VOICE_PARAM = "voice"
 """The key of `RequestSpec.params` that the Talker reads its speaker from."""
 
-_LIGHT, _DEEP = ("chelsie", "ethan"), ("ethan", "aiden", "chelsie")
-_YOUNG = ("aiden", "ethan", "chelsie")
-VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "alloy": _LIGHT,
-    "ash": _DEEP,
-    "ballad": _YOUNG,
-    "cedar": _DEEP,
-    "coral": _LIGHT,
-    "echo": _YOUNG,
-    "fable": _YOUNG,
-    "marin": _LIGHT,
-    "nova": _LIGHT,
-    "onyx": _DEEP,
-    "sage": _LIGHT,
-    "shimmer": _LIGHT,
-    "verse": _YOUNG,
+_ALIASES_OF = {
+    ("chelsie", "ethan"): ("alloy", "coral", "marin", "nova", "sage", "shimmer"),
+    ("ethan", "aiden", "chelsie"): ("ash", "cedar", "onyx"),
+    ("aiden", "ethan", "chelsie"): ("ballad", "echo", "fable", "verse"),
 }
+VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {name: speakers for speakers, names in _ALIASES_OF.items() for name in names}
 """OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is used."""
 
 
-class OmniFrontend:
+class OmniFrontend(PromptFrontend):
     """The frontend of one checkpoint. Raises: ConfigError if it lacks the tokenizer, the chat template or a needed id."""
 
     sample_rate_hz = ANSWER_RATE_HZ
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
-        self._prompt = PromptBuilder(checkpoint, limits)
+        super().__init__(checkpoint, limits)
         config = read_json(checkpoint / "config.json")
         thinker, talker = _section(config, "thinker_config"), _section(config, "talker_config")
         features = read_json(checkpoint / "preprocessor_config.json")
@@ -68,11 +59,11 @@ class OmniFrontend:
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         voice = self.voice(chat.voice, chat.voice_where)
         clips = self._decode(chat)
-        ids = self._prompt.tokenize(chat)
+        ids = self.tokenize(chat)
         lengths = [len(clip) for clip in clips]
         positions = num_audio_positions(lengths, n_window=self._n_window, hop_samples=self._hop_samples)
         expanded = _expand(ids, self._audio_id, positions)
-        self._prompt.check_length(expanded, chat.where)
+        self.check_length(expanded, chat.where)
         spec = RequestSpec(
             id=chat.id,
             graph=chat.graph,
@@ -81,36 +72,21 @@ class OmniFrontend:
             outputs=chat.outputs,
             sampling=chat.sampling,
             params={VOICE_PARAM: voice} if chat.spoken else {},
-            given=self._prompt.given_ids(chat.given),
+            given=self.given_ids(chat.given),
             created_us=chat.created_us,
         )
         return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
-
-    def check_text(self, text: TextPart) -> None:
-        self._prompt.checked(text)
 
     def speech_prompt(self, text: str) -> str:
         """Return a user's turn, which the Talker reads too; Pocket was trained on this one."""
         return f"Repeat after me: {text}"
 
-    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        return self._prompt.pieces(text, max_tokens)
-
     def transcription_prompt(self) -> str:
         """Return a question that Pocket was trained on and other models understand."""
         return "Please transcribe the audio."
 
-    def detokenizer(self) -> Detokenizer:
-        return self._prompt.detokenizer()
-
     def voices(self) -> list[str]:
         return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))
-
-    def examples(self) -> list[str]:
-        return self._prompt.examples
-
-    def end_ids(self) -> frozenset[int]:
-        return self._prompt.end_ids
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
         return self._sampling
@@ -123,7 +99,7 @@ class OmniFrontend:
 
     def _decode(self, chat: ChatRequest) -> list[Samples]:
         files = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
-        decoded = iter(decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self._prompt.limits.max_audio_s))
+        decoded = iter(decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s))
         return [part.data if isinstance(part.data, np.ndarray) else next(decoded) for part in chat.audio_parts]
 
     def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
@@ -156,10 +132,9 @@ def _encoder_positions(num_frames: int, n_window: int) -> int:
 
 
 def _clips(lengths: Sequence[int], rate_hz: int) -> tuple[AudioClip, ...]:
-    offsets = [sum(lengths[:index]) for index in range(len(lengths))]
     return tuple(
-        AudioClip(offset_samples=offset, num_samples=length, rate_hz=rate_hz)
-        for offset, length in zip(offsets, lengths, strict=True)
+        AudioClip(offset_samples=end - length, num_samples=length, rate_hz=rate_hz)
+        for end, length in zip(accumulate(lengths), lengths, strict=True)
     )
 
 
@@ -174,14 +149,8 @@ def _expand(ids: Sequence[int], audio_id: int, positions: Sequence[int]) -> list
 
 
 def _samples_per_frame(code2wav: Mapping[str, object]) -> int:
-    rates: list[object] = []
-    for key in ("upsample_rates", "upsampling_ratios"):
-        value = code2wav.get(key)
-        rates.extend(value if isinstance(value, list) else [])
-    product = 1
-    for rate in rates:
-        product *= int(str(rate))
-    return product
+    rates = (code2wav.get(key) for key in ("upsample_rates", "upsampling_ratios"))
+    return math.prod(int(str(rate)) for each in rates if isinstance(each, list) for rate in each)
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -7,13 +7,7 @@ from fleet.core.errors import ConfigError
 from fleet.processing.template import read_json
 
 FILE = "generation_config.json"
-_FIELD_OF = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-}
+_FIELD_OF = {name: name for name in ("temperature", "top_k", "top_p", "repetition_penalty")} | {"max_new_tokens": "max_tokens"}
 
 
 def read_checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:

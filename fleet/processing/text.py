@@ -7,16 +7,16 @@ from pathlib import Path
 from fleet.config.schema import Limits
 from fleet.core.errors import UnsupportedValue
 from fleet.core.request import RequestSpec
-from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
+from fleet.processing.base import AudioPart, ChatRequest, Message, TextPart
 from fleet.processing.context_length import limit_answer_length, read_num_positions
-from fleet.processing.prompt import PromptBuilder
+from fleet.processing.prompt import PromptFrontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 
 MAIN = "lm"
 """The graph's one stage."""
 
 
-class TextFrontend:
+class TextFrontend(PromptFrontend):
     """The frontend of one checkpoint. Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
 
     sample_rate_hz = 0
@@ -27,53 +27,38 @@ class TextFrontend:
         if self._positions is not None:
             longest = min(limits.max_prompt_tokens, self._positions - 1)
             limits = limits.model_copy(update={"max_prompt_tokens": longest})
-        self._prompt = PromptBuilder(checkpoint, limits)
+        super().__init__(checkpoint, limits)
         self._sampling = read_checkpoint_sampling(checkpoint)
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
             raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
         flat = tuple(Message(role=message.role, content=_joined(message)) for message in chat.messages)
-        ids = self._prompt.tokenize(dataclasses.replace(chat, messages=flat))
-        self._prompt.check_length(ids, chat.where)
+        ids = self.tokenize(dataclasses.replace(chat, messages=flat))
+        self.check_length(ids, chat.where)
         spec = RequestSpec(
             id=chat.id,
             graph=chat.graph,
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
             sampling={stage: limit_answer_length(one, len(ids), self._positions) for stage, one in chat.sampling.items()},
-            given=self._prompt.given_ids(chat.given),
+            given=self.given_ids(chat.given),
             created_us=chat.created_us,
         )
         return spec, None
 
-    def check_text(self, text: TextPart) -> None:
-        self._prompt.checked(text)
-
     def speech_prompt(self, text: str) -> str:
         return text
-
-    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        return self._prompt.pieces(text, max_tokens)
 
     def transcription_prompt(self) -> str:
         """Return nothing: the model accepts no audio."""
         return ""
-
-    def detokenizer(self) -> Detokenizer:
-        return self._prompt.detokenizer()
 
     def voices(self) -> list[str]:
         return []
 
     def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
         return wanted or ""
-
-    def examples(self) -> list[str]:
-        return self._prompt.examples
-
-    def end_ids(self) -> frozenset[int]:
-        return self._prompt.end_ids
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
         return {MAIN: self._sampling}

@@ -32,7 +32,7 @@ NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
-    """One request's work in one stage."""
+    """One request's work in one stage; by default, of a stage without input edges that never ends a request by itself."""
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Return the engine request, and the inputs from the request itself. `logged` becomes the engine's history."""
@@ -40,7 +40,7 @@ class TaskAdapter(Protocol):
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         """Convert one chunk, in index order, to engine inputs. `walk` is this stage's walk from this chunk on."""
-        ...
+        raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         """Convert one engine output to items. On `output.final` every output edge of the stage must get its final item."""
@@ -48,7 +48,7 @@ class TaskAdapter(Protocol):
 
     def is_stopped(self) -> bool:
         """Return True if the adapter has ended the request (at a stop string): the worker then calls `engine.finish`."""
-        ...
+        return False
 
 
 AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]

@@ -13,7 +13,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
 from fleet.graphs import Edge, Graph
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 
 SAMPLES_PER_ROW = 1920
 
@@ -36,7 +36,7 @@ class _Output:
         return [{self._tensor: values[i : i + 1]} for i in range(len(rows))]
 
 
-class FakeTask:
+class FakeTask(TaskAdapter):
     """Source stages read the prompt, the others their input edges. Every output row becomes an item on each edge."""
 
     def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions) -> None:
@@ -66,9 +66,6 @@ class FakeTask:
                 if arrays or last:
                     items.append(EdgeItem(edge=edge.name, walk=output.walk, arrays=arrays, final=last))
         return items
-
-    def is_stopped(self) -> bool:
-        return False
 
 
 def build(options: BuildOptions, graph: Graph) -> BuiltStage:

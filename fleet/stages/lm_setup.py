@@ -2,44 +2,50 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from fleet.core.errors import ConfigError
-from fleet.engine.torch.build import ComputeDevice, PoolLimits, build_loop, open_device
+from fleet.engine.torch.build import ComputeDevice, open_device
+from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
-from fleet.engine.torch.program import Program, ProgramTask
+from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
+from fleet.engine.torch.program import Program, TaskT
 from fleet.models.checkpoint import WeightReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
-TaskT = TypeVar("TaskT", bound=ProgramTask)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """A stage's device, checkpoint folder and limits, checked."""
+    """A stage's options, checked, and its device. `num_positions`: capacity of its KV pool."""
 
-    folder: Path
+    options: BuildOptions
     where: ComputeDevice
-    pool: PoolLimits
-    limits: LoopLimits
+
+    @property
+    def num_positions(self) -> int:
+        return self.options.kv_pages * self.options.page_size_tokens
 
     def reader(self) -> WeightReader:
-        return WeightReader(self.folder, device=self.where.device, dtype=self.where.dtype)
+        return WeightReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
 
     def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
-        return build_loop(program, self.where, self.pool, self.limits)
+        options, where = self.options, self.where
+        pool = KVPool(
+            program.kv_shape,
+            num_pages=options.kv_pages,
+            page_size=options.page_size_tokens,
+            dtype=where.dtype,
+            device=where.device,
+        )
+        runner: PassRunner[TaskT] = TileRunner(program, pool) if where.tiled else FastRunner(program, pool)
+        limits = LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens)
+        return LMEngine(program, pool, runner, limits)
 
 
 def prepare_stage(options: BuildOptions) -> StageSetup:
     """Check a stage's options and open its device. Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-    return StageSetup(
-        folder=options.checkpoint,
-        where=where,
-        pool=PoolLimits(num_pages=options.kv_pages, page_size=options.page_size_tokens),
-        limits=LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens),
-    )
+    return StageSetup(options=options, where=where)
 
 
 def end_ids_of(folder: Path) -> frozenset[int]:

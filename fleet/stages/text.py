@@ -7,14 +7,14 @@ import numpy as np
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import end_ids_of, prepare_stage
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
@@ -28,13 +28,13 @@ def build(options: BuildOptions) -> BuiltStage:
     weights = setup.reader()
     weights.check()
     model = CausalLM(
-        setup.folder,
-        end_ids_of(setup.folder),
+        options.checkpoint,
+        end_ids_of(options.checkpoint),
         device=setup.where.device,
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
     )
-    tokenizer, positions = tokenizer_of(setup.folder), read_num_positions(setup.folder)
+    tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
         return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
@@ -42,7 +42,7 @@ def build(options: BuildOptions) -> BuiltStage:
     return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(weights.under("")))
 
 
-class TextAdapter:
+class TextAdapter(TaskAdapter):
     """One request. `positions`: the model's context length; an answer that reaches it ends by its length."""
 
     def __init__(self, spec: RequestSpec, stop_detector: StopDetector, positions: int | None) -> None:
@@ -63,9 +63,6 @@ class TextAdapter:
         request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history)
         ids = np.array(self._spec.prompt_ids, dtype=np.int32)
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
-
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
-        raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         return () if output.error is not None else self._tokens.items(output, output.arrays[TOKEN])

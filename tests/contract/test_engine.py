@@ -154,7 +154,7 @@ def test_paused_request_is_skipped_and_others_continue(subject: Subject) -> None
     waits, runs = submit(subject, "waits"), submit(subject, "runs")
     subject.engine.pause(waits, paused=True)
     assert {output.request_id for output in run_out(subject.engine)} == {runs}
-    assert subject.engine.stats().running == 1
+    assert (subject.engine.stats().running, subject.engine.stats().ready) == (1, 0)
     subject.engine.pause(waits, paused=False)
     assert run_out(subject.engine)[-1].final
 
@@ -210,7 +210,7 @@ def test_finish_ends_request_without_further_output(subject: Subject) -> None:
     subject.engine.step()
     subject.engine.finish(request)
     assert run_out(subject.engine) == []
-    assert subject.engine.stats().running == 0
+    assert (subject.engine.stats().running, subject.engine.stats().pages_used) == (0, 0)
 
 
 def output_of(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.oracle.cases import CASES, expected, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.oracle.twins import Built, speaking_stages
 from tests.run_cache import compute_once
 
 
@@ -23,6 +24,12 @@ def truth(tiny_checkpoint: Path, run_folder: Path) -> Mapping[str, OracleAnswer]
 
     folder = compute_once(run_folder / "truth", compute)
     return {case.name: _read(folder / f"{number}.npz") for number, case in enumerate(CASES)}
+
+
+@pytest.fixture(scope="module")
+def built(tiny_checkpoint: Path) -> Built:
+    """Thinker and Talker in `fast` numerics."""
+    return speaking_stages(tiny_checkpoint)
 
 
 def _read(path: Path) -> OracleAnswer:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,27 +12,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import Arrays
 from fleet.models.checkpoint import WeightReader
 from fleet.processing.tokenizer import load_tokenizer
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES
-from tests.oracle.oracle import OracleAnswer
-from tests.oracle.twins import ask, codes_of, speaking_stages, speaking_twin, tokens_of
+from tests.oracle.twins import Built, Truth, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
-Truth = Mapping[str, OracleAnswer]
-Built = dict[StageName, BuiltStage]
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")
 EMBEDDING = "thinker.model.embed_tokens.weight"
-
-
-@pytest.fixture(scope="module")
-def built(tiny_checkpoint: Path) -> Built:
-    return speaking_stages(tiny_checkpoint)
 
 
 def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, built: Built) -> None:
@@ -182,12 +174,3 @@ def test_speech_has_the_requested_number_of_frames(
 
 def _thought_tokens(chunks: Sequence[Arrays], prompt_len: int) -> list[int]:
     return [int(token) for arrays in chunks for token in arrays["ids"]][prompt_len:]
-
-
-def test_ids_are_unique_per_request(tiny_checkpoint: Path, built: Built) -> None:
-    spec = replace(ask(tiny_checkpoint, CASES[:1]).specs[0], id=RequestId("twice"))
-    request, _ = built[THINKER].adapter(spec, None).open()
-    built[THINKER].engine.submit(request)
-    with pytest.raises(Exception, match="submitted twice"):
-        built[THINKER].engine.submit(request)
-    built[THINKER].engine.abort(spec.id)

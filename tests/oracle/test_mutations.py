@@ -73,51 +73,41 @@ def test_comparison_passes_without_mutation(tiny_checkpoint: Path, truth: dict[i
     assert matches(tiny_checkpoint, truth, LONG)
 
 
+def changing(owner: type, name: str, change: Callable[[Any, Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a mutation in which `change` gets the object and the result of a method, and returns another result."""
+    right: Callable[..., Any] = getattr(owner, name)
+
+    def wrong(self: Any, *args: Any, **options: Any) -> Any:
+        return change(self, right(self, *args, **options))
+
+    return lambda patch: patch.setattr(owner, name, wrong)
+
+
 def accept_layer(step: int) -> Callable[[pytest.MonkeyPatch], None]:
-    def mutate(patch: pytest.MonkeyPatch) -> None:
-        right: Callable[..., Any] = Thinker.__init__
+    def move(thinker: Any, _result: None) -> None:
+        thinker._accept_layer += step
 
-        def wrong(self: Thinker, *args: Any, **options: Any) -> None:
-            right(self, *args, **options)
-            self._accept_layer += step  # pyright: ignore[reportPrivateUsage]
-
-        patch.setattr(Thinker, "__init__", wrong)
-
-    return mutate
+    return changing(Thinker, "__init__", move)
 
 
-def no_end_text(patch: pytest.MonkeyPatch) -> None:
-    right: Callable[..., None] = TalkerTask.__init__
-
-    def wrong(self: TalkerTask, *args: Any) -> None:
-        right(self, *args)
-        self._spoke_end = True  # pyright: ignore[reportPrivateUsage]
-
-    patch.setattr(TalkerTask, "__init__", wrong)
+def without_end_text(task: Any, _result: None) -> None:
+    task._spoke_end = True
 
 
 def end_text_twice(patch: pytest.MonkeyPatch) -> None:
-    right = TalkerTask._next_text  # pyright: ignore[reportPrivateUsage]
     times: list[int] = []
 
-    def wrong(self: TalkerTask) -> Tensor | None:
-        text = right(self)
-        if self._spoke_end and not times:  # pyright: ignore[reportPrivateUsage]
+    def repeat(task: Any, text: Tensor | None) -> Tensor | None:
+        if task._spoke_end and not times:
             times.append(1)
-            self._spoke_end = False  # pyright: ignore[reportPrivateUsage]
+            task._spoke_end = False
         return text
 
-    patch.setattr(TalkerTask, "_next_text", wrong)
+    changing(TalkerTask, "_next_text", repeat)(patch)
 
 
-def pad_before_the_text_is_here(patch: pytest.MonkeyPatch) -> None:
-    right = TalkerTask._next_text  # pyright: ignore[reportPrivateUsage]
-
-    def wrong(self: TalkerTask) -> Tensor | None:
-        text = right(self)
-        return self._program.pad_text if text is None else text  # pyright: ignore[reportPrivateUsage]
-
-    patch.setattr(TalkerTask, "_next_text", wrong)
+def padding_without_text(task: Any, text: Tensor | None) -> Tensor | None:
+    return task._program.pad_text if text is None else text
 
 
 def decode_positions_plus_one(patch: pytest.MonkeyPatch) -> None:
@@ -128,15 +118,9 @@ def decode_positions_plus_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention_fast, "positions_of", wrong)
 
 
-def two_codebooks_swapped(patch: pytest.MonkeyPatch) -> None:
-    right = CodePredictor.predict
-
-    def wrong(self: CodePredictor, *args: Any) -> tuple[Tensor, Tensor]:
-        codes, total = right(self, *args)
-        order = [0, 1, 3, 2, *range(4, codes.shape[1])]
-        return codes[:, order], total
-
-    patch.setattr(CodePredictor, "predict", wrong)
+def swapped_codebooks(_predictor: Any, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    codes, total = result
+    return codes[:, [0, 1, 3, 2, *range(4, codes.shape[1])]], total
 
 
 def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
@@ -150,29 +134,23 @@ def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(talker, "talker_prompt", wrong)
 
 
-def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
-    right = ThinkerTask.on_computed
-
-    def wrong(self: ThinkerTask, *args: Any) -> Sequence[EngineOutput]:
-        made = right(self, *args)
-        for output in made:
-            if "rows" in output.arrays:
-                output.arrays["rows"][:] = 0
-        return made
-
-    patch.setattr(ThinkerTask, "on_computed", wrong)
+def zeroed_rows(_task: Any, outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
+    for output in outputs:
+        if "rows" in output.arrays:
+            output.arrays["rows"][:] = 0
+    return outputs
 
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "accept layer one too early": accept_layer(-1),
     "accept layer one too late": accept_layer(+1),
-    "no tts_eos": no_end_text,
+    "no tts_eos": changing(TalkerTask, "__init__", without_end_text),
     "tts_eos twice": end_text_twice,
-    "padding before the text is here": pad_before_the_text_is_here,
+    "padding before the text is here": changing(TalkerTask, "_next_text", padding_without_text),
     "positions plus one": decode_positions_plus_one,
-    "two residual codebooks swapped": two_codebooks_swapped,
+    "two residual codebooks swapped": changing(CodePredictor, "predict", swapped_codebooks),
     "system turn kept": system_turn_kept,
-    "audio rows zeroed": audio_rows_zeroed,
+    "audio rows zeroed": changing(ThinkerTask, "on_computed", zeroed_rows),
 }
 
 

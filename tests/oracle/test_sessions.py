@@ -104,7 +104,7 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
 
 def num_user_positions(spec: RequestSpec, frontend: OmniFrontend) -> int:
     """Count the positions of user turns: those from a turn's start on, if the role after it is the user's."""
-    start, by_user = (frontend._prompt.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))  # pyright: ignore[reportPrivateUsage]
+    start, by_user = (frontend.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))
     inside, count = False, 0
     for at, token in enumerate(spec.prompt_ids):
         inside = spec.prompt_ids[at + 1] == by_user if token == start else inside

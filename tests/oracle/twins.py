@@ -1,6 +1,6 @@
 """The slow twin of the speaking graph, for tests with other stages, numerics or chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,10 @@ from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import Graph, get_graph
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES, CODES, TEXT, Case, make_frontend, spec_of
+from tests.oracle.oracle import OracleAnswer
 
+Truth = Mapping[str, OracleAnswer]
+Built = dict[StageName, BuiltStage]
 SPEAKING = (StageName("thinker"), StageName("talker"))
 
 
@@ -49,7 +52,7 @@ def speaking_stages(
     max_batch: int = 16,
     kv_pages: int = 512,
     stages: Sequence[StageName] = SPEAKING,
-) -> dict[StageName, BuiltStage]:
+) -> Built:
     """Build the stages with equal options."""
     graph = get_graph("qwen3_omni")
     return {
@@ -68,7 +71,7 @@ def speaking_stages(
     }
 
 
-def speaking_twin(built: dict[StageName, BuiltStage], policy: Policy = declared_policy) -> SlowTwin:
+def speaking_twin(built: Built, policy: Policy = declared_policy) -> SlowTwin:
     return SlowTwin(get_graph("qwen3_omni"), built, policy)
 
 
@@ -82,7 +85,7 @@ def codes_of(answers: Answers, request: RequestId) -> NDArray[np.int32]:
     return np.concatenate(frames).T if frames else np.empty((0, 0), np.int32)
 
 
-def assert_all_pages_free(built: dict[StageName, BuiltStage]) -> None:
+def assert_all_pages_free(built: Built) -> None:
     for stage in built.values():
         if isinstance(stage.engine, LMEngine):
             stage.engine.pool.check()

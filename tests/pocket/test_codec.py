@@ -31,7 +31,6 @@ def book() -> Codebook:
 
 @pytest.fixture(scope="module")
 def codec(book: Codebook) -> Codec:
-    torch.set_num_threads(1)
     examples = [Example(codes=book.encode(each.features, each.cycles), frames=each) for each in map(frames, range(3))]
     return Codec(book, examples[:2], examples[2:], seed=5, may_compile=False)
 

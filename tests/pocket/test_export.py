@@ -16,7 +16,7 @@ from fleet.core.request import Sampling
 from fleet.pocket import export as subject
 from fleet.pocket import shape
 from fleet.pocket.corpus import ChatTurn
-from fleet.pocket.export import PLACES, GenerationDefaults, StageSampling, export
+from fleet.pocket.export import PLACES, export
 from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
@@ -112,29 +112,17 @@ def test_export_of_equal_parts_is_byte_identical(folder: Path, parts: dict[str, 
     }
 
 
-def test_sampling_defaults_survive_export(tmp_path: Path) -> None:
-    talker = StageSampling(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
-    config = GenerationDefaults(talker=talker).config()
-    (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert read_checkpoint_sampling(tmp_path, "talker_") == {
-        "temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 50,
-    }  # fmt: skip
-    assert read_checkpoint_sampling(tmp_path)["temperature"] == 0.0
-    assert config["eos_token_id"] == shape.TOKEN_ID["<|im_end|>"]
+def test_exported_sampling_is_greedy(folder: Path) -> None:
+    for prefix, max_tokens in (("", 128), ("talker_", 375)):
+        expected = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": max_tokens}
+        assert read_checkpoint_sampling(folder, prefix) == expected
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == shape.TOKEN_ID["<|im_end|>"]
 
 
-def test_export_refuses_missing_part_unless_allowed(parts: dict[str, Path], tmp_path: Path) -> None:
-    two_parts = {name: parts[name] for name in ("thinker", "talker")}
-    with pytest.raises(ConfigError, match="codec, hearing missing"):
-        export(two_parts, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_export_names_unknown_part_and_missing_file(parts: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no part is called 'vision'"):
-        export(parts | {"vision": parts["talker"]}, tmp_path)
+def test_export_names_the_missing_file(parts: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hearing has no file"):
-        export(parts | {"hearing": tmp_path / "none.safetensors"}, tmp_path)
+        export(parts | {"hearing": tmp_path / "none.safetensors"}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -151,11 +139,11 @@ def test_export_refuses_weights_of_wrong_shape(
     bad = tmp_path / "thinker.safetensors"
     save_file(load_file(parts["thinker"]) | change, bad)
     with pytest.raises(ConfigError, match=complaint):
-        export({"thinker": bad}, tmp_path / "out", may_lack_parts=True)
+        export(parts | {"thinker": bad}, tmp_path / "out")
 
 
 def test_export_refuses_part_with_missing_weight(parts: dict[str, Path], tmp_path: Path) -> None:
     bad = tmp_path / "thinker.safetensors"
     save_file({"lm_head.weight": torch.zeros(80, 256)}, bad)
     with pytest.raises(ConfigError, match="found nothing"):
-        export({"thinker": bad}, tmp_path / "out", may_lack_parts=True)
+        export(parts | {"thinker": bad}, tmp_path / "out")

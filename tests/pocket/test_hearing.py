@@ -1,6 +1,5 @@
 """Training of the audio tower: voices, augmentation, forward passes equal to those of `transformers`, and CTC."""
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -38,14 +37,6 @@ from fleet.pocket.train.tower import BLANK, Hearing, compute_states, ctc_loss, p
 from fleet.stages.qwen3_omni.thinker import feature_extractor
 
 PAD, START, END = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("pad", "start", "end"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

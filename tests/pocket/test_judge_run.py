@@ -23,11 +23,12 @@ from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.plot import draw
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgeReport, read_report, write_report
+from fleet.pocket.judge.report import Figure, JudgeReport, write_report
 from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+from fleet.reporting.machine import describe_machine
 from tests.support import HttpHandler, serve_http
 
 SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
@@ -119,7 +120,7 @@ def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path)
     assert _figure(report, "right answers, clean") in report.missed
 
     write_report(report, tmp_path / "report.json")
-    assert read_report(tmp_path / "report.json") == report
+    assert msgspec.convert(msgspec.json.decode((tmp_path / "report.json").read_bytes())["report"], JudgeReport) == report
     console = Console(record=True, width=120, file=io.StringIO())
     show(report, console)
     shown = console.export_text()
@@ -187,12 +188,13 @@ def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyP
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
     client = TranscribingClient()
-    figures, answered, transcribed = speech_in.judge(client, JudgeOptions(speech_in=4))
-    values = {figure.name: figure.value for figure in figures}
+    empty = JudgeReport(began="", url="", model="", machine=describe_machine(), sampling="", seed=0)
+    report = speech_in.judge(empty, client, JudgeOptions(speech_in=4))
+    values = {figure.name: figure.value for figure in report.figures}
     assert values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
-    words = [len(each.text.split()) for each in transcribed[:4]]
+    words = [len(each.text.split()) for each in report.transcribed[:4]]
     assert values["WER of transcripts, clean"] == pytest.approx(100 * words[-1] / sum(words))
-    assert len(answered) == len(transcribed) == 8
+    assert len(report.speech_in) == len(report.transcribed) == 8
     clean, noisy = (_clip(client.questions[index]) for index in (4, 12))
     snr_db = 10 * np.log10(np.square(clean).mean() / np.square(noisy - clean).mean())
     assert 11 < snr_db < 15.1, "pauses do not count, so the mean is a little less"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
@@ -26,7 +25,6 @@ def cycles(count: int) -> NDArray[np.int16]:
 
 @pytest.fixture(scope="module")
 def book() -> Codebook:
-    torch.set_num_threads(1)
     return fit(frames(400, seed=1), seed=3, codebook_size=16)
 
 

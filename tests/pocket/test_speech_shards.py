@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fleet.core.errors import ConfigError
 from fleet.pocket.corpus import encode, sentences
@@ -17,7 +16,6 @@ SIZE = 4
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("speech")
     build(folder, "train", 2, size=SIZE)
     return folder

@@ -29,7 +29,6 @@ TABLE = text_table()
 @pytest.fixture(scope="module")
 def talker() -> Any:
     """Untrained Talker with larger weights, so that its output depends on its input."""
-    torch.set_num_threads(1)
     talker = cast(Any, new_talker(3)).eval()
     with torch.no_grad():
         for name, parameter in talker.named_parameters():
@@ -183,7 +182,6 @@ def test_rare_words_are_sampled_more_often() -> None:
 
 @pytest.fixture
 def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TalkerPart:
-    torch.set_num_threads(1)
     monkeypatch.setattr(talker_module, "BATCH", 4)
     monkeypatch.setattr(talker_module, "NUM_PREFIXES", 2)
     monkeypatch.setattr(talker_module, "load_utterances", lambda _folder, split: utterances(split, 6))

@@ -1,6 +1,5 @@
 """Training of the Thinker: batches, forward pass equal to that of `transformers`, and learning."""
 
-from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -15,26 +14,19 @@ from fleet.pocket.train.thinker import (
     Sample,
     ThinkerModel,
     answer,
+    decoder_block,
     draw_samples,
     garbled,
-    hidden_states,
     is_answered,
     losses,
     pack,
     prompt,
+    run_layers,
     sample,
     scores,
 )
 
 DIALOGUE = Dialogue(turns=(ChatTurn(role="user", text="hi"), ChatTurn(role="assistant", text="hello you")), family="greetings")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +123,7 @@ def test_samples_fit_into_a_row() -> None:
 def test_packed_forward_equals_transformers(thinker: ThinkerModel) -> None:
     short = samples(4)
     batch = pack(iter(short), num_rows=1, row_len=500)
-    lean = hidden_states(thinker, batch)[0]
+    lean = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, decoder_block)[0][0]
     at = 0
     for each in short:
         expected = thinker.model(input_ids=torch.tensor([each.ids]), use_cache=False).last_hidden_state[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, ConfigError, OutOfMemory
+from fleet.core.errors import ConfigError, OutOfMemory
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
@@ -130,17 +130,6 @@ def test_invariant_window_waits_until_full_or_input_ends() -> None:
     assert outputs[-1].final
 
 
-def test_paused_request_is_left_out_of_the_batch() -> None:
-    engine, _ = make(A, B)
-    feed(engine, A, 1, final=True)
-    feed(engine, B, 2, final=True)
-    engine.pause(A, paused=True)
-    assert [output.request_id for output in drain(engine)] == [B]
-    assert (engine.stats().running, engine.stats().ready) == (1, 0)
-    engine.pause(A, paused=False)
-    assert [output.final for output in drain(engine)] == [True]
-
-
 def test_failing_window_ends_its_own_request_only() -> None:
     engine, decoder = make(A, B, C)
     for request_id, code in ((A, 1), (B, POISON), (C, 3)):
@@ -187,12 +176,6 @@ def test_ended_and_aborted_requests_leave_no_state() -> None:
     assert not engine.is_ready()
     gc.collect()
     assert not [state for state in decoder.states if state() is not None]
-
-
-def test_second_submit_of_a_request_is_refused() -> None:
-    engine, _ = make(A)
-    with pytest.raises(BadInput, match="twice"):
-        engine.submit(EngineRequest(request_id=A, sampling=Sampling()))
 
 
 @pytest.mark.parametrize("ramp", [(), (2, 0)])

@@ -191,19 +191,6 @@ def test_pass_runs_at_most_max_batch_requests_oldest_first(make: Make) -> None:
     assert all(sums(outputs, name) == by_hand([1, 2], 3) for name in "abcd")
 
 
-def test_paused_request_is_skipped(make: Make) -> None:
-    loop, program = make()
-    paused = submit(loop, "a", [1, 2])
-    submit(loop, "b", [3, 4])
-    loop.pause(paused, paused=True)
-    outputs = run(loop)
-    assert sums(outputs, "b") == by_hand([3, 4], 6)
-    assert not any("a" in names for names in program.passes)
-    assert (loop.stats().running, loop.stats().ready) == (1, 0)
-    loop.pause(paused, paused=False)
-    assert sums(run(loop), "a") == by_hand([1, 2], 6)
-
-
 def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make: Make) -> None:
     loop, program = make(num_pages=8, chunk=4)
     prompts = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}
@@ -292,24 +279,6 @@ def test_bad_input_ends_its_request_with_the_users_error(make: Make) -> None:
     outputs = run(loop)
     assert isinstance(outputs[0].error, BadInput)
     assert loop.stats().running == 0
-
-
-def test_finish_and_abort_free_everything_and_unknown_ids_are_ignored(make: Make) -> None:
-    loop, _ = make()
-    one, two = submit(loop, "a", [1, 2, 3]), submit(loop, "b", [1, 2, 3])
-    loop.step()
-    assert loop.stats().pages_used > 0
-    loop.finish(one)
-    loop.abort(two)
-    for name in (one, two, RequestId("never")):
-        loop.abort(name)
-        loop.finish(name)
-        loop.pause(name, paused=True)
-        loop.feed(name, EngineInput(walk=PREFILL))
-    assert not loop.is_ready()
-    assert loop.step() == []
-    assert (loop.stats().running, loop.stats().pages_used) == (0, 0)
-    loop.pool.check()
 
 
 def rows_after(numbers: list[int], max_tokens: int) -> list[int]:
@@ -401,14 +370,10 @@ def test_request_with_reused_prefix_can_be_evicted(make: Make) -> None:
     assert sums(outputs, "second") == by_hand([*range(6), 7, 7], 6)
 
 
-def test_abort_or_failure_leaves_nothing_cached(make: Make) -> None:
+def test_failure_leaves_nothing_cached(make: Make) -> None:
     loop, program = make(chunk=1)
     submit(loop, "first", FIRST, session="talk")
     run(loop)
-    second = submit(loop, "second", [*FIRST, 8], session="talk")
-    loop.step()
-    loop.abort(second)
-    assert (loop.num_cached_rows("talk"), loop.stats().pages_used) == (0, 0)
     submit(loop, "bad", [3, 66], session="talk")
     program.poison = 66.0
     run(loop)

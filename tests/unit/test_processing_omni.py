@@ -164,11 +164,6 @@ def test_audio_beyond_the_limit_is_refused_over_all_clips(frontend: Frontend) ->
     assert refused.value.param == "messages[0].content[1]"
 
 
-def test_data_url_equals_its_payload(frontend: Frontend) -> None:
-    plain = encoded(wave(16_000))
-    assert frontend.prepare(spoken_to(f"data:audio/wav;base64,{plain}"))[1] == frontend.prepare(spoken_to(plain))[1]
-
-
 @pytest.mark.parametrize(
     ("wanted", "given"),
     [(None, "ethan"), ("Chelsie", "chelsie"), ("ethan", "ethan"), ("alloy", "chelsie"), ("onyx", "ethan")],

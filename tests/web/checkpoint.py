@@ -3,13 +3,7 @@
 from pathlib import Path
 
 from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
-from fleet.models.qwen3_omni.tiny_tokenizer import (
-    build_tokenizer,
-    token_ids,
-    write_json,
-    write_processor_files,
-    write_tokenizer_files,
-)
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_json, write_processor_files, write_tokenizer_files
 
 EXAMPLES = ["what can you do", "who's <there>"]
 
@@ -17,7 +11,7 @@ EXAMPLES = ["what can you do", "who's <there>"]
 def write_frontend_files(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = tokenizer.get_vocab()
     write_tokenizer_files(tokenizer, folder)
     write_processor_files(folder)
     write_json(folder / "config.json", model_config(ids))

@@ -1,7 +1,6 @@
 """One answer of token ids: the parameters of each draw, and the end. Shared by every program that answers in text."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,8 @@ from fleet.core.errors import EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
+from fleet.engine.torch.program import ProgramTask
+from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
 DECODE = Walk("decode")
@@ -63,14 +64,24 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
-class AnsweringTask(Protocol):
-    """A task that answers in tokens. `answer` is set with the prompt."""
+class AnsweringTask(ProgramTask):
+    """Base of a task that answers in tokens. `answer` is set with the prompt."""
 
-    answer: TokenAnswer | None
+    def __init__(self) -> None:
+        self.answer: TokenAnswer | None = None
+        self._rows = Rows()
+
+    @property
+    def wants_draw(self) -> bool:
+        return self.answer is not None and not self.answer.ended
+
+    @property
+    def drawn_ids(self) -> NDArray[np.int64]:
+        return np.array(self.answer.ids if self.answer is not None else [], np.int64)
 
     def grow(self, row_1H: Tensor) -> None:
         """Append the row of a drawn token."""
-        ...
+        self._rows.extend(row_1H)
 
 
 def draw_answers(

@@ -5,7 +5,6 @@ costs more than a pass. Knows no model: the decoder defines states, and which wi
 """
 
 import logging
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ConfigError, EngineError, FleetError, failure_of
 from fleet.core.ids import RequestId, Walk
-from fleet.core.pages import Memory
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
 
 log = logging.getLogger(__name__)
 StateT = TypeVar("StateT")
@@ -111,7 +109,7 @@ class _Stream(Generic[StateT]):
         return np.concatenate((known, wave[len(known) :])) if len(known) else wave
 
 
-class CodecEngine(Generic[StateT]):
+class CodecEngine(Engine, Generic[StateT]):
     """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples].
 
     History is the `wave` of the first samples: they are returned again, and only the state needed to continue is computed.
@@ -153,9 +151,6 @@ class CodecEngine(Generic[StateT]):
     def is_ready(self) -> bool:
         return any(self._can_step(stream) for stream in self._streams.values())
 
-    def due_in_s(self) -> float:
-        return 0.0 if self.is_ready() else math.inf
-
     def step(self) -> Sequence[EngineOutput]:
         able = [stream for stream in self._streams.values() if self._can_step(stream)]
         outputs = [self._end(stream) for stream in able if stream.only_end_left()]
@@ -167,30 +162,6 @@ class CodecEngine(Generic[StateT]):
 
     def finish(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)
-
-    def num_cached_rows(self, session: str) -> int:
-        return 0
-
-    def drop_cached(self, session: str | None = None) -> None:
-        """Do nothing: no audio continues that of an earlier request."""
-
-    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        return None
-
-    def kv_memory(self) -> Memory | None:
-        return None
-
-    def lend_pages(self, request_id: RequestId) -> KVPages | None:
-        return None
-
-    def reserve_pages(self, num_rows: int) -> KVPages | None:
-        return None
-
-    def free_pages(self, pages: KVPages) -> None:
-        """Do nothing: pages are never lent or reserved."""
-
-    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        return False
 
     def abort(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)

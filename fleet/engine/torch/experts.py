@@ -3,8 +3,8 @@
 Legend: N rows, H hidden size, I expert width, E experts, k experts a row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,8 @@ class ExpertWeights:
         return all(weight.stride(-2) * weight.itemsize % 16 == 0 for weight in (self.gate_up, self.down))
 
 
-class Experts(Protocol):
-    """The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k], matrices) -> [N, H]."""
-
-    def __call__(self, rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor: ...
+Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
+"""The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k], matrices) -> [N, H]."""
 
 
 def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:

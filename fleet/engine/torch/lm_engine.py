@@ -6,7 +6,6 @@ progress. Knows no model.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, cast
@@ -16,7 +15,7 @@ import torch
 from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
@@ -63,7 +62,7 @@ class ScheduledRequest(Generic[TaskT]):
         return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
 
 
-class LMEngine(Generic[TaskT]):
+class LMEngine(Engine, Generic[TaskT]):
     """One stage's batch loop. Not thread-safe."""
 
     def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
@@ -136,9 +135,6 @@ class LMEngine(Generic[TaskT]):
 
     def is_ready(self) -> bool:
         return any(scheduled.can_step() for scheduled in self._requests.values())
-
-    def due_in_s(self) -> float:
-        return 0.0 if self.is_ready() else math.inf
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:

@@ -51,15 +51,14 @@ class ProgramTask(Protocol):
 
         `tapped_NH` are the last of these rows: those before were reused, and the task has their tapped rows.
         """
-        ...
+        return ()
 
     def prefix(self) -> Prefix:
         """Return the leading rows, with which another request may begin. Called only for a request with a session."""
         ...
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Handle that rows [start, stop) are reused from an earlier request of the session."""
-        ...
+        """Handle that rows [start, stop) are reused from an earlier request of the session: by default, they need no output."""
 
 
 TaskT = TypeVar("TaskT", bound=ProgramTask)

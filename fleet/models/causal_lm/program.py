@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import TokenAnswer, draw_answers, history_of
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
-from fleet.engine.torch.rows import Rows
 from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
@@ -27,22 +26,17 @@ from fleet.models.causal_lm.probe import probe
 SALT = zlib.crc32(b"lm")
 
 
-class CausalTask:
+class CausalTask(AnsweringTask):
     """One request."""
 
     def __init__(self, program: "CausalLM", request: EngineRequest) -> None:
+        super().__init__()
         self._program, self._request = program, request
-        self._rows = Rows()
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
-        self.answer: TokenAnswer | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self._rows)
-
-    @property
-    def wants_draw(self) -> bool:
-        return self.answer is not None and not self.answer.ended
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` int32 [N]."""
@@ -58,14 +52,7 @@ class CausalTask:
         return self.answer.take_replayed() if self.answer is not None else ()
 
     def prefix(self) -> Prefix:
-        drawn = self.answer.ids if self.answer is not None else []
-        return Prefix(keys=joined_keys([self._ids, np.array(drawn, np.int64)])[: self.num_rows])
-
-    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Do nothing: reused rows need no output."""
-
-    def grow(self, row_1H: Tensor) -> None:
-        self._rows.extend(row_1H)
+        return Prefix(keys=joined_keys([self._ids, self.drawn_ids])[: self.num_rows])
 
 
 class CausalLM:

@@ -3,15 +3,14 @@
 Its answers are noise, but varied, and depend on every token of the prompt.
 """
 
-import math
-import zlib
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, token_ids, write_json
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, write_json
+from fleet.models.qwen3_omni.tiny_weights import CONSTANT, NEVER, Rules, fill_by_rules
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -21,15 +20,21 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-_CONSTANT, _NEVER, _RARE = 2.0, -30.0, -3.0
-"""Channel 0 of every embedding is constant and no layer writes to it: it biases the head, which has no bias of its own."""
+_RARE = -3.0
+_RULES: Rules = (
+    (r"[qk]_norm\.weight$", "constant", 1.6),
+    (r"norm\.weight$", "around_one", 0.1),
+    (r"embed_tokens", "normal", 1.0),
+    (r"^lm_head", "fan_in", 4.0),
+    (r"", "fan_in", 1.3),
+)
 
 
 def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=96,
@@ -40,13 +45,13 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
         head_dim=24,
         max_position_embeddings=32768,
         tie_word_embeddings=False,
-        eos_token_id=ids.im_end,
-        pad_token_id=ids.endoftext,
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|endoftext|>"],
     )
     model = Qwen3ForCausalLM(config)
-    _fill(model, seed)
-    _shape_head(model, speakable_ids(tokenizer), ids.im_end)
-    model.generation_config.eos_token_id = ids.im_end
+    fill_by_rules(dict(model.named_parameters()), _RULES, seed)
+    _shape_head(model, speakable_ids(tokenizer), ids["<|im_end|>"])
+    model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.save_pretrained(out_dir)
     tokenizer.save(str(out_dir / "tokenizer.json"))
     tokenizer_config = {
@@ -61,27 +66,13 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, seed: int) -> None:
-    """Each parameter from its name and `seed` alone, scaled so that activations stay near 1 and attention is sharp."""
+def _shape_head(model: Qwen3ForCausalLM, answer_ids: list[int], end_id: int) -> None:
+    """Bias the head by channel 0, which is constant in every embedding and which no layer writes to."""
     for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            parameter.fill_(1.6)
-        elif name.endswith("norm.weight"):
-            parameter.normal_(1.0, 0.1, generator=generator)
-        elif "embed_tokens" in name:
-            parameter.normal_(0.0, 1.0, generator=generator)
-            parameter[:, 0] = _CONSTANT
-        else:
-            gain = 4.0 if name.startswith("lm_head") else 1.3
-            parameter.normal_(0.0, gain / math.sqrt(parameter.shape[1]), generator=generator)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter[0] = 0.0
-
-
-@torch.no_grad()
-def _shape_head(model: Qwen3ForCausalLM, answer_ids: list[int], end_id: int) -> None:
+    model.model.embed_tokens.weight[:, 0] = CONSTANT
     head: Tensor = model.lm_head.weight
-    head[:, 0] = _NEVER
+    head[:, 0] = NEVER
     head[answer_ids, 0] = 0.0
     head[end_id, 0] = _RARE

@@ -1,8 +1,12 @@
-"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded."""
+"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded; and its input."""
 
+from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import WhisperFeatureExtractor
 from transformers.initialization import no_init_weights
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
@@ -29,3 +33,19 @@ class AudioTower:
         lengths = mask_CF.sum(1).long()
         real = features_CMF.permute(0, 2, 1)[mask_CF.bool()].permute(1, 0)
         return self._tower(real.to(self._dtype), feature_lens=lengths).last_hidden_state
+
+
+def mel_features(extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Compute the features of clips, which are padded to the longest, and the mask of their frames."""
+    features = extractor(
+        list(clips),
+        sampling_rate=extractor.sampling_rate,
+        padding=True,  # pyright: ignore[reportArgumentType]
+        truncation=False,
+        return_attention_mask=True,
+        return_tensors="np",
+    )
+    return {
+        "features": np.asarray(features["input_features"], np.float32),
+        "feature_mask": np.asarray(features["attention_mask"], np.float32),
+    }

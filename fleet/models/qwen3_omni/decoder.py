@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.experts import Experts, ExpertWeights
+from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
 
 
@@ -93,10 +94,11 @@ class RmsNorm:
 
 
 class Decoder:
-    """Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H]."""
+    """Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H]. `kv_shape`: of its layers' KV pool."""
 
     def __init__(self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor, rope: Tensor) -> None:
         self.shape, self.layers, self._norm, self._rope = shape, layers, norm, rope
+        self.kv_shape = KVShape(num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
         self._params = AttentionParams(scale=shape.head_dim**-0.5)
         self._row_norm = RmsNorm(len(norm), shape.eps, norm)
         self._head_norm = RmsNorm(shape.head_dim, shape.eps, norm)

@@ -19,11 +19,10 @@ from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
-from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
-from fleet.engine.torch.program import Forwarded
+from fleet.engine.torch.program import Forwarded, ProgramTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 from fleet.engine.torch.tiles import in_tiles, padded
@@ -57,7 +56,7 @@ class ResizeMlp:
         return F.linear(F.silu(F.linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
 
 
-class TalkerTask:
+class TalkerTask(ProgramTask):
     """One request.
 
     Invariants: a row is appended only when its text has arrived (the next answer token; after the last one `tts_eos` once, then
@@ -151,15 +150,9 @@ class TalkerTask:
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        return ()
-
     def prefix(self) -> Prefix:
         """Return the prompt only: generated speech is not part of later prompts."""
         return Prefix(keys=joined_keys(self._prompt_keys))
-
-    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Do nothing: a prompt has no output."""
 
     def next_draw(self) -> RowSampling:
         sampling = self.request.sampling
@@ -210,6 +203,7 @@ class Talker:
         talker = config.talker_config
         self._tiled = tiled
         self._decoder = load_decoder(reader, "talker.model.layers.", talker.text_config, experts, num_positions)
+        self.kv_shape = self._decoder.kv_shape
         self._codec_table = reader.get("talker.model.codec_embedding.weight")
         self._head = reader.get("talker.codec_head.weight")
         self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
@@ -226,11 +220,6 @@ class Talker:
         specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
-
-    @property
-    def kv_shape(self) -> KVShape:
-        shape = self._decoder.shape
-        return KVShape(num_layers=len(self._decoder.layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def open(self, request: EngineRequest) -> TalkerTask:
         voice = request.params.get(VOICE, "").lower()

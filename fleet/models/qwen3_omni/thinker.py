@@ -16,9 +16,8 @@ from torch import Tensor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import TokenAnswer, draw_answers, history_of
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.experts import Experts
-from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded
@@ -35,29 +34,24 @@ WITH_ROWS = "with_rows"
 SALT = zlib.crc32(b"thinker")
 
 
-class ThinkerTask:
+class ThinkerTask(AnsweringTask):
     """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows are sent to the Talker; `tapped` holds
     those rows by position for the session's next request, which sends rows that it reuses without computing them.
     """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
+        super().__init__()
         self._program, self._request = program, request
         self._piece: EngineInput | None = None
         self._prompt: Rows | None = None
-        self._drawn = Rows()
         self._ids: NDArray[np.int32] = np.empty(0, np.int32)
         self._multimodal_N: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._tapped: dict[int, NDArray[np.float32]] = {}
-        self.answer: TokenAnswer | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self._ids) + len(self._drawn)
-
-    @property
-    def wants_draw(self) -> bool:
-        return self.answer is not None and not self.answer.ended
+        return len(self._ids) + len(self._rows)
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]; where there is
@@ -70,7 +64,7 @@ class ThinkerTask:
             self._keys = self._program.keys_of(self._ids, piece, self._prompt_rows().cut(0, len(ids)))
         history = history_of(self._request)
         if len(history):
-            self._drawn.extend(self._program.embed_tokens(history))
+            self._rows.extend(self._program.embed_tokens(history))
         self._multimodal_N = np.isin(self._ids, self._program.multimodal_ids)
         self.answer = TokenAnswer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
         return ()
@@ -81,7 +75,7 @@ class ThinkerTask:
         if start < num_prompt:
             parts.append(self._prompt_rows().cut(start, min(stop, num_prompt)))
         if stop > num_prompt:
-            parts.append(self._drawn.cut(max(start - num_prompt, 0), stop - num_prompt))
+            parts.append(self._rows.cut(max(start - num_prompt, 0), stop - num_prompt))
         return joined(parts)
 
     def _prompt_rows(self) -> Rows:
@@ -123,15 +117,11 @@ class ThinkerTask:
         return (EngineOutput(request_id=self._request.request_id, walk=PREFILL, arrays=arrays),)
 
     def prefix(self) -> Prefix:
-        drawn = self.answer.ids if self.answer is not None else []
-        keys = joined_keys([self._keys, np.array(drawn, np.int64)])[: self.num_rows]
+        keys = joined_keys([self._keys, self.drawn_ids])[: self.num_rows]
         return Prefix(keys=keys, tapped=self._tapped)
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         self._tapped |= {position: row for position, row in prefix.tapped.items() if start <= position < stop}
-
-    def grow(self, row_1H: Tensor) -> None:
-        self._drawn.extend(row_1H)
 
 
 class Thinker:
@@ -146,6 +136,7 @@ class Thinker:
         if self._accept_layer >= thinker.text_config.num_hidden_layers:
             raise ConfigError(f"checkpoint: accept_hidden_layer {self._accept_layer} is no layer", param="checkpoint")
         self._decoder = load_decoder(reader, reader.first_prefix(THINKER_TEXT), thinker.text_config, experts, num_positions)
+        self.kv_shape = self._decoder.kv_shape
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         tied = bool(thinker.text_config.tie_word_embeddings) and not reader.has("thinker.lm_head.weight")
         self._head = self._table if tied else reader.get("thinker.lm_head.weight")
@@ -154,11 +145,6 @@ class Thinker:
         self.multimodal_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
         self.end_ids = end_ids
         self._one_by_one = one_by_one
-
-    @property
-    def kv_shape(self) -> KVShape:
-        shape = self._decoder.shape
-        return KVShape(num_layers=len(self._decoder.layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
 
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)
@@ -175,8 +161,7 @@ class Thinker:
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
         if len(audio_rows) != len(at_audio):
             raise BadInput(
-                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}",
-                param="messages",
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}", param="messages"
             )
         if len(at_audio):
             rows_NH[torch.from_numpy(at_audio).to(rows_NH.device)] = audio_rows.to(rows_NH.dtype)

@@ -12,12 +12,11 @@ from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
 from fleet.models.qwen3_omni.tiny_tokenizer import (
     build_tokenizer,
     speakable_ids,
-    token_ids,
     write_json,
     write_processor_files,
     write_tokenizer_files,
 )
-from fleet.models.qwen3_omni.tiny_weights import EndTokens, fill_weights
+from fleet.models.qwen3_omni.tiny_weights import fill_weights
 
 SHARD_SIZE = "4MB"
 
@@ -31,15 +30,11 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
-    ids = token_ids(tokenizer)
+    ids = tokenizer.get_vocab()
     config = model_config(ids)
-    ends = EndTokens(
-        answer_ids=speakable_ids(tokenizer),
-        im_end_id=ids.im_end,
-        codec_eos_id=config["talker_config"]["codec_eos_token_id"],
-    )
+    codec_eos_id = config["talker_config"]["codec_eos_token_id"]
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
-    fill_weights(model, ends, seed)
+    fill_weights(model, seed, answer_ids=speakable_ids(tokenizer), im_end_id=ids["<|im_end|>"], codec_eos_id=codec_eos_id)
     model.save_pretrained(out_dir, max_shard_size=SHARD_SIZE)
     for shard in out_dir.glob("*.safetensors"):
         shard.chmod(0o644)  # written 0600; the tokenizer beside it is readable by all

@@ -2,19 +2,20 @@
 
 The dictionaries carry the keys of the real checkpoint that `transformers` or vLLM reads; vLLM needs
 `vision_config.image_size`, `text_config.tie_word_embeddings`, `rope_scaling` and `rope_theta`, which `transformers`
-does without. Knows no weights.
+does without. A checkpoint of another size has the same keys (`resized`). Knows no weights.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from fleet.models.qwen3_omni.tiny_tokenizer import TokenIds
-
 Json = dict[str, Any]
+TokenIds = Mapping[str, int]
+"""Ids of a tokenizer's tokens, with those of the roles."""
 
 VOCAB_SIZE = 576
 """Rows of the Thinker's embedding: 545 tokens, padded as the real checkpoint pads."""
-THINKER_HIDDEN = 128
-TALKER_HIDDEN = 128
+HIDDEN = 128
+"""Hidden size of the Thinker, the Talker and the code predictor."""
 NUM_CODE_GROUPS = 16
 CODEBOOK_SIZE = 128
 TALKER_VOCAB_SIZE = CODEBOOK_SIZE + 1024
@@ -27,21 +28,27 @@ def model_config(ids: TokenIds) -> Json:
     """config.json."""
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-        "assistant_token_id": ids.assistant,
+        "assistant_token_id": ids["assistant"],
         "code2wav_config": _code2wav_config(),
         "dtype": "float32",
         "enable_audio_output": True,
-        "im_end_token_id": ids.im_end,
-        "im_start_token_id": ids.im_start,
+        "im_end_token_id": ids["<|im_end|>"],
+        "im_start_token_id": ids["<|im_start|>"],
         "model_type": "qwen3_omni_moe",
-        "system_token_id": ids.system,
+        "system_token_id": ids["system"],
         "talker_config": _talker_config(ids),
         "thinker_config": _thinker_config(ids),
-        "tts_bos_token_id": ids.tts_bos,
-        "tts_eos_token_id": ids.tts_eos,
-        "tts_pad_token_id": ids.tts_pad,
-        "user_token_id": ids.user,
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "user_token_id": ids["user"],
     }
+
+
+def resized(config: Json, sizes: Mapping[str, Any]) -> Json:
+    """Return the config with the values in `sizes`, which is nested like it and has no other keys."""
+    assert sizes.keys() <= config.keys(), f"unknown keys {sizes.keys() - config.keys()}"
+    return config | {key: resized(config[key], value) if isinstance(value, dict) else value for key, value in sizes.items()}
 
 
 def generation_config(ids: TokenIds) -> Json:
@@ -50,8 +57,8 @@ def generation_config(ids: TokenIds) -> Json:
     """
     return {
         "do_sample": True,
-        "eos_token_id": ids.im_end,
-        "pad_token_id": ids.endoftext,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
         "talker_max_new_tokens": 300,
         "talker_repetition_penalty": 1.05,
         "talker_temperature": 0.9,
@@ -63,12 +70,6 @@ def generation_config(ids: TokenIds) -> Json:
     }
 
 
-def _rope() -> Json:
-    """Interleaved multimodal rotary embedding, `interleaved` in the real config and `mrope_interleaved` to vLLM."""
-    scaling: Json = {"interleaved": True, "mrope_interleaved": True, "mrope_section": list(MROPE_SECTION)}
-    return {"rope_scaling": scaling | {"rope_type": "default", "type": "default"}, "rope_theta": 1000000.0}
-
-
 def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
     """Return the settings that the three text decoders share."""
     return {
@@ -76,6 +77,7 @@ def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
         "attention_dropout": 0.0,
         "head_dim": 32,
         "hidden_act": "silu",
+        "hidden_size": HIDDEN,
         "initializer_range": 0.02,
         "intermediate_size": intermediate_size,
         "max_position_embeddings": 32768,
@@ -83,6 +85,7 @@ def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
         "num_hidden_layers": num_layers,
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
         "sliding_window": None,
         "tie_word_embeddings": False,
         "use_cache": True,
@@ -91,6 +94,11 @@ def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
 
 
 def _experts(*, shared_intermediate_size: int) -> Json:
+    """Return the settings of experts and of the multimodal rotary embedding, which Thinker and Talker have.
+
+    The embedding is interleaved: `interleaved` in the real config, `mrope_interleaved` to vLLM.
+    """
+    scaling: Json = {"interleaved": True, "mrope_interleaved": True, "mrope_section": list(MROPE_SECTION)}
     return {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -99,6 +107,7 @@ def _experts(*, shared_intermediate_size: int) -> Json:
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "output_router_logits": False,
+        "rope_scaling": scaling | {"rope_type": "default", "type": "default"},
         "router_aux_loss_coef": 0.001,
         "shared_expert_intermediate_size": shared_intermediate_size,
     }
@@ -106,30 +115,30 @@ def _experts(*, shared_intermediate_size: int) -> Json:
 
 def _thinker_config(ids: TokenIds) -> Json:
     text = _decoder(num_layers=4, intermediate_size=128) | _experts(shared_intermediate_size=0)
-    text |= _rope()
-    text |= {
-        "hidden_size": THINKER_HIDDEN,
-        "model_type": "qwen3_omni_moe_text",
-        "use_qk_norm": True,
-        "vocab_size": VOCAB_SIZE,
-    }
-    return {
+    text |= {"model_type": "qwen3_omni_moe_text", "use_qk_norm": True, "vocab_size": VOCAB_SIZE}
+    return _media_ids(ids) | {
         "audio_config": _audio_config(),
-        "audio_end_token_id": ids.audio_end,
-        "audio_start_token_id": ids.audio_start,
-        "audio_token_id": ids.audio_pad,
         "dtype": "float32",
-        "image_token_id": ids.image_pad,
-        "initializer_range": 0.02,
         "model_type": "qwen3_omni_moe_thinker",
+        "text_config": text,
+        "user_token_id": ids["user"],
+        "vision_config": _vision_config(),
+        "vision_end_token_id": ids["<|vision_end|>"],
+    }
+
+
+def _media_ids(ids: TokenIds) -> Json:
+    """Return the settings that Thinker and Talker share."""
+    return {
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_token_id": ids["<|audio_pad|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "initializer_range": 0.02,
         "position_id_per_seconds": 13,
         "seconds_per_chunk": 2,
-        "text_config": text,
-        "user_token_id": ids.user,
-        "video_token_id": ids.video_pad,
-        "vision_config": _vision_config(),
-        "vision_end_token_id": ids.vision_end,
-        "vision_start_token_id": ids.vision_start,
+        "video_token_id": ids["<|video_pad|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
     }
 
 
@@ -152,7 +161,7 @@ def _audio_config() -> Json:
         "n_window_infer": 800,
         "num_hidden_layers": 2,
         "num_mel_bins": 128,
-        "output_dim": THINKER_HIDDEN,
+        "output_dim": HIDDEN,
         "scale_embedding": False,
     }
 
@@ -172,7 +181,7 @@ def _vision_config() -> Json:
         "model_type": "qwen3_omni_moe_vision_encoder",
         "num_heads": 2,
         "num_position_embeddings": 256,
-        "out_hidden_size": THINKER_HIDDEN,
+        "out_hidden_size": HIDDEN,
         "patch_size": 16,
         "spatial_merge_size": 2,
         "spatial_patch_size": 16,
@@ -183,40 +192,27 @@ def _vision_config() -> Json:
 
 def _talker_config(ids: TokenIds) -> Json:
     text = _decoder(num_layers=3, intermediate_size=256) | _experts(shared_intermediate_size=128)
-    text |= _rope()
-    text |= {
-        "hidden_size": TALKER_HIDDEN,
-        "model_type": "qwen3_omni_moe_talker_text",
-        "vocab_size": TALKER_VOCAB_SIZE,
-    }
-    predictor = _decoder(num_layers=2, intermediate_size=256)
-    predictor |= {
-        "hidden_size": TALKER_HIDDEN,
+    text |= {"model_type": "qwen3_omni_moe_talker_text", "vocab_size": TALKER_VOCAB_SIZE}
+    predictor = _decoder(num_layers=2, intermediate_size=256) | {
         "layer_types": ["full_attention", "full_attention"],
         "max_window_layers": 28,
         "model_type": "qwen3_omni_moe_talker_code_predictor",
         "num_code_groups": NUM_CODE_GROUPS,
-        "rope_theta": 1000000.0,
         "vocab_size": CODEBOOK_SIZE,
     }
-    return _codec_ids() | {
-        "accept_hidden_layer": 2,
-        "audio_end_token_id": ids.audio_end,
-        "audio_start_token_id": ids.audio_start,
-        "audio_token_id": ids.audio_pad,
-        "code_predictor_config": predictor,
-        "image_token_id": ids.image_pad,
-        "initializer_range": 0.02,
-        "num_code_groups": NUM_CODE_GROUPS,
-        "output_router_logits": False,
-        "position_id_per_seconds": 13,
-        "seconds_per_chunk": 2,
-        "spatial_merge_size": 2,
-        "text_config": text,
-        "thinker_hidden_size": THINKER_HIDDEN,
-        "video_token_id": ids.video_pad,
-        "vision_start_token_id": ids.vision_start,
-    }
+    return (
+        _media_ids(ids)
+        | _codec_ids()
+        | {
+            "accept_hidden_layer": 2,
+            "code_predictor_config": predictor,
+            "num_code_groups": NUM_CODE_GROUPS,
+            "output_router_logits": False,
+            "spatial_merge_size": 2,
+            "text_config": text,
+            "thinker_hidden_size": HIDDEN,
+        }
+    )
 
 
 def _codec_ids() -> Json:

@@ -6,8 +6,7 @@ the model config requires. Does not know about weights or model dimensions.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
@@ -18,43 +17,15 @@ from fleet.processing.tokenizer import qwen_tokenizer
 NUM_TEXT_TOKENS = 512
 """Ids below this are byte-level BPE entries, 256 of them single bytes; the added tokens follow."""
 
-# Qwen3-Omni's added tokens in the order of its ids (151643 and up); False marks those that are not "special",
-# which `skip_special_tokens` keeps.
-ADDED_TOKENS: tuple[tuple[str, bool], ...] = (
-    ("<|endoftext|>", True),
-    ("<|im_start|>", True),
-    ("<|im_end|>", True),
-    ("<|object_ref_start|>", True),
-    ("<|object_ref_end|>", True),
-    ("<|box_start|>", True),
-    ("<|box_end|>", True),
-    ("<|quad_start|>", True),
-    ("<|quad_end|>", True),
-    ("<|vision_start|>", True),
-    ("<|vision_end|>", True),
-    ("<|vision_pad|>", True),
-    ("<|image_pad|>", True),
-    ("<|video_pad|>", True),
-    ("<tool_call>", False),
-    ("</tool_call>", False),
-    ("<|fim_prefix|>", False),
-    ("<|fim_middle|>", False),
-    ("<|fim_suffix|>", False),
-    ("<|fim_pad|>", False),
-    ("<|repo_name|>", False),
-    ("<|file_sep|>", False),
-    ("<tool_response>", False),
-    ("</tool_response>", False),
-    ("<think>", False),
-    ("</think>", False),
-    ("<|audio_start|>", True),
-    ("<|audio_end|>", True),
-    ("<tts_pad>", True),
-    ("<tts_text_bos>", True),
-    ("<tts_text_eod>", True),
-    ("<tts_text_bos_single>", True),
-    ("<|audio_pad|>", True),
-)
+ADDED_TOKENS = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
+    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> <tool_call> </tool_call> "
+    "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> <tool_response> </tool_response> "
+    "<think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
+).split()
+"""Qwen3-Omni's added tokens in the order of its ids (151643 and up)."""
+_NOT_SPECIAL = frozenset(ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")])
+"""Those that `skip_special_tokens` keeps."""
 
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -108,28 +79,6 @@ _WORDS = (
 _OTHER_SCRIPTS = "café naïve über señor señal garçon Straße ñandú 你好 世界 你 好 語 日本 мир да"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenIds:
-    """Ids of the tokens that the model config names."""
-
-    endoftext: int
-    im_start: int
-    im_end: int
-    system: int
-    user: int
-    assistant: int
-    tts_pad: int
-    tts_bos: int
-    tts_eos: int
-    audio_start: int
-    audio_pad: int
-    audio_end: int
-    vision_start: int
-    vision_end: int
-    image_pad: int
-    video_pad: int
-
-
 def build_tokenizer() -> Tokenizer:
     """Train the tokenizer, which is deterministic.
 
@@ -137,45 +86,15 @@ def build_tokenizer() -> Tokenizer:
     """
     tokenizer = qwen_tokenizer(BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TEXT_TOKENS,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=NUM_TEXT_TOKENS, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(_training_text(), trainer)
     assert tokenizer.get_vocab_size() == NUM_TEXT_TOKENS
-    added = [AddedToken(text, special=special, normalized=False) for text, special in ADDED_TOKENS]
+    added = [AddedToken(text, special=text not in _NOT_SPECIAL, normalized=False) for text in ADDED_TOKENS]
     tokenizer.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
     for role in ("system", "user", "assistant"):
         assert len(tokenizer.encode(role).ids) == 1, f"role {role!r} is not one token"
     return tokenizer
-
-
-def token_ids(tokenizer: Tokenizer) -> TokenIds:
-    """Look up the tokens that the model config names."""
-
-    def id_of(text: str) -> int:
-        found = tokenizer.token_to_id(text)
-        assert found is not None, f"no token {text!r}"
-        return found
-
-    return TokenIds(
-        endoftext=id_of("<|endoftext|>"),
-        im_start=id_of("<|im_start|>"),
-        im_end=id_of("<|im_end|>"),
-        system=id_of("system"),
-        user=id_of("user"),
-        assistant=id_of("assistant"),
-        tts_pad=id_of("<tts_pad>"),
-        tts_bos=id_of("<tts_text_bos>"),
-        tts_eos=id_of("<tts_text_eod>"),
-        audio_start=id_of("<|audio_start|>"),
-        audio_pad=id_of("<|audio_pad|>"),
-        audio_end=id_of("<|audio_end|>"),
-        vision_start=id_of("<|vision_start|>"),
-        vision_end=id_of("<|vision_end|>"),
-        image_pad=id_of("<|image_pad|>"),
-        video_pad=id_of("<|video_pad|>"),
-    )
 
 
 def speakable_ids(tokenizer: Tokenizer) -> list[int]:
@@ -187,26 +106,32 @@ def speakable_ids(tokenizer: Tokenizer) -> list[int]:
 def write_tokenizer_files(tokenizer: Tokenizer, out_dir: Path) -> None:
     """Write vocab.json, merges.txt, tokenizer_config.json and the chat template."""
     tokenizer.model.save(str(out_dir))
-    added = {str(NUM_TEXT_TOKENS + n): _added_token(text, special) for n, (text, special) in enumerate(ADDED_TOKENS)}
     config = {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": added,
         "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>",
         "errors": "replace",
-        "extra_special_tokens": NAMED_TOKENS,
         "model_max_length": 32768,
-        "pad_token": "<|endoftext|>",
-        "processor_class": "Qwen3OmniMoeProcessor",
         "split_special_tokens": False,
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
-    } | NAMED_TOKENS
-    write_json(out_dir / "tokenizer_config.json", config)
-    (out_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    write_json(out_dir / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    }
+    write_tokenizer_config(out_dir, dict(enumerate(ADDED_TOKENS, NUM_TEXT_TOKENS)), config, CHAT_TEMPLATE)
+
+
+def write_tokenizer_config(out_dir: Path, added: Mapping[int, str], config: Mapping[str, object], chat_template: str) -> None:
+    """Write tokenizer_config.json with the keys that every Qwen3-Omni has, and the chat template in both forms."""
+    shared = {
+        "added_tokens_decoder": {str(token): _added_token(text) for token, text in added.items()},
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "extra_special_tokens": NAMED_TOKENS,
+        "pad_token": "<|endoftext|>",
+        "processor_class": "Qwen3OmniMoeProcessor",
+    }
+    write_json(out_dir / "tokenizer_config.json", {**shared, **NAMED_TOKENS, **config})
+    (out_dir / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    write_json(out_dir / "chat_template.json", {"chat_template": chat_template})
 
 
 def write_processor_files(out_dir: Path) -> None:
@@ -236,8 +161,7 @@ def write_processor_files(out_dir: Path) -> None:
     }
     processor = {"processor_class": "Qwen3OmniMoeProcessor"}
     write_json(
-        out_dir / "preprocessor_config.json",
-        audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"},
+        out_dir / "preprocessor_config.json", audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"}
     )
     write_json(
         out_dir / "video_preprocessor_config.json",
@@ -250,9 +174,9 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _added_token(text: str, special: bool) -> dict[str, object]:
+def _added_token(text: str) -> dict[str, object]:
     flags = ("lstrip", "normalized", "rstrip", "single_word")
-    return {"content": text, "special": special, **dict.fromkeys(flags, False)}
+    return {"content": text, "special": text not in _NOT_SPECIAL, **dict.fromkeys(flags, False)}
 
 
 def _training_text() -> Iterator[str]:

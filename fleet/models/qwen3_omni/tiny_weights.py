@@ -5,7 +5,7 @@ The default initialisation of `transformers` gives silence (layer scales of 0.01
 `gain / sqrt(fan-in)`, which keeps activations near 1, and the attention is sharp enough that a change anywhere in the
 context changes what follows.
 
-Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries `_CONSTANT` there
+Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries `CONSTANT` there
 and no layer writes to it. That gives the bias-free output heads a bias, used to keep answers to printable text tokens
 and the two end tokens rare. Knows no config files and no tokenizers.
 """
@@ -13,31 +13,22 @@ and the two end tokens rare. Knows no config files and no tokenizers.
 import math
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-_CONSTANT = 2.0
+CONSTANT = 2.0
 """Value of the constant channel, in units of the embeddings' standard deviation."""
-_NEVER = -30.0
+NEVER = -30.0
 """Weight of the constant channel in the head row of a token that is never to be answered."""
+Rules = Sequence[tuple[str, str, float]]
+"""(pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of standard
+deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1, `constant` fills,
+`taps` draws a smooth upsampling (a rough one would be heard as loud hiss).
+"""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTokens:
-    """Ids that the output heads treat specially."""
-
-    answer_ids: Sequence[int]
-    im_end_id: int
-    codec_eos_id: int
-
-
-# (pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of
-# standard deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1,
-# `constant` fills, `taps` draws a smooth upsampling (a rough one would be heard as loud hiss).
-_RULES: tuple[tuple[str, str, float], ...] = (
+_RULES: Rules = (
     (r"[qk]_norm\.weight$", "constant", 1.6),
     (r"(layer_?norm|norm\d?|ln_q|ln_post)\.weight$", "around_one", 0.1),
     (r"layer_scale\.scale$", "constant", 0.5),
@@ -70,14 +61,15 @@ _NESTED = {
 
 
 @torch.no_grad()
-def fill_weights(model: nn.Module, ends: EndTokens, seed: int) -> None:
-    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone."""
+def fill_weights(model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
+    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone.
+
+    The output heads treat the given ids specially.
+    """
     parameters = {_nested_name(name): parameter for name, parameter in model.named_parameters()}
-    for name, parameter in parameters.items():
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-        _fill(name, parameter, generator)
+    fill_by_rules(parameters, _RULES, seed)
     _fix_constant_channel(parameters)
-    _shape_heads(parameters, ends)
+    _shape_heads(parameters, answer_ids, im_end_id, codec_eos_id)
 
 
 def _nested_name(name: str) -> str:
@@ -88,8 +80,15 @@ def _nested_name(name: str) -> str:
     return name
 
 
-def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
-    rule, value = next((rule, value) for pattern, rule, value in _RULES if re.search(pattern, name))
+@torch.no_grad()
+def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> None:
+    for name, parameter in parameters.items():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        rule, value = next((rule, value) for pattern, rule, value in rules if re.search(pattern, name))
+        _fill(name, parameter, rule, value, generator)
+
+
+def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator) -> None:
     if rule == "constant":
         parameter.fill_(value)
     elif rule == "around_one":
@@ -120,7 +119,7 @@ def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> No
 
 
 def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
-    """Make channel 0 `_CONSTANT` in all that enters the Thinker and the Talker, and let no layer write to it."""
+    """Make channel 0 `CONSTANT` in all that enters the Thinker and the Talker, and let no layer write to it."""
     sources = (
         "thinker.model.audio_tower.proj2",
         "thinker.model.visual.merger.mlp.2",
@@ -129,8 +128,8 @@ def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
     )
     for source in sources:
         parameters[f"{source}.weight"][0] = 0.0
-        parameters[f"{source}.bias"][0] = _CONSTANT
-    parameters["thinker.model.language_model.embed_tokens.weight"][:, 0] = _CONSTANT
+        parameters[f"{source}.bias"][0] = CONSTANT
+    parameters["thinker.model.language_model.embed_tokens.weight"][:, 0] = CONSTANT
     for name, parameter in parameters.items():
         if re.search(r"^talker.*codec_embedding", name):
             parameter[:, 0] = 0.0
@@ -140,15 +139,15 @@ def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
             parameter[..., 0, :] = 0.0
 
 
-def _shape_heads(parameters: dict[str, Tensor], ends: EndTokens) -> None:
+def _shape_heads(parameters: dict[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
     """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's offset."""
     head = parameters["thinker.lm_head.weight"]
-    head[:, 0] = _NEVER
-    head[list(ends.answer_ids), 0] = 0.0
-    head[ends.im_end_id, 0] = -2.5
+    head[:, 0] = NEVER
+    head[list(answer_ids), 0] = 0.0
+    head[im_end_id, 0] = -2.5
     codec_head = parameters["talker.codec_head.weight"]
     codec_head[:, 0] = 0.0
-    codec_head[ends.codec_eos_id, 0] = -4.0
+    codec_head[codec_eos_id, 0] = -4.0
     # Taps that sum to zero pass no constant, so the snake activations' offset does not reach the loudspeaker.
     last = parameters["code2wav.decoder.6.conv.weight"]
     last -= last.mean(dim=-1, keepdim=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Protocol
 
 from fleet.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.pocket.corpus.invented import invented
@@ -18,10 +17,6 @@ HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
 INVENTED_SHARE = 0.5
 
 Row = Mapping[str, str]
-
-
-class Source(Protocol):
-    def draw(self, rng: Random, split: Drawn) -> Exchange: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Input of the audio tower: log-mel frames of 10 ms, computed as the server computes them from a request's clips.
 
-Source: `feature_extractor` in fleet/stages/qwen3_omni/thinker.py; WhisperFeatureExtractor of transformers 5.23.
+Source: WhisperFeatureExtractor of transformers 5.23.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
+from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 
 
@@ -35,17 +36,9 @@ class LogMelBatch:
 
 def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
     """Compute the features of clips on torch's default device. Units: samples in -1..1 at 16 kHz."""
-    extracted = _extractor()(
-        list(clips),
-        sampling_rate=SAMPLE_RATE_HZ,
-        padding=True,  # pyright: ignore[reportArgumentType]
-        truncation=False,
-        return_attention_mask=True,
-        return_tensors="pt",
-    )
-    features: Tensor = extracted["input_features"]
-    mask: Tensor = extracted["attention_mask"]
-    return LogMelBatch(features=features * mask[:, None], num_frames=mask.sum(1)).to_default_device()
+    extracted = mel_features(_extractor(), clips)
+    features, mask = (torch.from_numpy(extracted[name]) for name in ("features", "feature_mask"))
+    return LogMelBatch(features=features * mask[:, None], num_frames=mask.sum(1).long()).to_default_device()
 
 
 @cache

@@ -1,13 +1,10 @@
 """Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a random voice.
 
-Each shard is built in a fresh process, because espeak-ng carries its phase from text to text: so a shard is the same in every
-run, and a build that was killed resumes with the missing shards. Files: `train-0000.npy`, the concatenated samples, and
-`train-0000.json`, their texts and voices. Clean speech only: `augment` adds noise.
+Files: `train-0000.npy`, the concatenated samples, and `train-0000.json`, their texts and voices. Clean speech only: `augment`
+adds noise.
 """
 
 import json
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,12 +16,12 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import soxr
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
 from fleet.pocket import teacher
 from fleet.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, sentences
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
+from fleet.pocket.sharding import build_missing, replacing
 from fleet.pocket.teacher import Teacher, Voice
 
 SAMPLE_RATE_HZ: Final = 16_000
@@ -69,12 +66,8 @@ class Recordings:
 
 def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
     """Build the missing shards among the first `num_shards`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [shard for shard in range(num_shards) if not _path(folder, kind, shard).exists()]
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        built = pool.imap_unordered(partial(make_shard, folder, kind), missing, chunksize=1)
-        for _ in tqdm(built, total=num_shards, initial=num_shards - len(missing), desc=f"hearing {kind}", unit="shard"):
-            pass
+    files = [_path(folder, kind, shard) for shard in range(num_shards)]
+    build_missing(f"hearing {kind}", partial(make_shard, folder, kind), files, workers)
 
 
 def make_shard(
@@ -142,12 +135,10 @@ def _with_recordings(description: Mapping[str, Any], recordings: Iterator[Speech
 def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], description: Mapping[str, Any]) -> None:
     """Write the JSON file last: a shard exists if its JSON file does."""
     file = _path(folder, kind, shard)
-    new = file.with_suffix(".new")
-    with new.open("wb") as out:
+    with replacing(file.with_suffix(".npy")) as new, new.open("wb") as out:
         np.save(out, samples, allow_pickle=False)
-    os.replace(new, file.with_suffix(".npy"))
-    new.write_text(json.dumps(description))
-    os.replace(new, file)
+    with replacing(file) as new:
+        new.write_text(json.dumps(description))
 
 
 def _path(folder: Path, kind: Kind, shard: int) -> Path:

@@ -127,6 +127,13 @@ def transcribe(clip: bytes) -> ChatQuestion:
     return ChatQuestion(messages=(ChatMessage(role="user", content=(_audio(clip), TextContent("transcribe"))),))
 
 
+def wav_file(samples: Samples, rate_hz: int) -> bytes:
+    """Return mono samples in -1..1 as a WAV file of 16 bits."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
 def _audio(clip: bytes) -> AudioContent:
     return AudioContent(EncodedAudio(b64encode(clip).decode("ascii")))
 

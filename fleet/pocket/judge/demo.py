@@ -1,6 +1,5 @@
 """Demonstration: three questions to a running fleet, one of them spoken; saves the answers as WAV files and spectrograms."""
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from fleet.pocket.judge import ask
 from fleet.pocket.judge.ask import ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.spectrogram import Panel, draw
 from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Voice
 
 PICTURE: Final = "spectrograms.png"
 
@@ -69,13 +68,7 @@ def _question(scene: Scene) -> ChatQuestion:
     if scene.asked_by is None:
         return ask.typed(dialogue, scene.voice)
     speeches = speak_all([(turn.text, scene.asked_by) for turn in turns if turn.role == "user"])
-    return replace(ask.spoken(dialogue, [_file(speech) for speech in speeches]), voice=scene.voice)
-
-
-def _file(speech: SynthesizedSpeech) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, speech.samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return file.getvalue()
+    return replace(ask.spoken(dialogue, [ask.wav_file(speech.samples, SAMPLE_RATE_HZ) for speech in speeches]), voice=scene.voice)
 
 
 def _title(scene: Scene, reply: ChatReply) -> str:

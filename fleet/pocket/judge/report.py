@@ -1,10 +1,12 @@
 """Results of an evaluation: every figure with its target, and every answer that it was computed from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from fleet.pocket.corpus import Dialogue, is_right
 from fleet.pocket.judge.options import Part
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import Machine
@@ -38,6 +40,18 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     expected: str
     answer: str
     right: bool
+
+    @staticmethod
+    def of(dialogue: Dialogue, said: str, answer: str) -> "JudgedAnswer":
+        """Judge the answer to the last question of a dialogue."""
+        return JudgedAnswer(
+            family=dialogue.family,
+            said=said,
+            question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
+            expected=dialogue.turns[-1].text,
+            answer=answer,
+            right=is_right(dialogue, answer),
+        )
 
 
 class Transcribed(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,21 +115,15 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
     def missed(self) -> tuple[Figure, ...]:
         return tuple(figure for figure in self.figures if figure.met is False)
 
-
-class JudgeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the JSON file: the report, and `met`, True for each target that is met."""
-
-    met: dict[str, bool]
-    report: JudgeReport
+    def adding(self, figures: Iterable[Figure], **results: Any) -> "JudgeReport":
+        """Return the report with more figures, and with the fields of one part in `results`."""
+        return msgspec.structs.replace(self, figures=(*self.figures, *figures), **results)
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
+    """Write the report, and `met`: True for each target that is met."""
     met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
-    write_json(JudgeFile(met=met, report=report), path)
-
-
-def read_report(path: Path) -> JudgeReport:
-    return msgspec.json.decode(path.read_bytes(), type=JudgeFile).report
+    write_json({"met": met, "report": report}, path)
 
 
 def share(flags: Sequence[bool]) -> float | None:

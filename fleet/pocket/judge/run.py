@@ -9,10 +9,12 @@ from fleet.pocket.judge import speech_in, speech_out, speed, typed
 from fleet.pocket.judge.ask import JudgeClient
 from fleet.pocket.judge.options import JudgeOptions, Part
 from fleet.pocket.judge.report import JudgeReport
-from fleet.pocket.judge.words import MISSING, alike, known_words, unsayable
 from fleet.reporting.machine import describe_machine
 
-replace = msgspec.structs.replace
+_JUDGES: Mapping[Part, Callable[[JudgeReport, JudgeClient, JudgeOptions], JudgeReport]] = {
+    "speed": speed.judge, "typed": typed.judge, "speech_out": speech_out.judge, "speech_in": speech_in.judge,
+}  # fmt: skip
+"""Parts in their order, speed first: processes that the other parts leave running on this machine would slow it."""
 
 
 def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
@@ -30,35 +32,11 @@ def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
         sampling="the checkpoint's own" if chosen.own_sampling else "greedy",
         seed=chosen.seed,
     )
-    # Speed first: processes that the other parts leave running on this machine would slow it.
-    for part in sorted(set(chosen.parts), key=("speed", "typed", "speech_out", "speech_in").index):
+    for part, judge in _JUDGES.items():
+        if part not in chosen.parts:
+            continue
         started_s = time.monotonic()
-        report = _JUDGES[part](report, client, chosen)
-        report = replace(report, took_s={**report.took_s, part: round(time.monotonic() - started_s, 1)})
+        report = judge(report, client, chosen)
+        took_s = {**report.took_s, part: round(time.monotonic() - started_s, 1)}
+        report = msgspec.structs.replace(report, took_s=took_s)
     return report
-
-
-def _speed(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    return replace(report, figures=report.figures + speed.judge(client, options))
-
-
-def _typed(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    figures, answered = typed.judge(client, options)
-    return replace(report, figures=report.figures + figures, typed=answered)
-
-
-def _speech_out(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
-    figures, measured, errors = speech_out.judge(client, options)
-    report = replace(report, lacking=lacking, alike=alike())
-    return replace(report, figures=report.figures + figures, speech_out=measured, pitch_errors=errors)
-
-
-def _speech_in(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
-    figures, answered, transcribed = speech_in.judge(client, options)
-    return replace(report, figures=report.figures + figures, speech_in=answered, transcribed=transcribed)
-
-
-_JUDGES: Mapping[Part, Callable[[JudgeReport, JudgeClient, JudgeOptions], JudgeReport]] = {
-    "speed": _speed, "typed": _typed, "speech_out": _speech_out, "speech_in": _speech_in,
-}  # fmt: skip

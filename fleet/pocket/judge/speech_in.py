@@ -3,7 +3,6 @@
 The questions are the teacher's speech: clean in voices of training, and with noise in voices that training does not use.
 """
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -11,11 +10,10 @@ from typing import Final
 
 import jiwer
 import numpy as np
-import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from fleet.pocket.corpus import Dialogue, is_right, spoken
+from fleet.pocket.corpus import Dialogue, spoken
 from fleet.pocket.hearing.augment import add_noise, coloured
 from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
@@ -23,15 +21,13 @@ from fleet.pocket.judge import ask
 from fleet.pocket.judge.ask import JudgeClient
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgedAnswer, Transcribed, share
+from fleet.pocket.judge.report import Figure, JudgedAnswer, JudgeReport, Transcribed, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
 from fleet.pocket.teacher import SynthesizedSpeech, Voice
 from fleet.reporting.progress import progress_bar
 
 NOISE: Final = "pink"
-
-SpeechInResult = tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...], tuple[Transcribed, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,38 +47,31 @@ CONDITIONS: Final = (
 )
 
 
-def judge(client: JudgeClient, options: JudgeOptions) -> SpeechInResult:
+def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     dialogues = distinct(options.speech_in, options.seed)
-    results = [_in_condition(client, options, condition, dialogues) for condition in CONDITIONS]
-    figures, answered, transcribed = ([each for part in parts for each in part] for parts in zip(*results, strict=True))
-    return tuple(figures), tuple(answered), tuple(transcribed)
+    for condition in CONDITIONS:
+        report = _in_condition(report, client, options, condition, dialogues)
+    return report
 
 
 def _in_condition(
-    client: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]
-) -> SpeechInResult:
+    report: JudgeReport, client: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]
+) -> JudgeReport:
     clips = _clips(dialogues, condition, options.seed)
     questions = [ask.spoken(dialogue, user_clips) for dialogue, user_clips in zip(dialogues, clips, strict=True)]
     questions += [ask.transcribe(user_clips[-1]) for user_clips in clips]
     with progress_bar(COMMAND, f"spoken questions, {condition.name}", len(questions)) as advance:
         texts = [reply.text for reply in client.ask_all(questions, options.concurrency, advance)]
     answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
-    answered = [_answered(*each, condition) for each in zip(dialogues, answers, strict=True)]
+    answered = [JudgedAnswer.of(dialogue, condition.name, text) for dialogue, text in zip(dialogues, answers, strict=True)]
     transcribed = [
         Transcribed(said=condition.name, text=dialogue.turns[-2].text, transcript=spoken(transcript))
         for dialogue, transcript in zip(dialogues, transcripts, strict=True)
     ]
-    return _figures(condition, answered, transcribed), tuple(answered), tuple(transcribed)
-
-
-def _answered(dialogue: Dialogue, answer: str, condition: Condition) -> JudgedAnswer:
-    return JudgedAnswer(
-        family=dialogue.family,
-        said=condition.name,
-        question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
-        expected=dialogue.turns[-1].text,
-        answer=answer,
-        right=is_right(dialogue, answer),
+    return report.adding(
+        _figures(condition, answered, transcribed),
+        speech_in=(*report.speech_in, *answered),
+        transcribed=(*report.transcribed, *transcribed),
     )
 
 
@@ -119,6 +108,4 @@ def _file(speech: SynthesizedSpeech, condition: Condition, rng: np.random.Genera
     samples: NDArray[np.float32] = soxr.resample(speech.samples, TEACHER_RATE_HZ, SAMPLE_RATE_HZ)
     if condition.noise_db is not None:
         samples = add_noise(samples, coloured(NOISE, len(samples), rng), condition.noise_db)
-    file = io.BytesIO()
-    soundfile.write(file, np.clip(samples, -1, 1), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
-    return file.getvalue()
+    return ask.wav_file(np.clip(samples, -1, 1), SAMPLE_RATE_HZ)

@@ -19,9 +19,9 @@ from fleet.pocket.judge.listen import SpeechMeasures, SpokenReply, listen_all
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.pitch import within
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, Histogram, JudgedSpeech, share
+from fleet.pocket.judge.report import Figure, Histogram, JudgedSpeech, JudgeReport, share
 from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.judge.words import by_pronunciation
+from fleet.pocket.judge.words import MISSING, alike, by_pronunciation, known_words, unsayable
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
 from fleet.reporting.progress import progress_bar
@@ -34,7 +34,7 @@ HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
 SpeechOutResult = tuple[tuple[Figure, ...], tuple[JudgedSpeech, ...], Histogram]
 
 
-def judge(client: JudgeClient, options: JudgeOptions) -> SpeechOutResult:
+def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     dialogues = distinct(options.speech_out, options.seed)
     voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), dialogues, strict=False)]
     with progress_bar(COMMAND, "spoken answers", len(dialogues)) as advance:
@@ -42,7 +42,9 @@ def judge(client: JudgeClient, options: JudgeOptions) -> SpeechOutResult:
         replies = client.ask_all(questions, options.concurrency, advance)
     if options.sounds is not None:
         _save(options.sounds, voices, replies)
-    return listen_to(dialogues, voices, replies, options)
+    figures, judged, errors = listen_to(dialogues, voices, replies, options)
+    lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
+    return report.adding(figures, speech_out=judged, pitch_errors=errors, lacking=lacking, alike=alike())
 
 
 def listen_to(

@@ -10,14 +10,14 @@ from fleet.bench.load import LoadPhase, run_phase
 from fleet.pocket.judge.ask import JudgeClient, typed
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure
+from fleet.pocket.judge.report import Figure, JudgeReport
 from fleet.pocket.shape import VOICES
 from fleet.reporting.progress import progress_bar
 
 LISTENERS, WARM_UP = 4, 3
 
 
-def judge(client: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
+def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     dialogues = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
     bodies = [
         client.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(dialogues, cycle(sorted(VOICES)), strict=False)
@@ -25,7 +25,7 @@ def judge(client: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
     _phase(client, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
     alone = _phase(client, "one listener", bodies, 1)
     together = _phase(client, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
-    return (*_alone(alone), *_together(together))
+    return report.adding([*_alone(alone), *_together(together)])
 
 
 def _phase(client: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> LoadPhase:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from fleet.pocket.corpus import ChatTurn, Dialogue, families, is_right
+from fleet.pocket.corpus import ChatTurn, Dialogue, families
 from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.corpus.generate import MEMORY
 from fleet.pocket.judge.ask import JudgeClient, typed
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgedAnswer, share
+from fleet.pocket.judge.report import Figure, JudgedAnswer, JudgeReport, share
 from fleet.reporting.progress import progress_bar
 
 UNKNOWN, STRANGE = "unknown", "of no template"
@@ -22,7 +22,7 @@ STRANGERS = (
 """Questions with words and phrasings of no table."""
 
 
-def judge(client: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...]]:
+def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     common = distinct(options.typed, options.seed)
     memory = _family(MEMORY, options.memory, options.seed)
     unknown = _family(UNKNOWN, options.unknown, options.seed)
@@ -31,7 +31,7 @@ def judge(client: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...
     dialogues = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
     with progress_bar(COMMAND, "typed questions", len(dialogues)) as advance:
         replies = client.ask_all([typed(dialogue) for dialogue in dialogues], options.concurrency, advance)
-    answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(dialogues, replies, strict=True)}
+    answered = {each: JudgedAnswer.of(each, "typed", reply.text) for each, reply in zip(dialogues, replies, strict=True)}
     figures = [
         _figure("right answers", [answered[each] for each in common], 95),
         _figure("from memory", [answered[each] for each in memory], 90),
@@ -39,22 +39,11 @@ def judge(client: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...
         _figure("of no template at all, graceful", [answered[each] for each in strange], None),
         *(_figure(name, [answered[each] for each in common if each.family == name], None) for name in families()),
     ]
-    return tuple(figures), tuple(answered.values())
+    return report.adding(figures, typed=tuple(answered.values()))
 
 
 def _family(name: str, count: int, seed: int) -> list[Dialogue]:
     return distinct(count, seed, lambda dialogue: dialogue.family == name)
-
-
-def _answered(dialogue: Dialogue, answer: str) -> JudgedAnswer:
-    return JudgedAnswer(
-        family=dialogue.family,
-        said="typed",
-        question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
-        expected=dialogue.turns[-1].text,
-        answer=answer,
-        right=is_right(dialogue, answer),
-    )
 
 
 def _figure(name: str, answered: Sequence[JudgedAnswer], target: float | None) -> Figure:

@@ -88,23 +88,29 @@ def contour(pitch_hz: NDArray[np.float64], is_voiced: NDArray[np.bool_]) -> NDAr
 @cache
 def mel_centres_hz() -> NDArray[np.float64]:
     """Return the centres [48] of the bands."""
-    return _mel_edges_hz()[1:-1]
+    return mel_edges_hz(_MEL_RANGE_HZ, NUM_MELS)[1:-1]
 
 
 @cache
 def mel_filters() -> NDArray[np.float64]:
     """Return triangular filters [48, 513], each with sum 1; a band narrower than a bin is the nearest bin."""
-    bins, edges = np.linspace(0, SAMPLE_RATE_HZ / 2, FFT_SIZE // 2 + 1), _mel_edges_hz()
-    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    filters = np.maximum(0, np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)))
+    bins, edges = np.linspace(0, SAMPLE_RATE_HZ / 2, FFT_SIZE // 2 + 1), mel_edges_hz(_MEL_RANGE_HZ, NUM_MELS)
+    filters = triangles(bins, edges)
     for band in np.flatnonzero(filters.sum(1) == 0):
         filters[band, np.abs(bins - edges[band + 1]).argmin()] = 1
     return filters / filters.sum(1, keepdims=True)
 
 
-def _mel_edges_hz() -> NDArray[np.float64]:
-    low, high = (2595 * np.log10(1 + hz / 700) for hz in _MEL_RANGE_HZ)
-    return 700 * (10 ** (np.linspace(low, high, NUM_MELS + 2) / 2595) - 1)
+def mel_edges_hz(range_hz: tuple[float, float], num_bands: int) -> NDArray[np.float64]:
+    """Return the lower edges, centres and upper edges of bands, evenly spaced in mels: [bands + 2]."""
+    low, high = (2595 * np.log10(1 + hz / 700) for hz in range_hz)
+    return 700 * (10 ** (np.linspace(low, high, num_bands + 2) / 2595) - 1)
+
+
+def triangles(bins_hz: NDArray[np.float64], edges_hz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a triangle [bands, bins] for each band, with a height of 1 at its centre."""
+    low, centre, high = edges_hz[:-2, None], edges_hz[1:-1, None], edges_hz[2:, None]
+    return np.maximum(0, np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre)))
 
 
 @cache

@@ -1,11 +1,8 @@
 """The speech data set on disk: shards of sentences spoken by the teacher, as features on the frame grid, and later as codes.
 
-Each shard is built in a fresh process, because espeak-ng carries its phase from text to text: so a shard is the same in every
-run, and a build that was killed resumes with the missing shards. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
+Files: `train-0000.features.npz`, `train-0000.codes.npz`.
 """
 
-import multiprocessing
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
 from fleet.pocket.corpus import Split, sentences
 from fleet.pocket.shape import SEED, VOICES
+from fleet.pocket.sharding import build_missing, replacing
 from fleet.pocket.speech.analysis import analyse
 from fleet.pocket.speech.codes import Codebook, fit
 from fleet.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
@@ -73,25 +70,10 @@ def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> li
     ]
 
 
-def build(
-    folder: Path,
-    split: Split,
-    num_shards: int,
-    *,
-    voices: Mapping[str, Voice] = VOICES,
-    size: int = SENTENCES_PER_SHARD,
-    workers: int = 1,
-) -> None:
+def build(folder: Path, split: Split, num_shards: int, *, size: int = SENTENCES_PER_SHARD, workers: int = 1) -> None:
     """Build the missing shards among the first `num_shards`, each of `size` sentences with alternating voices."""
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [shard for shard in range(num_shards) if not _path(folder, split, shard, FEATURES).exists()]
-    if not missing:
-        return
-    make = partial(_make_shard, folder, split, dict(voices), size)
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        built = pool.imap_unordered(make, missing, chunksize=1)
-        for _ in tqdm(built, total=num_shards, initial=num_shards - len(missing), desc=f"speech {split}", unit="shard"):
-            pass
+    files = [_path(folder, split, shard, FEATURES) for shard in range(num_shards)]
+    build_missing(f"speech {split}", partial(_make_shard, folder, split, size), files, workers)
 
 
 def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
@@ -109,12 +91,12 @@ def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
     return count
 
 
-def _make_shard(folder: Path, split: Split, voices: Mapping[str, Voice], size: int, shard: int) -> None:
-    names = sorted(voices)
+def _make_shard(folder: Path, split: Split, size: int, shard: int) -> None:
+    names = sorted(VOICES)
     texts = list(sentences(split, size, seed=shard))
     spoken_by = [names[(shard + index) % len(names)] for index in range(len(texts))]
     teacher = Teacher()
-    frames = [speak(teacher, text, voices[name]) for text, name in zip(texts, spoken_by, strict=True)]
+    frames = [speak(teacher, text, VOICES[name]) for text, name in zip(texts, spoken_by, strict=True)]
     arrays: dict[str, NDArray[Any]] = {
         "texts": np.array(texts),
         "voices": np.array(spoken_by),
@@ -146,11 +128,8 @@ def _fingerprint(path: Path) -> str:
 
 
 def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write the file atomically."""
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
+    with replacing(path) as new, new.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    os.replace(new, path)
 
 
 def _path(folder: Path, split: Split, shard: int, kind: str) -> Path:

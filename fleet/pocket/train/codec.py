@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from fleet.core.errors import ConfigError
 from fleet.pocket import shape
 from fleet.pocket.speech import pulses
-from fleet.pocket.speech.analysis import contour_hz
+from fleet.pocket.speech.analysis import contour_hz, mel_edges_hz, triangles
 from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook
 from fleet.pocket.speech.shards import load_spoken
 from fleet.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
@@ -170,9 +170,7 @@ def _spectrum(wave: Tensor, fft_size: int) -> Tensor:
 def _filters(fft_size: int) -> Tensor:
     """Return triangular filters [mels, bins], each with sum 1."""
     bins = np.linspace(0, shape.SAMPLES_PER_FRAME / shape.FRAME_S / 2, fft_size // 2 + 1)
-    edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + bins[-1] / 700), FFT_MELS[fft_size] + 2) / 2595) - 1)
-    low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    filters = np.maximum(0, np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)))
+    filters = triangles(bins, mel_edges_hz((0, bins[-1]), FFT_MELS[fft_size]))
     return torch.as_tensor((filters / np.maximum(filters.sum(1, keepdims=True), 1e-9)).astype(np.float32))
 
 
@@ -207,18 +205,14 @@ class Codec:
     def __init__(
         self, book: Codebook, examples: Sequence[Example], held_out: Sequence[Example], *, seed: int, may_compile: bool = True
     ) -> None:
-        self._model = code2wav(book, seed)
+        self.module = code2wav(book, seed)
         self._examples, self._held_out = examples, held_out
         self._targets: dict[int, NDArray[np.float32]] = {}
         self._activation = compiled(snake, dynamic=True) if may_compile else snake
 
-    @property
-    def module(self) -> nn.Module:
-        return cast(nn.Module, self._model)
-
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         codes, target = self._batch(rng)
-        output = decode(self._model, codes, self._activation)
+        output = decode(self.module, codes, self._activation)
         scored = slice(UNSCORED_FRAMES * shape.SAMPLES_PER_FRAME, output.shape[1])
         terms = wave_loss(output[:, scored], target[:, scored])
         return torch.stack(list(terms.values())).sum(), {name: float(term.detach()) for name, term in terms.items()}
@@ -242,7 +236,7 @@ class Codec:
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the mean figures of `judge` over whole held-out sentences, with the HF forward."""
-        found = [judge(self._model, example) for example in self._held_out]
+        found = [judge(self.module, example) for example in self._held_out]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 
 

@@ -4,7 +4,6 @@ Recordings are augmented again each time they are drawn. Answers are trained lat
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +25,7 @@ BATCH_S = 40.0
 """Clean speech per batch."""
 NUM_GROUPS = 24
 """Number of groups of recordings of about the same length."""
-NUM_HELD_OUT = 96
+NUM_HELD_OUT, EXAM_CHUNK = 96, 32
 CLEAN_STEPS = 300
 """First steps without augmentation, in which CTC finds the alignment sooner."""
 NOISY_DB = 15.0
@@ -40,12 +39,12 @@ Item = TypeVar("Item")
 class Batches:
     """Draws recordings of about the same length, every recording equally often."""
 
-    def __init__(self, recordings: Sequence[SpeechRecording], batch_s: float = BATCH_S) -> None:
+    def __init__(self, recordings: Sequence[SpeechRecording]) -> None:
         ordered = sorted(recordings, key=lambda each: len(each.samples))
         bounds = np.linspace(0, len(ordered), NUM_GROUPS + 1).astype(int)
         self._groups = [ordered[start:end] for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
         lengths_s = [np.mean([len(each.samples) for each in group]) / SAMPLE_RATE_HZ for group in self._groups]
-        self._sizes = [max(1, round(batch_s / length_s)) for length_s in lengths_s]
+        self._sizes = [max(1, round(BATCH_S / length_s)) for length_s in lengths_s]
         shares = np.array([len(group) / size for group, size in zip(self._groups, self._sizes, strict=True)])
         self._shares = shares / shares.sum()
 
@@ -55,23 +54,16 @@ class Batches:
         return [group[each] for each in rng.integers(len(group), size=self._sizes[index])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HearingExam:
-    """Features and texts of held-out recordings, in chunks of about the same length."""
-
-    chunks: Sequence[tuple[LogMelBatch, Sequence[str]]]
+HearingExam = Sequence[tuple[LogMelBatch, Sequence[str]]]
+"""Features and texts of held-out recordings, in chunks of about the same length."""
 
 
-def make_hearing_exam(
-    recordings: Sequence[SpeechRecording], *, noise_db: float | None = None, chunk_size: int = 32
-) -> HearingExam:
+def make_hearing_exam(recordings: Sequence[SpeechRecording], *, noise_db: float | None = None) -> HearingExam:
     ordered = sorted(recordings, key=lambda each: len(each.samples))
-    chunks = [ordered[start : start + chunk_size] for start in range(0, len(ordered), chunk_size)]
+    chunks = [ordered[start : start + EXAM_CHUNK] for start in range(0, len(ordered), EXAM_CHUNK)]
     rng = np.random.default_rng(shape.SEED)
     prepare = to_float if noise_db is None else partial(with_pink_noise, rng=rng, snr_db=noise_db)
-    return HearingExam(chunks=[
-        (log_mel([prepare(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks
-    ])  # fmt: skip
+    return [(log_mel([prepare(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks]
 
 
 def to_float(recording: SpeechRecording) -> NDArray[np.float32]:
@@ -93,17 +85,13 @@ class HearingPart:
 
     name = "hearing"
 
-    def __init__(self, recordings: Path, seed: int, *, num_held_out: int = NUM_HELD_OUT, batch_s: float = BATCH_S) -> None:
-        self._hearing = Hearing(seed)
+    def __init__(self, recordings: Path, seed: int) -> None:
+        self.module = Hearing(seed)
         known = load(recordings, "train").all()
         self._others = [each.samples for each in known]
-        self._batches = Batches(known, batch_s)
-        held_out, unseen = (evenly(load(recordings, kind).all(), num_held_out) for kind in ("held_out", "unseen"))
+        self._batches = Batches(known)
+        held_out, unseen = (evenly(load(recordings, kind).all(), NUM_HELD_OUT) for kind in ("held_out", "unseen"))
         self._exams = {"": make_hearing_exam(held_out), "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB)}
-
-    @property
-    def module(self) -> Hearing:
-        return self._hearing
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         """Return the CTC loss per symbol. `clips`: number of recordings in the batch."""
@@ -111,7 +99,7 @@ class HearingPart:
         is_clean = step < CLEAN_STEPS
         clips = [to_float(each) if is_clean else augment(each.samples, self._others, rng) for each in drawn]
         features = log_mel(clips)
-        scores = slot_scores(self._hearing.slots, compute_states(self._hearing.audio_tower, features))
+        scores = slot_scores(self.module.slots, compute_states(self.module.audio_tower, features))
         loss = ctc_loss(scores, positions(features.num_frames), [encode(each.text) for each in drawn])
         return loss, {"clips": len(drawn)}
 
@@ -119,14 +107,14 @@ class HearingPart:
         """Return error rates on held-out texts: in voices of training, and in unseen ones with noise."""
         figures: dict[str, float] = {}
         for name, exam in self._exams.items():
-            texts, transcripts = zip(*transcribe(self._hearing, exam), strict=True)
+            texts, transcripts = zip(*transcribe(self.module, exam), strict=True)
             figures |= {f"{key}{name}": value for key, value in error_rates(texts, transcripts).items()}
         return figures
 
 
 def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]:
     """Yield the text of each recording and its transcript."""
-    for batch, texts in exam.chunks:
+    for batch, texts in exam:
         features = batch.to_default_device()
         scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))
         yield from zip(texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True)

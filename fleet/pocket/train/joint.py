@@ -4,7 +4,6 @@ Starts from the weights of their separate trainings. The Talker, which speaks th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jiwer
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from fleet.core.errors import ConfigError
 from fleet.pocket import shape
-from fleet.pocket.corpus import Dialogue, dialogues, encode, is_right
+from fleet.pocket.corpus import dialogues, encode
 from fleet.pocket.hearing.augment import augment
 from fleet.pocket.hearing.recordings import Recordings, SpeechRecording, SpokenDialogue, load
 from fleet.pocket.train import thinker
@@ -118,54 +117,25 @@ def transcription(
     return [PromptTurn(role="user", rows=rows, before=before, after=after), PromptTurn(role="assistant", after=recording.text)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JointExam:
-    """Held-out questions, spoken and typed, and held-out sentences to transcribe; the audio of all is in `clips`."""
+    """Held-out dialogues, in which every turn of the user is spoken, sentences to transcribe, and typed dialogues."""
 
-    spoken_dialogues: Sequence[SpokenDialogue]
-    spoken: Sequence[Sequence[int]]
-    texts: Sequence[str]
-    written: Sequence[Sequence[int]]
-    typed: Sequence[Dialogue]
-    clips: Clips
+    def __init__(self, recordings: Recordings) -> None:
+        self._clips = Clips()
+        spoken = evenly(recordings.dialogues, NUM_SPOKEN)
+        self._dialogues = [each.dialogue for each in spoken]
+        self._spoken = [prompt(spoken_turns(each, self._clips, [to_float(turn) for turn in each.recordings])) for each in spoken]
+        written = evenly(recordings.all(), NUM_WRITTEN)
+        self._texts = [each.text for each in written]
+        self._written = [prompt(transcription(each, self._clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in written]
+        self._typed = list(dialogues("held_out", NUM_TYPED, shape.SEED))
 
-
-def make_joint_exam(
-    recordings: Recordings, num_spoken: int = NUM_SPOKEN, num_written: int = NUM_WRITTEN, num_typed: int = NUM_TYPED
-) -> JointExam:
-    """Return an exam in which every turn of the user is spoken."""
-    clips = Clips()
-
-    spoken_dialogues = evenly(recordings.dialogues, num_spoken)
-    spoken = [
-        prompt(spoken_turns(dialogue, clips, [to_float(each) for each in dialogue.recordings])) for dialogue in spoken_dialogues
-    ]
-    to_write = evenly(recordings.all(), num_written)
-    written = [prompt(transcription(each, clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in to_write]
-    typed = list(dialogues("held_out", num_typed, shape.SEED))
-    return JointExam(
-        spoken_dialogues=spoken_dialogues,
-        spoken=spoken,
-        texts=[each.text for each in to_write],
-        written=written,
-        typed=typed,
-        clips=clips,
-    )
-
-
-def grade(listener: ListeningThinker, exam: JointExam) -> dict[str, float]:
-    """Return the shares of right answers to spoken and typed questions, and the WER of the transcripts."""
-    figures: dict[str, float] = {}
-    if exam.spoken_dialogues:
-        answers = answer(listener, exam.spoken, exam.clips)
-        right = [is_right(dialogue.dialogue, text) for dialogue, text in zip(exam.spoken_dialogues, answers, strict=True)]
-        figures["spoken"] = sum(right) / len(right)
-    if exam.texts:
-        figures["wer"] = float(jiwer.wer(list(exam.texts), answer(listener, exam.written, exam.clips)))
-    if exam.typed:
-        answers = thinker.answer(listener, [thinker.prompt(each) for each in exam.typed])
-        figures["typed"] = thinker.scores(exam.typed, answers)["right"]
-    return figures
+    def grade(self, listener: ListeningThinker) -> dict[str, float]:
+        """Return the shares of right answers to spoken and typed questions, and the WER of the transcripts."""
+        spoken = thinker.scores(self._dialogues, answer(listener, self._spoken, self._clips))["right"]
+        wer = float(jiwer.wer(self._texts, answer(listener, self._written, self._clips)))
+        answers = thinker.answer(listener, [thinker.prompt(each) for each in self._typed])
+        return {"spoken": spoken, "wer": wer, "typed": thinker.scores(self._typed, answers)["right"]}
 
 
 class JointPart:
@@ -176,25 +146,21 @@ class JointPart:
 
     name = "joint"
 
-    def __init__(self, recordings: Path, parts: Path, seed: int, *, may_compile: bool = True) -> None:
-        self._listener = ListeningThinker(seed)
+    def __init__(self, recordings: Path, parts: Path, seed: int) -> None:
+        self.module = ListeningThinker(seed)
         known = load(recordings, "train")
-        if load_parts(self._listener, parts):
-            solve_projection(self._listener, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)])
+        if load_parts(self.module, parts):
+            solve_projection(self.module, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)])
         self._source = SampleSource(known)
-        self._exam = make_joint_exam(load(recordings, "held_out"))
-        self._block = compiled(decoder_block) if may_compile else decoder_block
-
-    @property
-    def module(self) -> ListeningThinker:
-        return self._listener
+        self._exam = JointExam(load(recordings, "held_out"))
+        self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`: number in the batch."""
         clips = Clips()
         batch = pack(self._source.samples(rng, clips), NUM_ROWS)
-        embedded = embed(self._listener, batch.ids, clips)
-        text, pointer = text_losses(self._listener, batch, embedded, self._block)
+        embedded = embed(self.module, batch.ids, clips)
+        text, pointer = text_losses(self.module, batch, embedded, self._block)
         ctc = audio_loss(embedded)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach()), "ctc": float(ctc.detach())}
         total = text + thinker.POINTER_WEIGHT * pointer + CTC_WEIGHT * ctc
@@ -202,7 +168,7 @@ class JointPart:
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the figures on held-out dialogues, in voices of training and without noise."""
-        return grade(self._listener, self._exam)
+        return self._exam.grade(self.module)
 
 
 def load_parts(listener: ListeningThinker, parts: Path) -> bool:

@@ -173,8 +173,6 @@ def answer(
     listener: ListeningThinker, prompts: Sequence[Sequence[int]], clips: Clips, *, max_len: int = thinker.MAX_ANSWER_LEN
 ) -> list[str]:
     """Return the most likely answer, symbol by symbol, to each prompt."""
-
-    def embed_ids(ids: Tensor) -> Tensor:
-        return embed(listener, ids, clips).states
-
-    return thinker.answer(listener, prompts, embed_ids=embed_ids, batch_size=ANSWER_BATCH, max_len=max_len)
+    return thinker.answer(
+        listener, prompts, embed_ids=lambda ids: embed(listener, ids, clips).states, batch_size=ANSWER_BATCH, max_len=max_len
+    )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
+from fleet.pocket.sharding import replacing
 
 SAVE_EVERY_S = 60.0
 
@@ -60,6 +61,21 @@ def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable
     if not any(map(shutil.which, ("g++", "clang++"))):
         return function
     return cast(Compilable, torch.compile(function, dynamic=dynamic))
+
+
+def initialise(module: nn.Module, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]) -> None:
+    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers.
+
+    `residual`: ends of the names of the matrices at the end of a branch, of which each layer has two.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.dim() >= 2:
+            std = parameter[0].numel() ** -0.5
+            if name.endswith(residual):
+                std *= (2 * num_layers) ** -0.5
+            if "conv2d" in name:
+                std *= 2**0.5
+            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 class TrainablePart(Protocol):
@@ -184,36 +200,22 @@ class TrainingRun:
     def save(self, step: int) -> None:
         """Save both files under a new tag, then the progress file with the tag: a kill in between leaves the old pair valid."""
         tag = f"{step}.safetensors"
-        save_file(
-            {key: value.contiguous() for key, value in self._part.module.state_dict().items()},
-            self._tagged_path(self.weights, tag),
-        )
+        weights = {key: value.contiguous() for key, value in self._part.module.state_dict().items()}
+        save_file(weights, self.weights.with_suffix(f".{tag}"))
         state = self._optimizer.state_dict()["state"]
         moments = {f"{index}.{key}": value for index, each in state.items() for key, value in each.items()}
-        save_file(moments, self._tagged_path(self._moments, tag))
-        _replace(self._progress, json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
+        save_file(moments, self._moments.with_suffix(f".{tag}"))
+        with replacing(self._progress) as new:
+            new.write_text(json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
         # The plain name is a link for readers of the weights; a resume reads the tagged pair.
         link = self.weights.with_suffix(".link")
         link.unlink(missing_ok=True)
-        link.symlink_to(self._tagged_path(self.weights, tag).name)
+        link.symlink_to(self.weights.with_suffix(f".{tag}").name)
         os.replace(link, self.weights)
-        for file in self._part_files():
-            if not file.name.endswith(f".{tag}"):
-                file.unlink()
-
-    def _part_files(self) -> list[Path]:
-        tagged = [*self.weights.parent.glob(f"{self.weights.stem}.[0-9]*.safetensors")]
-        return tagged + [*self.weights.parent.glob(f"{self._moments.stem}.[0-9]*.safetensors")]
-
-    @staticmethod
-    def _tagged_path(path: Path, tag: str) -> Path:
-        return path.with_suffix(f".{tag}")
+        for path in (self.weights, self._moments):
+            for file in path.parent.glob(f"{path.stem}.[0-9]*.safetensors"):
+                if file != path.with_suffix(f".{tag}"):
+                    file.unlink()
 
     def _total_s(self) -> float:
         return self._spent_s + time.monotonic() - self._started_s
-
-
-def _replace(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(text)
-    os.replace(new, path)

@@ -46,7 +46,7 @@ class TalkerPart:
     def __init__(self, data: Path, *, steps: int, seed: int = SEED) -> None:
         torch.manual_seed(seed)
         self._talker, self._pointer = new_talker(seed), PointerHeads()
-        self._module = nn.ModuleDict({"talker": self._talker, "pointer": self._pointer})
+        self.module = nn.ModuleDict({"talker": self._talker, "pointer": self._pointer})
         self._lean = Lean(self._talker)
         self._table = text_table()
         self._prefixes = Prefixes(seed)
@@ -54,10 +54,6 @@ class TalkerPart:
         self._listed: tuple[tuple[str, int], ...] = ()
         self._sampler: Sampler | None = None
         self._held_out: list[Utterance] = []
-
-    @property
-    def module(self) -> nn.Module:
-        return self._module
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         if self._sampler is None or step % REFRESH_EVERY_STEPS == 0:

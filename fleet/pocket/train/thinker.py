@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from fleet.pocket import shape
 from fleet.pocket.corpus import SYMBOLS, ChatTurn, Dialogue, decode, dialogues, encode, is_right
-from fleet.pocket.train.loop import Schedule, compiled
+from fleet.pocket.train.loop import Schedule, compiled, initialise
 
 SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
@@ -44,6 +44,8 @@ GARBLED = 0.06
 _START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
 _SAYS, _PAD = shape.TOKEN_ID["<|says|>"], shape.TOKEN_ID["<|endoftext|>"]
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Words = Sequence[tuple[str, int]]
 """Words of a turn, each with its first position."""
 Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -57,32 +59,16 @@ class ThinkerModel(nn.Module):
         text = shape.model_config()["thinker_config"]["text_config"]
         self.model: Any = hf.Qwen3OmniMoeThinkerTextModel(Qwen3OmniMoeTextConfig(**text))
         self.lm_head = nn.Linear(shape.HIDDEN, shape.VOCAB_SIZE, bias=False)
-        _initialise(self, torch.Generator().manual_seed(seed))
+        initialise(self, torch.Generator().manual_seed(seed), len(self.model.layers), ("o_proj.weight", "down_proj.weight"))
         self.model.embed_tokens.weight.data.copy_(shape.text_table())
         self.model.embed_tokens.weight.requires_grad_(False)
 
 
-def _initialise(thinker: ThinkerModel, generator: torch.Generator) -> None:
-    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers."""
-    num_added = 2 * len(thinker.model.layers)
-    for name, parameter in thinker.named_parameters():
-        if parameter.dim() == 2:
-            std = parameter.shape[1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std *= num_added**-0.5
-            nn.init.normal_(parameter, std=std, generator=generator)
-
-
-def hidden_states(thinker: ThinkerModel, batch: "PackedBatch", block: Block | None = None) -> Tensor:
-    """Return the input of the head, equal to that of the HF model.
-
-    Shapes: rows x row length x hidden.
-    """
-    return run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)[0]
-
-
 def run_layers(thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block) -> tuple[Tensor, Tensor]:
-    """Compute the input of the head from that of the first layer; also return the input of layer `POINTER_LAYER`."""
+    """Compute the input of the head, equal to that of the HF model, from that of the first layer.
+
+    Also return the input of layer `POINTER_LAYER`. Shapes: rows x row length x hidden.
+    """
     text: Any = thinker.model
     cos, sin = _angles(thinker, batch)
     pointing = states
@@ -275,35 +261,31 @@ class ThinkerPart:
 
     name = "thinker"
 
-    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT) -> None:
-        self._thinker = ThinkerModel(seed)
-        self._held_out = list(dialogues("held_out", num_held_out, seed))
-        self._known = list(dialogues("train", num_held_out // 2, seed))
-        self._block = compiled(decoder_block) if may_compile else decoder_block
-
-    @property
-    def module(self) -> ThinkerModel:
-        return self._thinker
+    def __init__(self, seed: int) -> None:
+        self.module = ThinkerModel(seed)
+        self._held_out = list(dialogues("held_out", NUM_HELD_OUT, seed))
+        self._known = list(dialogues("train", NUM_HELD_OUT // 2, seed))
+        self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are not padding."""
         batch = pack(draw_samples(rng))
-        text, pointer = losses(self._thinker, batch, self._block)
+        text, pointer = losses(self.module, batch, self._block)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
         return text + POINTER_WEIGHT * pointer, figures | {"fill": float((batch.ids != _PAD).float().mean())}
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the shares of right answers, overall and by family: `right` on held-out dialogues, `known` on training ones."""
-        held_out, known = (is_answered(self._thinker, questions) for questions in (self._held_out, self._known))
+        held_out, known = (is_answered(self.module, questions) for questions in (self._held_out, self._known))
         return shares("right", self._held_out, held_out) | shares("known", self._known, known)
 
 
-def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block | None = None) -> tuple[Tensor, Tensor]:
+def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block = decoder_block) -> tuple[Tensor, Tensor]:
     """Return the losses of the next symbol and of pointing: where an answer repeats a word, one head must attend to its source.
 
     The supervision shortens the training of memory from hours to minutes.
     """
-    states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)
+    states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block)
     logits = thinker.lm_head(states[:, :-1])
     weights = batch.weights[:, 1:]
     each = functional.cross_entropy(logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
@@ -343,18 +325,27 @@ def is_answered(thinker: ThinkerModel, questions: Sequence[Dialogue], batch_size
 
     This equals the result of generating the answers, without generation.
     """
-    order = sorted(range(len(questions)), key=lambda index: len(prompt(questions[index])))
-    found: dict[int, bool] = {}
+    lengths = [len(prompt(dialogue)) for dialogue in questions]
+    return in_batches(questions, lengths, batch_size, lambda batch: _is_answered_batch(thinker, batch))
+
+
+def in_batches(
+    items: Sequence[Item], lengths: Sequence[int], batch_size: int, compute: Callable[[Sequence[Item]], Sequence[Result]]
+) -> list[Result]:
+    """Return the results of all items in their order; each batch has items of about the same length."""
+    order = sorted(range(len(items)), key=lengths.__getitem__)
+    results: dict[int, Result] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        found |= zip(chosen, _is_answered_batch(thinker, [questions[index] for index in chosen]), strict=True)
-    return [found[index] for index in range(len(questions))]
+        results |= zip(chosen, compute([items[index] for index in chosen]), strict=True)
+    return [results[index] for index in range(len(items))]
 
 
 def _is_answered_batch(thinker: ThinkerModel, questions: Sequence[Dialogue]) -> list[bool]:
     samples = [sample(dialogue.turns) for dialogue in questions]
     batch = _batch([[each] for each in samples], max(len(each.ids) for each in samples))
-    likeliest = thinker.lm_head(hidden_states(thinker, batch)).argmax(-1)
+    states, _ = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, decoder_block)
+    likeliest = thinker.lm_head(states).argmax(-1)
     is_expected = likeliest[:, :-1] == batch.ids[:, 1:]
     spans = ((len(prompt(dialogue)) - 1, len(each.ids) - 1) for dialogue, each in zip(questions, samples, strict=True))
     return [bool(row[begin:end].all()) for row, (begin, end) in zip(is_expected, spans, strict=True)]
@@ -376,13 +367,8 @@ def answer(
     max_len: int = MAX_ANSWER_LEN,
 ) -> list[str]:
     """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: the text table by default."""
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    answers: dict[int, str] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        batch = _answer_batch(thinker, [prompts[index] for index in chosen], embed_ids or thinker.model.embed_tokens, max_len)
-        answers |= zip(chosen, batch, strict=True)
-    return [answers[index] for index in range(len(prompts))]
+    embed = embed_ids or thinker.model.embed_tokens
+    return in_batches(prompts, [*map(len, prompts)], batch_size, lambda batch: _answer_batch(thinker, batch, embed, max_len))
 
 
 def _answer_batch(

@@ -18,6 +18,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from fleet.pocket import shape
 from fleet.pocket.corpus import SYMBOLS
 from fleet.pocket.hearing.features import LogMelBatch
+from fleet.pocket.train.loop import initialise
 
 BLANK = len(SYMBOLS)
 SLOTS = 2
@@ -33,20 +34,8 @@ class Hearing(nn.Module):
         config = Qwen3OmniMoeAudioEncoderConfig(**shape.model_config()["thinker_config"]["audio_config"])
         self.audio_tower: Any = hf.Qwen3OmniMoeAudioEncoder(config)
         self.slots = nn.Linear(config.d_model, SLOTS * (BLANK + 1))
-        _initialise(self, torch.Generator().manual_seed(seed))
-
-
-def _initialise(hearing: Hearing, generator: torch.Generator) -> None:
-    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers."""
-    num_added = 2 * len(hearing.audio_tower.layers)
-    for name, parameter in hearing.named_parameters():
-        if parameter.dim() >= 2:
-            std = parameter[0].numel() ** -0.5
-            if name.endswith(("out_proj.weight", "fc2.weight")):
-                std *= num_added**-0.5
-            if "conv2d" in name:
-                std *= 2**0.5
-            nn.init.normal_(parameter, std=std, generator=generator)
+        layers = len(self.audio_tower.layers)
+        initialise(self, torch.Generator().manual_seed(seed), layers, ("out_proj.weight", "fc2.weight"))
 
 
 def positions(num_frames: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 
 AUDIO = EdgeName("audio")
 _PCM_PEAK = 32767
@@ -35,13 +35,10 @@ def build(options: BuildOptions) -> BuiltStage:
             raise ConfigError(f"{field}: {left_context!r} is not a number of frames; give a whole number such as 25", param=field)
         engine = CodecEngine(LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch)
 
-    def open_task(spec: RequestSpec, _blob: bytes | None) -> Code2WavTask:
-        return Code2WavTask(spec, options.stage)
-
-    return BuiltStage(engine=engine, adapter=open_task, weight_names=names)
+    return BuiltStage(engine=engine, adapter=lambda spec, _blob: Code2WavTask(spec, options.stage), weight_names=names)
 
 
-class Code2WavTask:
+class Code2WavTask(TaskAdapter):
     """One request; one item of audio per window."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
@@ -63,9 +60,6 @@ class Code2WavTask:
             return (EdgeItem(edge=AUDIO, walk=output.walk, final=output.final),)
         pcm = to_pcm16(output.arrays["wave"])
         return (EdgeItem(edge=AUDIO, walk=output.walk, arrays={"pcm": pcm}, final=output.final),)
-
-    def is_stopped(self) -> bool:
-        return False
 
 
 def to_pcm16(wave: np.ndarray) -> np.ndarray:

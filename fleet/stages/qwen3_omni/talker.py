@@ -14,7 +14,7 @@ from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.sampling import sampling_of
 
@@ -24,18 +24,15 @@ CODES = EdgeName("codes")
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
-    config = read_config(setup.folder)
+    config = read_config(options.checkpoint)
     reader = setup.reader()
-    talker = Talker(reader, config, setup.where.experts, setup.pool.num_positions, tiled=setup.where.tiled)
+    talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TalkerAdapter:
-        return TalkerAdapter(spec, roles)
-
-    return BuiltStage(engine=setup.loop(talker), adapter=adapter, weight_names=tuple(reader.names))
+    loop = setup.loop(talker)
+    return BuiltStage(engine=loop, adapter=lambda spec, _blob: TalkerAdapter(spec, roles), weight_names=tuple(reader.names))
 
 
-class TalkerAdapter:
+class TalkerAdapter(TaskAdapter):
     """One request. User turns are fed as the Thinker prefills them, the last assistant header with the first answer token."""
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
@@ -87,6 +84,3 @@ class TalkerAdapter:
         if output.error is not None:
             return ()
         return [EdgeItem(edge=CODES, walk=DECODE, arrays=output.arrays, final=output.final)]
-
-    def is_stopped(self) -> bool:
-        return False

@@ -1,6 +1,7 @@
 """The Thinker's stage: the request's prompt in; answer tokens to the client, prompt and tokens to the Talker."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,17 +9,18 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
+from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import end_ids_of, prepare_stage
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
@@ -30,18 +32,13 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
-    config = read_config(setup.folder)
+    config = read_config(options.checkpoint)
     reader = setup.reader()
     thinker = Thinker(
-        reader,
-        config,
-        end_ids_of(setup.folder),
-        setup.where.experts,
-        setup.pool.num_positions,
-        one_by_one=setup.where.tiled,
+        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )
-    tokenizer = tokenizer_of(setup.folder)
-    features = feature_extractor(setup.folder)
+    tokenizer = tokenizer_of(options.checkpoint)
+    features = feature_extractor(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
@@ -49,7 +46,7 @@ def build(options: BuildOptions) -> BuiltStage:
     return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
 
 
-class ThinkerAdapter:
+class ThinkerAdapter(TaskAdapter):
     """One request. Edges that it does not run get no items."""
 
     def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector) -> None:
@@ -79,9 +76,6 @@ class ThinkerAdapter:
         history = self._tokens.history(logged)
         request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
-
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
-        raise AssertionError(f"the thinker has no input edge, and got a chunk of {edge}")
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
@@ -113,18 +107,4 @@ def feature_extractor(folder: Path) -> Features:
     except OSError as error:
         raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
 
-    def extract(clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        features = extractor(
-            list(clips),
-            sampling_rate=extractor.sampling_rate,
-            padding=True,  # pyright: ignore[reportArgumentType]
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="np",
-        )
-        return {
-            "features": np.asarray(features["input_features"], np.float32),
-            "feature_mask": np.asarray(features["attention_mask"], np.float32),
-        }
-
-    return extract
+    return partial(mel_features, extractor)
