@@ -69,12 +69,17 @@ class FreeNotice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantNotice:
-    """A task is offered to this worker, which caches the prefix of the task's session."""
+class Grant:
+    """A task is offered to this worker, which caches the prefix of the task's session, or by `entry` of its role's stream.
+
+    `alone`: no other task may run beside this one.
+    """
 
     request: RequestId
     stage: StageName
     epoch: Epoch
+    entry: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +98,7 @@ Notice = (
     OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | TakenNotice
     | WalkNotice
 )  # fmt: skip
-AnyNotice = GrantNotice | Notice
+AnyNotice = Grant | Notice
 
 
 def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
@@ -108,7 +113,7 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return next((OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])), None)
     request = RequestId(text(fields.get("r")))
     if kind == "g":
-        return GrantNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
+        return parse_grant(fields)
     if kind == "y":
         return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
     if kind == "a":
@@ -125,3 +130,9 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
         return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)
     return None
+
+
+def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
+    """Parse a grant of an inbox, or `entry` of a role's stream."""
+    request, stage, epoch = RequestId(text(fields["r"])), StageName(text(fields["s"])), Epoch(int(fields["e"]))
+    return Grant(request=request, stage=stage, epoch=epoch, entry=entry, alone=fields.get("a") == b"1")

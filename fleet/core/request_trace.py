@@ -82,7 +82,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, kw_only=True):
     """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the end of its ownership.
 
     Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the time spent in all its pulls of
@@ -90,12 +90,12 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     edge: EdgeName
-    worker: str
-    num_chunks: int
-    first_us: int
-    last_us: int
-    hop_mean_us: int
-    hop_max_us: int
+    worker: str = ""
+    num_chunks: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    hop_mean_us: int = 0
+    hop_max_us: int = 0
     num_pulls: int = 0
     pull_bytes: int = 0
     pull_us: int = 0

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fleet.control.connect import Reply, pairs, text
+from fleet.control.connect import Reply, pairs, stream_entries, text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.pages import decode_pages
@@ -69,7 +69,7 @@ def _offer(fields: Mapping[str, bytes]) -> Offer | None:
 
 
 def _chunks(entries: Reply) -> list[Chunk]:
-    return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
+    return [decode_chunk(fields["h"]) for _, fields in stream_entries(entries)]
 
 
 def _located(chunks: Sequence[Chunk], where: Mapping[str, bytes]) -> list[tuple[Chunk, Location]]:

@@ -6,7 +6,7 @@ from typing import cast
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control.connect import number, pairs, text
 from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.pulls import PullCounts, decode_pulls
@@ -53,13 +53,13 @@ def _state(fields: Fields, lease_left_s: float) -> str:
     if lease_left_s <= 0:
         return "late"
     for state in ("leaving", "draining", "standby"):
-        if _number(fields, state):
+        if number(fields, state):
             return state
     return "ready"
 
 
 def _gone(worker: WorkerId, fields: Fields) -> WorkerView:
-    return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=_number(fields, "ended_us"))
+    return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=number(fields, "ended_us"))
 
 
 def _worker(
@@ -71,9 +71,9 @@ def _worker(
         id=worker,
         role=text(fields.get("role")),
         host=text(fields.get("host")),
-        pid=_number(fields, "pid"),
+        pid=number(fields, "pid"),
         state=state,
-        started_us=_number(fields, "started_us"),
+        started_us=number(fields, "started_us"),
         ended_us=ended_us,
         cause=text(fields.get("cause")),
         lease_left_s=lease_left_s,
@@ -81,20 +81,20 @@ def _worker(
         package=text(fields.get("package")),
         checkpoint=text(fields.get("checkpoint")),
         protocol=text(fields.get("protocol")),
-        running=0 if ended_us else _number(fields, "running"),
-        capacity=_number(fields, "capacity"),
-        memory_bytes=_number(fields, "memory_bytes"),
-        cpu_percent=_number(fields, "cpu_percent"),
+        running=0 if ended_us else number(fields, "running"),
+        capacity=number(fields, "capacity"),
+        memory_bytes=number(fields, "memory_bytes"),
+        cpu_percent=number(fields, "cpu_percent"),
         gpu=text(fields.get("gpu")),
-        gpu_total_bytes=_number(fields, "gpu_total_bytes"),
-        gpu_used_bytes=_number(fields, "gpu_used_bytes"),
-        gpu_own_bytes=_number(fields, "gpu_own_bytes"),
-        gpu_percent=_number(fields, "gpu_percent") if "gpu_percent" in fields else None,
-        pages_used=_number(fields, "pages_used"),
-        pages_total=_number(fields, "pages_total"),
-        pages_kept=_number(fields, "pages_kept"),
-        rows_reused=_number(fields, "rows_reused"),
-        slots_used=_number(fields, "slots_used"),
+        gpu_total_bytes=number(fields, "gpu_total_bytes"),
+        gpu_used_bytes=number(fields, "gpu_used_bytes"),
+        gpu_own_bytes=number(fields, "gpu_own_bytes"),
+        gpu_percent=number(fields, "gpu_percent") if "gpu_percent" in fields else None,
+        pages_used=number(fields, "pages_used"),
+        pages_total=number(fields, "pages_total"),
+        pages_kept=number(fields, "pages_kept"),
+        rows_reused=number(fields, "rows_reused"),
+        slots_used=number(fields, "slots_used"),
         hop_p50_us=hops.percentile_us(50),
         hop_p95_us=hops.percentile_us(95),
         tasks=tuple(TaskRef(request=RequestId(request), stage=StageName(stage)) for request, _, stage in tasks),
@@ -111,9 +111,9 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
         worker=worker,
         role=text(fields.get("role")),
         backend=backend,
-        registered_bytes=_number(fields, "registered_bytes"),
-        used_bytes=_number(fields, "used_bytes"),
-        slots_used=_number(fields, "slots_used"),
+        registered_bytes=number(fields, "registered_bytes"),
+        used_bytes=number(fields, "used_bytes"),
+        slots_used=number(fields, "slots_used"),
         in_flight=sum(counts.in_flight for counts in pulls),
         num_pulls=sum(counts.num_pulls for counts in pulls),
         num_failed=sum(counts.num_failed for counts in pulls),
@@ -167,7 +167,3 @@ def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
 def _ms(durations: HopCounts, percent: float) -> float | None:
     found = durations.percentile_us(percent)
     return None if found is None else round(found / MS, 3)
-
-
-def _number(fields: Fields, name: str) -> int:
-    return int(text(fields.get(name)) or 0)
