@@ -198,27 +198,6 @@ async def ready(client: FleetClient) -> None:
     await await_until(served, "every role to be served", timeout_s=60.0)
 
 
-async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
-    """Return the request's trace once it has ended."""
-
-    async def ended_trace() -> RequestTrace | None:
-        trace = await client.telemetry.trace(request)
-        return trace if trace is not None and trace.ended_us else None
-
-    trace = await await_until(ended_trace, f"{request} to end")
-    assert trace is not None
-    return trace
-
-
-async def wait_none_live(client: FleetClient, timeout_s: float = 10.0) -> None:
-    """Wait until the places of all requests are free."""
-
-    async def none_live() -> bool:
-        return await client.telemetry.num_live() == 0
-
-    await await_until(none_live, "every request to end", timeout_s)
-
-
 @asynccontextmanager
 async def gateway(fleet: ThreadFleet) -> AsyncGenerator[FleetClient]:
     async with gateway_at(fleet.url, fleet.config) as client:
@@ -317,3 +296,24 @@ def held(fleet: ThreadFleet) -> set[RequestId]:
     """Return the requests for which a living worker still holds anything."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
     return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}
+
+
+async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
+    """Return the request's trace once it has ended."""
+
+    async def ended_trace() -> RequestTrace | None:
+        trace = await client.telemetry.trace(request)
+        return trace if trace is not None and trace.ended_us else None
+
+    trace = await await_until(ended_trace, f"{request} to end")
+    assert trace is not None
+    return trace
+
+
+async def wait_none_live(client: FleetClient, timeout_s: float = 10.0) -> None:
+    """Wait until the places of all requests are free."""
+
+    async def none_live() -> bool:
+        return await client.telemetry.num_live() == 0
+
+    await await_until(none_live, "every request to end", timeout_s)

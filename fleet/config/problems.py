@@ -50,7 +50,10 @@ class Problem:
 
 
 def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, section: Place = ()) -> Problem:
-    """Return the first mistake in a deployment or in its `section`, a `root`, in declaration order; unknown keys are last."""
+    """Return the first mistake in a deployment, in declaration order; unknown keys are last.
+
+    `root`: the model of what was validated, which is at `section` of the deployment.
+    """
     first = error.errors()[0]
     loc, kind = first["loc"], first["type"]
     path = (*section, *loc)

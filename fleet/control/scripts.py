@@ -51,7 +51,7 @@ SCRIPTS = (
 
 
 AUDIO_RETENTION_S = 60
-"""Time for which the log of a spoken answer outlives its request, whose other keys do for `retention_s`: it is large."""
+"""Retention of a request's audio, in logs and prompt, which is large; its other keys are retained for `retention_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +210,9 @@ def set_task_metadata(request: RequestId, stage: StageName, epoch: Epoch, name: 
 
 
 def cache_prefix(
-    request: RequestId,
-    stage: StageName,
-    epoch: Epoch,
-    worker: WorkerId,
-    session: str,
-    *,
-    num_rows: int,
-    reused: int,
-    keep_s: float,
-) -> Call:
+    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str,
+    *, num_rows: int, reused: int, keep_s: float,
+) -> Call:  # fmt: skip
     """The worker caches `num_rows` rows for the session's next request. `reused`: rows that this task took from the cache."""
     return Call("cache_prefix", (request, stage, epoch, worker, session, num_rows, reused, int(keep_s * 1000)))
 
@@ -273,15 +266,13 @@ def register(
     worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes], *, replicas: int = 1, standby: int = 0
 ) -> Call:
     """If `replicas` workers of the role accept tasks, up to `standby` more receive the answer "standby" and must wait."""
-    pairs = [part for field in fields.items() for part in field]
     joined = encode_event(WorkerJoined(worker=worker, role=role))
-    return Call("register", (worker, role, lease_us, joined, replicas, standby, *pairs))
+    return Call("register", (worker, role, lease_us, joined, replicas, standby, *chain.from_iterable(fields.items())))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
     """`vitals` are metrics for the console, such as running, pages_used and slots_used."""
-    pairs = [part for field in vitals.items() for part in field]
-    return Call("renew", (worker, lease_us, *pairs))
+    return Call("renew", (worker, lease_us, *chain.from_iterable(vitals.items())))
 
 
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
@@ -343,7 +334,7 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """`counted` is added to this step of the time series; `seen` are gauges, equal for all gateways, which are overwritten."""
-    return Call("record_metrics", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
+    return Call("record_metrics", (len(counted), *chain.from_iterable((*counted.items(), *seen.items()))))
 
 
 def queues(roles: Sequence[str]) -> Call:
@@ -357,8 +348,7 @@ def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new:
 
 
 def save_voice(session: str, epoch: int, ttl_ms: int, fields: Mapping[str, bytes], removed: Sequence[str]) -> Call:
-    pairs = [part for field in fields.items() for part in field]
-    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *pairs))
+    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *chain.from_iterable(fields.items())))
 
 
 VOICE_ENDED_MS = 600_000

@@ -19,7 +19,7 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
 
 
 class TaskEvent(Event, frozen=True, kw_only=True):
-    """Base of the events of one task. `epoch`: the task's, after what happened."""
+    """Base of the events of one task. `epoch`: the task's at that time."""
 
     request: RequestId
     stage: StageName

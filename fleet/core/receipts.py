@@ -17,7 +17,7 @@ class Receipts:
     _hops_us: Counter[EdgeName] = field(default_factory=Counter[EdgeName])
 
     def arrived(self, edge: EdgeName, at_us: int, made_us: int) -> None:
-        receipt, age_us = self._receipts.setdefault(edge, Receipt(edge=edge)), max(0, at_us - made_us)
+        receipt, age_us = self._of(edge), max(0, at_us - made_us)
         receipt.num_chunks += 1
         receipt.first_us = receipt.first_us or at_us
         receipt.last_us = at_us
@@ -25,20 +25,26 @@ class Receipts:
         self._hops_us[edge] += age_us
 
     def pulled(self, edge: EdgeName, num_bytes: int, took_us: int) -> None:
-        receipt = self._receipts.setdefault(edge, Receipt(edge=edge))
+        receipt = self._of(edge)
         receipt.num_pulls += 1
         receipt.pull_bytes += num_bytes
         receipt.pull_us += took_us
         receipt.pull_max_us = max(receipt.pull_max_us, took_us)
 
     def failed(self, edge: EdgeName) -> None:
-        self._receipts.setdefault(edge, Receipt(edge=edge)).num_failed_pulls += 1
+        self._of(edge).num_failed_pulls += 1
 
     def line(self, worker: WorkerId) -> bytes | None:
         """Encode the receipts for the trace; None if there are none."""
         for edge, receipt in self._receipts.items():
             receipt.worker, receipt.hop_mean_us = worker, self._hops_us[edge] // max(1, receipt.num_chunks)
         return _encoder.encode(tuple(self._receipts.values())) if self._receipts else None
+
+    def _of(self, edge: EdgeName) -> Receipt:
+        if edge not in self._receipts:
+            zeros = Receipt(edge=edge, worker="", num_chunks=0, first_us=0, last_us=0, hop_mean_us=0, hop_max_us=0)
+            self._receipts[edge] = zeros
+        return self._receipts[edge]
 
 
 RECEIVED = "received"

@@ -117,8 +117,7 @@ class GrantIntake:
 
     def _begin(self, grant: Grant, answer: Sequence[Reply]) -> None:
         """Begin a task, or continue it where its logs end. They are as of the claim; the index removes what the inbox repeats."""
-        claimed = parse_claim(answer, self._inputs, list(self._outputs))
-        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
+        spec, fields, logs = parse_claim(answer, self._inputs, list(self._outputs))
         engine, adapter = self._built.engine, self._built.adapter(spec, logs.blob)
         task = open_task(spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone)
         _assign_walks(task, fields)

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, first_text, run, text
+from fleet.control.connect import first_text, run, text
 from fleet.core import events as ev
 from fleet.core.chunk import Chunk, TensorRef, decode_location
 from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
@@ -233,14 +233,13 @@ def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
     return seen
 
 
-def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        seen = run_walks(client, Scripts())
+def test_mirror_answers_as_the_scripts(client: redis.Redis) -> None:
+    seen = run_walks(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
-def test_differing_mirror_is_detected(redis_url: str) -> None:
+def test_differing_mirror_is_detected(client: redis.Redis) -> None:
     class MirrorAppendsAtAnyEpoch(Scripts):
         def may_append(self, task: MirrorTask, epoch: int) -> bool:
             return True
@@ -249,8 +248,7 @@ def test_differing_mirror_is_detected(redis_url: str) -> None:
         def had_work(self, store: Store, stage: int) -> bool:
             return True
 
-    with connect(redis_url) as client:
-        with pytest.raises(AssertionError, match="stale"):
-            run_walks(client, MirrorAppendsAtAnyEpoch())
-        with pytest.raises(AssertionError, match="deaths"):
-            run_walks(client, CountsEveryDeath())
+    with pytest.raises(AssertionError, match="stale"):
+        run_walks(client, MirrorAppendsAtAnyEpoch())
+    with pytest.raises(AssertionError, match="deaths"):
+        run_walks(client, CountsEveryDeath())

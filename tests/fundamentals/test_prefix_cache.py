@@ -93,24 +93,12 @@ def test_next_turn_is_reserved_for_the_caching_worker(bench: PrefixCacheBench) -
     assert bench.client.smembers(keys.worker_tasks(CACHING)) == {f"{second}|{STAGE}".encode()}
 
 
-def lapse(bench: PrefixCacheBench) -> None:
-    bench.client.zadd(keys.WORKERS, {CACHING: 1})
-
-
 def fence(bench: PrefixCacheBench) -> None:
     bench.call_script(scripts.fence_worker("", CACHING))
 
 
 def drain(bench: PrefixCacheBench) -> None:
     bench.call_script(scripts.drain(CACHING))
-
-
-def stand_by(bench: PrefixCacheBench) -> None:
-    bench.client.hset(keys.worker(CACHING), "standby", "1")
-
-
-def serve_another_role(bench: PrefixCacheBench) -> None:
-    bench.client.hset(keys.worker(CACHING), "role", "lm.decode")
 
 
 def run_a_task(bench: PrefixCacheBench) -> None:
@@ -126,15 +114,22 @@ def reserve_a_slot(bench: PrefixCacheBench) -> None:
     bench.client.delete(keys.inbox(CACHING))
 
 
-def forget(bench: PrefixCacheBench) -> None:
-    bench.client.delete(keys.cached_prefix(SESSION))
+CHANGES: dict[str, Callable[[PrefixCacheBench], object]] = {
+    "lapsed": lambda bench: bench.client.zadd(keys.WORKERS, {CACHING: 1}),
+    "fenced": fence,
+    "draining": drain,
+    "standing by": lambda bench: bench.client.hset(keys.worker(CACHING), "standby", "1"),
+    "of another role": lambda bench: bench.client.hset(keys.worker(CACHING), "role", "lm.decode"),
+    "running a task": run_a_task,
+    "reserved": reserve_a_slot,
+    "without the prefix": lambda bench: bench.client.delete(keys.cached_prefix(SESSION)),
+}
+"""States of the caching worker in which it receives no further turn."""
 
 
-@pytest.mark.parametrize(
-    "change", [lapse, fence, drain, stand_by, serve_another_role, run_a_task, reserve_a_slot, forget], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_next_turn_is_granted_to_the_role_without_an_available_caching_worker(
-    bench: PrefixCacheBench, change: Callable[[PrefixCacheBench], None]
+    bench: PrefixCacheBench, change: Callable[[PrefixCacheBench], object]
 ) -> None:
     change(bench)
     second = bench.submit("second")

@@ -92,7 +92,7 @@ def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
     control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP_S))
     lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == ["failed", STAGE, str(epoch), "lm@test:1:a", "engine_error: no | good"]
-    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP_S.request_s
+    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP_S
     assert control.client.zrange(keys.index("failed"), 0, -1) == [REQUEST.encode()]
     assert not control.client.exists(keys.index("running"), keys.index("submitted"))
 

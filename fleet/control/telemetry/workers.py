@@ -1,6 +1,6 @@
 """Views of workers, recent former ones included, and totals of their transfers. Knows no request's trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import cast
 
 import redis.asyncio
@@ -37,16 +37,12 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
     now_us = seconds * 1_000_000 + micros
     listed_views = [
-        _present(worker, pairs(fields), (deadline - now_us) / 1e6, cast("set[bytes]", held))
+        _worker(worker, pairs(fields), lease_left_s=(deadline - now_us) / 1e6, held=cast("set[bytes]", held))
         for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
         if fields
     ]
-    gone_views = [_gone(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
+    gone_views = [_worker(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
     return [*sorted(listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *gone_views]
-
-
-def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerView:
-    return _worker(worker, fields, _state(fields, lease_left_s), lease_left_s=round(lease_left_s, 3), held=held)
 
 
 def _state(fields: Fields, lease_left_s: float) -> str:
@@ -58,30 +54,26 @@ def _state(fields: Fields, lease_left_s: float) -> str:
     return "ready"
 
 
-def _gone(worker: WorkerId, fields: Fields) -> WorkerView:
-    return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=number(fields, "ended_us"))
-
-
-def _worker(
-    worker: WorkerId, fields: Fields, state: str, *, lease_left_s: float = 0.0, ended_us: int = 0, held: set[bytes] | None = None
-) -> WorkerView:
+def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = None, held: Set[bytes] = frozenset()) -> WorkerView:
+    """`lease_left_s` None: the worker is gone."""
     hops = decode_hops(text(fields.get("hops")))
-    tasks = sorted(text(pair).partition("|") for pair in held or ())[:MAX_TASKS]
+    tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
+    is_gone = lease_left_s is None
     return WorkerView(
         id=worker,
         role=text(fields.get("role")),
         host=text(fields.get("host")),
         pid=number(fields, "pid"),
-        state=state,
+        state=(text(fields.get("how")) or "left") if lease_left_s is None else _state(fields, lease_left_s),
         started_us=number(fields, "started_us"),
-        ended_us=ended_us,
+        ended_us=number(fields, "ended_us") if is_gone else 0,
         cause=text(fields.get("cause")),
-        lease_left_s=lease_left_s,
+        lease_left_s=round(lease_left_s or 0.0, 3),
         device=text(fields.get("device")),
         package=text(fields.get("package")),
         checkpoint=text(fields.get("checkpoint")),
         protocol=text(fields.get("protocol")),
-        running=0 if ended_us else number(fields, "running"),
+        running=0 if is_gone else number(fields, "running"),
         capacity=number(fields, "capacity"),
         memory_bytes=number(fields, "memory_bytes"),
         cpu_percent=number(fields, "cpu_percent"),
