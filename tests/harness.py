@@ -19,6 +19,7 @@ from fleet.control.connect import connect, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
 from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request_trace import RequestTrace
 from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
@@ -173,6 +174,23 @@ def processes(
     assert not any(thread.is_alive() for thread in threads), "a fleet thread does not end"
 
 
+@asynccontextmanager
+async def open_processes(
+    url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
+) -> AsyncGenerator[tuple[list[WorkerProcess], FleetClient]]:
+    """Run `processes` with one gateway, once every role is served."""
+    with processes(url, config, built) as workers:
+        async with gateway_at(url, config) as client:
+            await ready(client)
+            yield workers, client
+
+
+def stop_claims(loop: WorkerLoop) -> None:
+    """Stop the worker from claiming, from its next read of grants on; its lease stands."""
+    last_poll, loop.availability.draining = loop.maintenance.next_poll_s, True
+    wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "the worker to stop claiming")
+
+
 async def ready(client: FleetClient) -> None:
     async def served() -> bool:
         return not await client.telemetry.missing_roles()
@@ -194,6 +212,16 @@ async def gateway_at(url: str, config: FleetConfig) -> AsyncGenerator[FleetClien
         yield client
     finally:
         await client.stop()
+
+
+@asynccontextmanager
+async def open_fleet(
+    url: str, *overrides: str, transfer: str = "redis", file: Path | None = None, without: str = ""
+) -> AsyncGenerator[tuple[ThreadFleet, FleetClient]]:
+    """Run a `thread_fleet` with one gateway."""
+    with thread_fleet(url, *overrides, transfer=transfer, file=file, without=without) as fleet:
+        async with gateway(fleet) as client:
+            yield fleet, client
 
 
 def fake_spec(fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
@@ -268,3 +296,24 @@ def held(fleet: ThreadFleet) -> set[RequestId]:
     """Return the requests for which a living worker still holds anything."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
     return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}
+
+
+async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
+    """Return the request's trace once it has ended."""
+
+    async def ended_trace() -> RequestTrace | None:
+        trace = await client.telemetry.trace(request)
+        return trace if trace is not None and trace.ended_us else None
+
+    trace = await await_until(ended_trace, f"{request} to end")
+    assert trace is not None
+    return trace
+
+
+async def wait_none_live(client: FleetClient, timeout_s: float = 10.0) -> None:
+    """Wait until the places of all requests are free."""
+
+    async def none_live() -> bool:
+        return await client.telemetry.num_live() == 0
+
+    await await_until(none_live, "every request to end", timeout_s)

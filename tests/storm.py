@@ -21,7 +21,7 @@ from fleet.worker.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
 from tests.support import wait_until
 
-KEEP = scripts.Retention()
+KEEP_S = 600
 STORM_TIMEOUT_S = 60.0
 
 
@@ -79,7 +79,7 @@ class Storm:
 
     def _abort(self, client: redis.Redis, requests: Sequence[RequestId]) -> None:
         for request in requests:
-            run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP))
+            run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP_S))
 
     async def run(
         self, client: FleetClient, requests: Sequence[tuple[RequestSpec, bytes | None]], *, concurrency: int, most_turns: int

@@ -27,29 +27,26 @@ class _Refusal(msgspec.Struct, frozen=True):
 class OpenResponse:
     """A response whose body is still arriving, on a connection of its own. Every error but `ApiSilent` closes the connection."""
 
-    def __init__(self, url: str, connection: http.client.HTTPConnection, timeout_s: float) -> None:
-        self._url, self._connection, self._timeout_s = url, connection, timeout_s
-        self._response: http.client.HTTPResponse | None = None
-        self.request_id = ""
-
-    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, connection: http.client.HTTPConnection, timeout_s: float, method: str, path: str, body: bytes | None,
+        headers: dict[str, str],
+    ) -> None:  # fmt: skip
         """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable, ApiSilent."""
+        self._url, self._connection, self._timeout_s = url, connection, timeout_s
         with self._mapped_errors():
-            self._connection.request(method, path, body, dict(headers))
-            self._response = self._connection.getresponse()
+            connection.request(method, path, body, headers)
+            self._response = connection.getresponse()
             if self._response.status != 200:
                 raise ApiRefused(self._url, self._response.status, _reason(self._response.read()))
         self.request_id = self._response.getheader("x-request-id", "")
 
     def read(self) -> bytes:
         """Return the next bytes as they arrive, nothing at the end. Raises: ApiUnreachable, ApiSilent."""
-        assert self._response is not None, "read before send"
         with self._mapped_errors():
             return self._response.read1(READ_BYTES)
 
     def read_all(self) -> bytes:
         """Return the rest of the body and close. Raises: ApiUnreachable, ApiSilent."""
-        assert self._response is not None, "read before send"
         with self._mapped_errors():
             body = self._response.read()
         self.close()
@@ -95,23 +92,18 @@ class Transport:
         return f"{'wss' if self._secure else 'ws'}://{self._host}:{self.port}{self._path}"
 
     def open(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout_s: float = TIMEOUT_S,
-    ) -> OpenResponse:
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
+        *, timeout_s: float = TIMEOUT_S,
+    ) -> OpenResponse:  # fmt: skip
         """Send a request, JSON unless `headers` say otherwise, and return its response once the status is there.
 
         Raises: ApiRefused, ApiUnreachable, ApiSilent.
         """
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        response = OpenResponse(self.url, kind(self._host, self.port, timeout=timeout_s), timeout_s)
         content = {"content-type": "application/json"} if body is not None else {}
-        response.send(method, self._path + path, body, {**content, **self.headers, **(headers or {})})
-        return response
+        every_header = {**content, **self.headers, **(headers or {})}
+        connection = kind(self._host, self.port, timeout=timeout_s)
+        return OpenResponse(self.url, connection, timeout_s, method, self._path + path, body, every_header)
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
         """Return the whole body of a response. Raises: ApiRefused, ApiUnreachable."""

@@ -50,9 +50,6 @@ class RequestRecord:
     def complete(self) -> bool:
         return self.delivered and all(task.state is TaskState.FINISHED for task in self.tasks.values())
 
-    def with_task(self, task: TaskRecord) -> "RequestRecord":
-        return replace(self, tasks={**self.tasks, task.stage: task})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorState:
@@ -62,8 +59,16 @@ class ConductorState:
     first_roles: Mapping[StageName, RoleName] = field(default_factory=dict[StageName, RoleName])
     """The first role of each stage's tasks."""
 
+    def task(self, request: RequestId, stage: StageName) -> TaskRecord | None:
+        record = self.requests.get(request)
+        return record.tasks.get(stage) if record else None
+
     def with_request(self, record: RequestRecord) -> "ConductorState":
         return replace(self, requests={**self.requests, record.id: record})
+
+    def with_task(self, request: RequestId, task: TaskRecord) -> "ConductorState":
+        record = self.requests[request]
+        return self.with_request(replace(record, tasks={**record.tasks, task.stage: task}))
 
     def without(self, request: RequestId) -> "ConductorState":
         return replace(self, requests={key: value for key, value in self.requests.items() if key != request})

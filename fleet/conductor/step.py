@@ -10,7 +10,7 @@ from fleet.conductor.state import ENDED, ConductorState, RequestRecord, TaskReco
 from fleet.conductor.transitions import Happened, next_state
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
@@ -26,7 +26,7 @@ def step(state: ConductorState, event: ev.Event) -> Decision:
 def resume(state: ConductorState, record: RequestRecord) -> Decision:
     """Take over a live request, as read from its hashes: grant its pending tasks, and end it if it is complete."""
     state = state.with_request(record)
-    pending = tuple(_grant(state, record, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
+    pending = tuple(_grant(state, record.id, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
     state, ends = _settle(state, record)
     return state, pending + ends
 
@@ -44,57 +44,52 @@ def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
     stages = get_graph(event.graph).stages_for(event.outputs)
     tasks = {stage: TaskRecord(stage=stage) for stage in stages}
     record = RequestRecord(id=event.request, graph=event.graph, outputs=event.outputs, tasks=tasks)
-    return state.with_request(record), tuple(_grant(state, record, task) for task in tasks.values())
+    return state.with_request(record), tuple(_grant(state, record.id, task) for task in tasks.values())
 
 
 @_decide.register
 def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
+    task = state.task(event.request, event.stage)
     remade = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
-    return _move(state, event.request, event.stage, event.epoch, Happened.REMADE if remade else Happened.GRANTED)
+    return _move(state, event, Happened.REMADE if remade else Happened.GRANTED)
 
 
 @_decide.register
 def _(event: ev.TaskHandedOff, state: ConductorState) -> Decision:
     """Record the new role; the script has already added the grant to that role's stream."""
-    state, commands = _move(state, event.request, event.stage, event.epoch, Happened.GRANTED)
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
-    if record is None or task is None or task.epoch != event.epoch:
-        return state, commands
-    return state.with_request(record.with_task(replace(task, role=event.role))), commands
+    state, commands = _move(state, event, Happened.GRANTED)
+    task = _current_task(state, event)
+    return state.with_task(event.request, replace(task, role=event.role)) if task else state, commands
 
 
 @_decide.register
 def _(event: ev.TaskClaimed, state: ConductorState) -> Decision:
-    return _move(state, event.request, event.stage, event.epoch, Happened.CLAIMED, owner=event.owner)
+    return _move(state, event, Happened.CLAIMED, owner=event.owner)
 
 
 @_decide.register
 def _(event: ev.TaskFinished, state: ConductorState) -> Decision:
-    return _move(state, event.request, event.stage, event.epoch, Happened.FINISHED)
+    return _move(state, event, Happened.FINISHED)
 
 
 @_decide.register
 def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
-    state, _ = _move(state, event.request, event.stage, event.epoch, Happened.FAILED)
+    state, _ = _move(state, event, Happened.FAILED)
     return _end(state, event.request, "failed", event.code, event.message, event.param)
 
 
 @_decide.register
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
-    if record is None or task is None or event.epoch < task.epoch:
+    task = state.task(event.request, event.stage)
+    if task is None or event.epoch < task.epoch:
         return state, ()
-    state, _ = _move(state, event.request, event.stage, event.epoch, Happened.LOST)
+    state, _ = _move(state, event, Happened.LOST)
     if event.alone and event.deaths > MAX_DEATHS:
         message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with no other task"
         return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
     lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
-    record = state.requests[event.request].with_task(lost)
-    return state.with_request(record), () if record.ending else (_grant(state, record, lost),)
+    state = state.with_task(event.request, lost)
+    return state, () if state.requests[event.request].ending else (_grant(state, event.request, lost),)
 
 
 @_decide.register
@@ -107,11 +102,10 @@ def _(event: ev.ClientGone, state: ConductorState) -> Decision:
 @_decide.register
 def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
     """Grant a finished task again, to recompute the tensors; a running one recomputes them without an order."""
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
-    if record is None or task is None or record.ending or task.state is not TaskState.FINISHED or task.epoch != event.epoch:
+    task = _current_task(state, event)
+    if task is None or task.state is not TaskState.FINISHED or state.requests[event.request].ending:
         return state, ()
-    return state, (_grant(state, record, task, remake=True),)
+    return state, (_grant(state, event.request, task, remake=True),)
 
 
 @_decide.register
@@ -143,18 +137,16 @@ def _(event: ev.RequestEnded, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.GrantOverdue, state: ConductorState) -> Decision:
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
-    if record is None or task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
+    task = _current_task(state, event)
+    if task is None or task.state is not TaskState.GRANTED:
         return state, ()
-    return state, (_grant(state, record, task),)
+    return state, (_grant(state, event.request, task),)
 
 
 @_decide.register
 def _(event: ev.RoleDeserted, state: ConductorState) -> Decision:
-    record = state.requests.get(event.request)
-    task = record.tasks.get(event.stage) if record else None
-    if task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
+    task = _current_task(state, event)
+    if task is None or task.state is not TaskState.GRANTED:
         return state, ()
     role = granted_role(state, task)
     message = f"no worker serves the role {role}; start one with `fleet worker {role}`"
@@ -166,9 +158,9 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker),)
 
 
-def _grant(state: ConductorState, record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
+def _grant(state: ConductorState, request: RequestId, task: TaskRecord, *, remake: bool = False) -> GrantTask:
     role = granted_role(state, task)
-    return GrantTask(request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake)
+    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake)
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
@@ -176,23 +168,21 @@ def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
     return task.role or state.first_roles.get(task.stage, RoleName(task.stage))
 
 
-def _move(
-    state: ConductorState,
-    request: RequestId,
-    stage: StageName,
-    epoch: Epoch,
-    happened: Happened,
-    owner: WorkerId | None = None,
-) -> Decision:
-    record = state.requests.get(request)
-    task = record.tasks.get(stage) if record else None
-    if record is None or task is None or epoch < task.epoch:
+def _current_task(state: ConductorState, event: ev.TaskEvent) -> TaskRecord | None:
+    """Return the task of an event, unless its epoch is another."""
+    task = state.task(event.request, event.stage)
+    return task if task is not None and task.epoch == event.epoch else None
+
+
+def _move(state: ConductorState, event: ev.TaskEvent, happened: Happened, owner: WorkerId | None = None) -> Decision:
+    task = state.task(event.request, event.stage)
+    if task is None or event.epoch < task.epoch:
         return state, ()
-    moved = replace(task, state=next_state(task.state, happened), epoch=epoch, owner=owner or task.owner)
+    moved = replace(task, state=next_state(task.state, happened), epoch=event.epoch, owner=owner or task.owner)
     if moved.state in ENDED or moved.state is TaskState.GRANTED:
         moved = replace(moved, owner=None)
-    record = record.with_task(moved)
-    return _settle(state.with_request(record), record)
+    state = state.with_task(event.request, moved)
+    return _settle(state, state.requests[event.request])
 
 
 def _settle(state: ConductorState, record: RequestRecord) -> Decision:

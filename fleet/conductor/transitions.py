@@ -17,32 +17,16 @@ class Happened(StrEnum):
 
 
 H = Happened
+_LIVE = (S.PENDING, S.GRANTED, S.RUNNING)
 TABLE: dict[tuple[S, Happened], S] = {
-    (S.PENDING, H.GRANTED): S.GRANTED,
-    (S.GRANTED, H.GRANTED): S.GRANTED,
-    (S.RUNNING, H.GRANTED): S.GRANTED,
-    (S.LOST, H.GRANTED): S.GRANTED,
-    (S.GRANTED, H.CLAIMED): S.RUNNING,
-    (S.RUNNING, H.CLAIMED): S.RUNNING,
-    (S.PENDING, H.CLAIMED): S.RUNNING,
-    (S.PENDING, H.FINISHED): S.FINISHED,
-    (S.GRANTED, H.FINISHED): S.FINISHED,
-    (S.RUNNING, H.FINISHED): S.FINISHED,
-    (S.FINISHED, H.FINISHED): S.FINISHED,
-    (S.PENDING, H.FAILED): S.FAILED,
-    (S.GRANTED, H.FAILED): S.FAILED,
-    (S.RUNNING, H.FAILED): S.FAILED,
-    (S.FAILED, H.FAILED): S.FAILED,
-    (S.PENDING, H.LOST): S.LOST,
-    (S.GRANTED, H.LOST): S.LOST,
-    (S.RUNNING, H.LOST): S.LOST,
-    (S.LOST, H.LOST): S.LOST,
+    **{(state, H.GRANTED): S.GRANTED for state in (*_LIVE, S.LOST)},
+    **{(state, H.CLAIMED): S.RUNNING for state in _LIVE},
+    **{(state, H.FINISHED): S.FINISHED for state in (*_LIVE, S.FINISHED)},
+    **{(state, H.FAILED): S.FAILED for state in (*_LIVE, S.FAILED)},
+    **{(state, H.LOST): S.LOST for state in (*_LIVE, S.LOST)},
     (S.FINISHED, H.REMADE): S.GRANTED,
     # An event from before the task's end, replayed after a change of leader, changes nothing.
-    (S.FINISHED, H.GRANTED): S.FINISHED,
-    (S.FINISHED, H.CLAIMED): S.FINISHED,
-    (S.FAILED, H.GRANTED): S.FAILED,
-    (S.FAILED, H.CLAIMED): S.FAILED,
+    **{(state, earlier): state for state in (S.FINISHED, S.FAILED) for earlier in (H.GRANTED, H.CLAIMED)},
     (S.LOST, H.CLAIMED): S.LOST,
 }
 

@@ -49,21 +49,14 @@ class Problem:
         return join_path(self.path)
 
 
-def first_problem(error: ValidationError) -> Problem:
-    """Return the first mistake in a deployment, in declaration order; unknown keys are last."""
+def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, section: Place = ()) -> Problem:
+    """Return the first mistake in a deployment, in declaration order; unknown keys are last.
+
+    `root`: the model of what was validated, which is at `section` of the deployment.
+    """
     first = error.errors()[0]
-    return _problem(FleetConfig, (), first["loc"], first["type"], first["msg"], first["input"])
-
-
-def first_sampling_problem(error: ValidationError, section: Place) -> Problem:
-    """Return the first mistake in the `SamplingDefaults` at `section`."""
-    first = error.errors()[0]
-    return _problem(SamplingDefaults, section, first["loc"], first["type"], first["msg"], first["input"])
-
-
-def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, reason: str, value: object) -> Problem:
-    """Explain an error of pydantic: its `kind` and its `reason` for refusing `value`."""
-    path = (*prefix, *loc)
+    loc, kind = first["loc"], first["type"]
+    path = (*section, *loc)
     if kind == "extra_forbidden":
         return Problem(path, _unknown_key(path, _model_at(root, loc[:-1])))
     if path[-2:-1] == ("sampling",) and path[-1] not in SamplingDefaults.model_fields:
@@ -71,7 +64,7 @@ def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, reason
     if kind == "missing":
         choices = get_args(_model_at(root, loc[:-1]).model_fields[str(loc[-1])].annotation)
         return Problem(path, f"is missing; set it to {one_of(choices)}")
-    return Problem(path, _wrong_value(kind, reason, value))
+    return Problem(path, _wrong_value(kind, first["msg"], first["input"]))
 
 
 def _wrong_value(kind: str, reason: str, value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fleet.config.names import format_value, suggest
-from fleet.config.problems import Place, Problem, first_sampling_problem
+from fleet.config.problems import Place, Problem, first_problem
 from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig, WebConfig
 from fleet.graphs import GRAPHS, Stage
 
@@ -88,7 +88,7 @@ def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
         try:
             SamplingDefaults.model_validate(given)
         except ValidationError as error:
-            yield first_sampling_problem(error, here)
+            yield first_problem(error, SamplingDefaults, here)
 
 
 def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 The limits of single values are here; rules over several values are in `rules.py`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -314,7 +315,7 @@ class FleetConfig(Strict):
         if given.split is None:
             return self
         half = given.split.prefill if role.next else given.split.decode
-        own = {key: value for key, value in (("max_batch", half.max_batch), ("device", half.device)) if value is not None}
+        own = half.model_dump(include={"max_batch", "device"}, exclude_none=True)
         return self.model_copy(update={"stages": {**self.stages, role.stage: given.model_copy(update=own)}})
 
     def transition_source_of(self, stage: StageName) -> str:
@@ -328,11 +329,7 @@ class FleetConfig(Strict):
 
     def _configured_policy(self, edge: Edge) -> ChunkPolicy:
         given = self.edges.get(edge.name, EdgeConfig()).policy
-        if given is None:
-            return edge.policy
-        low_buffer_s = edge.policy.low_buffer_s if given.low_buffer_s is None else given.low_buffer_s
-        factor = edge.policy.busy_first_chunk_factor if given.busy_first_chunk_factor is None else given.busy_first_chunk_factor
-        return ChunkPolicy(kind=given.kind, ramp=given.ramp, low_buffer_s=low_buffer_s, busy_first_chunk_factor=factor)
+        return edge.policy if given is None else replace(edge.policy, **given.model_dump(exclude_none=True))
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -230,9 +230,35 @@ def text(value: Reply) -> str:
     return value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
 
 
+def first_text(value: Reply) -> str:
+    """Return the first part of a list, or another reply, as text."""
+    return text(cast("list[Reply]", value)[0] if isinstance(value, list) else value)
+
+
+def texts(value: Reply) -> list[str]:
+    """Return the parts of a list, or the one part of another reply, as text."""
+    return [text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])]
+
+
 def pairs(value: Reply) -> dict[str, bytes]:
     """Return a flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
     if isinstance(value, dict):
         return {text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()}
     flat = cast("list[bytes]", value or [])
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
+
+
+def number(fields: Mapping[str, bytes], name: str) -> int:
+    """Return a field as a number; 0 if it is missing or empty."""
+    return int(fields.get(name) or 0)
+
+
+def stream_entries(reply: Reply) -> list[tuple[str, dict[str, bytes]]]:
+    """Return a reply of XRANGE or XREVRANGE as (id, fields) of each entry."""
+    return [(text(entry), pairs(raw)) for entry, raw in cast("list[tuple[bytes, object]]", reply or [])]
+
+
+def entry_order(entry: str) -> tuple[int, int]:
+    """Return the id of a stream's entry in the form by which entries are ordered: its time in milliseconds, and a number."""
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

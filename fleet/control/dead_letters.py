@@ -5,13 +5,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
 import redis
 
 from fleet.control import keys
-from fleet.control.connect import text
+from fleet.control.connect import Reply, entry_order, stream_entries, text
 from fleet.core.errors import BadInput, UnknownWireVersion
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, decode_request
@@ -35,8 +34,7 @@ class DeadLetter:
 
 def read_letters(client: redis.Redis) -> list[DeadLetter]:
     """Return all letters, oldest first."""
-    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.DEAD))
-    return [letter_of(text(entry), fields) for entry, fields in entries]
+    return letters_of(client.xrange(keys.DEAD))
 
 
 def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
@@ -60,14 +58,17 @@ def spec_of(letter: DeadLetter) -> RequestSpec:
         raise UnknownWireVersion(f"the dead letter {letter.request} was written by another version ({error})") from error
 
 
-def letter_of(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
-    """Decode one entry of the stream."""
-    return DeadLetter(
-        entry=entry,
-        request=RequestId(text(fields[b"r"])),
-        stage=StageName(text(fields[b"s"])),
-        why=text(fields[b"why"]),
-        died_us=int(entry.partition("-")[0]) * 1000,
-        raw_spec=fields[b"spec"],
-        blob=fields[b"blob"] or None,
-    )
+def letters_of(reply: Reply) -> list[DeadLetter]:
+    """Decode entries of the stream."""
+    return [
+        DeadLetter(
+            entry=entry,
+            request=RequestId(text(fields["r"])),
+            stage=StageName(text(fields["s"])),
+            why=text(fields["why"]),
+            died_us=entry_order(entry)[0] * 1000,
+            raw_spec=fields["spec"],
+            blob=fields["blob"] or None,
+        )
+        for entry, fields in stream_entries(reply)
+    ]

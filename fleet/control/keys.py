@@ -1,7 +1,7 @@
 """Table of all keys in Redis: a leak check in the tests fails for a key without a row here."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
@@ -115,8 +115,7 @@ def secret(name: str) -> str:
     return f"{PREFIX}secret:{name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One kind of key. `life` is forever, lease (ends with a worker), live (ends with the request) or retention (has a TTL)."""
 
     pattern: str
@@ -127,157 +126,58 @@ class Row:
 
 
 TABLE: tuple[Row, ...] = (
-    Row(pattern="workers", redis_type="zset", life="forever", owner="register", meaning="incarnation -> lease deadline, us"),
-    Row(
-        pattern="worker:{id}",
-        redis_type="hash",
-        life="lease",
-        owner="register",
-        meaning="role, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order",
-    ),
-    Row(
-        pattern="worker:{id}:tasks",
-        redis_type="set",
-        life="lease",
-        owner="claim",
-        meaning="request|stage that it owns, or that is reserved for it",
-    ),
-    Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
-    Row(
-        pattern="availability:{role}",
-        redis_type="hash",
-        life="forever",
-        owner="register",
-        meaning="time when its last worker was lost or left; announced starts -> deadline; attempts, last attempt, duration; us",
-    ),
-    Row(
-        pattern="inbox:{id}",
-        redis_type="stream",
-        life="lease",
-        owner="append",
-        meaning="notices: chunks, credit, ends, walks, orders, revoked tasks",
-    ),
-    Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests that have not ended"),
-    Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
-    Row(
-        pattern="req:{r}:blob",
-        redis_type="string",
-        life="retention",
-        owner="submit",
-        meaning="audio prompt, float32; retained for a minute after its request, for a retry",
-    ),
-    Row(
-        pattern="req:{r}:trace",
-        redis_type="list",
-        life="retention",
-        owner="all scripts",
-        meaning="trace events, one line each; bounded",
-    ),
-    Row(
-        pattern="index:{which}",
-        redis_type="zset",
-        life="forever",
-        owner="submit",
-        meaning="ids of retained requests: all, by state, and by expiry, us; bounded, pruned when requests end",
-    ),
-    Row(
-        pattern="series:{step}",
-        redis_type="hash",
-        life="retention",
-        owner="all scripts",
-        meaning="counts of five seconds, durations by bucket; and numbers of running and waiting tasks",
-    ),
-    Row(pattern="gone", redis_type="zset", life="forever", owner="fence_worker", meaning="former workers -> time of the end, us"),
-    Row(pattern="gone:{id}", redis_type="hash", life="retention", owner="fence_worker", meaning="last content of worker:{id}"),
-    Row(pattern="logs", redis_type="stream", life="forever", owner="all processes", meaning="log lines, trimmed"),
-    Row(pattern="logs:dropped", redis_type="string", life="forever", owner="all processes", meaning="number of lost log lines"),
-    Row(
-        pattern="req:{r}:task:{stage}",
-        redis_type="hash",
-        life="retention",
-        owner="grant",
-        meaning="state, role, owner, epoch, walks, inputs; produced, consumed and processed per edge; metadata for the trace",
-    ),
-    Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
-    Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> location of its tensors"),
-    Row(
-        pattern="req:{r}:kv:{stage}",
-        redis_type="hash",
-        life="live",
-        owner="hand_off",
-        meaning="KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import",
-    ),
-    Row(
-        pattern="cached_prefix:{session}",
-        redis_type="hash",
-        life="retention",
-        owner="cache_prefix",
-        meaning="stage -> worker that caches the KV rows of the conversation's last turn",
-    ),
-    Row(
-        pattern="transcript:{audio}",
-        redis_type="string",
-        life="retention",
-        owner="gateway",
-        meaning="text of a spoken answer, for turns that name the answer by its audio id",
-    ),
-    Row(
-        pattern="voice:{session}",
-        redis_type="hash",
-        life="retention",
-        owner="hold_voice",
-        meaning="a voice session: holder, epoch, the credential that opened it, time of its start, time of its client's "
-        "disconnect, the view for operators, and the state that another gateway needs to continue it",
-    ),
-    Row(
-        pattern="voice_ended:{session}",
-        redis_type="string",
-        life="retention",
-        owner="end_voice",
-        meaning="an operator ended the voice session: 1 and the credential that opened it",
-    ),
-    Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> time of expiry, us"),
-    Row(
-        pattern="voices_of:{owner}",
-        redis_type="zset",
-        life="retention",
-        owner="hold_voice",
-        meaning="sessions of one client secret, open or queued -> time of expiry, us; the secret is named by its hash",
-    ),
-    Row(
-        pattern="secret:{name}",
-        redis_type="string",
-        life="retention",
-        owner="gateway",
-        meaning="settings of the session that a short-lived client secret opens; the secret is named by its hash",
-    ),
-    Row(
-        pattern="logins",
-        redis_type="zset",
-        life="retention",
-        owner="gateway",
-        meaning="MAC of a console login's cookie under the API key -> time of expiry, us; bounded",
-    ),
-    Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="events of the fleet, trimmed"),
-    Row(pattern="dead_letters", redis_type="stream", life="forever", owner="end_request", meaning="requests that were given up"),
-    Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> time and cause of refusal"),
-    Row(
-        pattern="refusal_logged",
-        redis_type="string",
-        life="retention",
-        owner="submit, admission",
-        meaning="request whose refusal for the queue bound was logged within the last seconds",
-    ),
-    Row(
-        pattern="conductor:last",
-        redis_type="string",
-        life="forever",
-        owner="lead",
-        meaning="last leader, until it resigns or its death is observed",
-    ),
-    Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
-    Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
-)
+    Row("workers", "zset", "forever", "register", "incarnation -> lease deadline, us"),
+    Row("worker:{id}", "hash", "lease", "register",
+        "role, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
+    Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
+    Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
+    Row("availability:{role}", "hash", "forever", "register",
+        "time when its last worker was lost or left; announced starts -> deadline; attempts, last attempt, duration; us"),
+    Row("inbox:{id}", "stream", "lease", "append", "notices: chunks, credit, ends, walks, orders, revoked tasks"),
+    Row("live", "set", "forever", "submit", "requests that have not ended"),
+    Row("req:{r}", "hash", "retention", "submit", "request, state, error"),
+    Row("req:{r}:blob", "string", "retention", "submit",
+        "audio prompt, float32; retained for a minute after its request, for a retry"),
+    Row("req:{r}:trace", "list", "retention", "all scripts", "trace events, one line each; bounded"),
+    Row("index:{which}", "zset", "forever", "submit",
+        "ids of retained requests: all, by state, and by expiry, us; bounded, pruned when requests end"),
+    Row("series:{step}", "hash", "retention", "all scripts",
+        "counts of five seconds, durations by bucket; and numbers of running and waiting tasks"),
+    Row("gone", "zset", "forever", "fence_worker", "former workers -> time of the end, us"),
+    Row("gone:{id}", "hash", "retention", "fence_worker", "last content of worker:{id}"),
+    Row("logs", "stream", "forever", "all processes", "log lines, trimmed"),
+    Row("logs:dropped", "string", "forever", "all processes", "number of lost log lines"),
+    Row("req:{r}:task:{stage}", "hash", "retention", "grant",
+        "state, role, owner, epoch, walks, inputs; produced, consumed and processed per edge; metadata for the trace"),
+    Row("req:{r}:edge:{edge}", "stream", "retention", "append", "chunk headers"),
+    Row("req:{r}:loc:{edge}", "hash", "live", "append", "index -> location of its tensors"),
+    Row("req:{r}:kv:{stage}", "hash", "live", "hand_off",
+        "KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import"),
+    Row("cached_prefix:{session}", "hash", "retention", "cache_prefix",
+        "stage -> worker that caches the KV rows of the conversation's last turn"),
+    Row("transcript:{audio}", "string", "retention", "gateway",
+        "text of a spoken answer, for turns that name the answer by its audio id"),
+    Row("voice:{session}", "hash", "retention", "hold_voice",
+        "a voice session: holder, epoch, the credential that opened it, time of its start, time of its client's disconnect, the "
+        "view for operators, and the state that another gateway needs to continue it"),
+    Row("voice_ended:{session}", "string", "retention", "end_voice",
+        "an operator ended the voice session: 1 and the credential that opened it"),
+    Row("voices", "zset", "forever", "hold_voice", "voice session -> time of expiry, us"),
+    Row("voices_of:{owner}", "zset", "retention", "hold_voice",
+        "sessions of one client secret, open or queued -> time of expiry, us; the secret is named by its hash"),
+    Row("secret:{name}", "string", "retention", "gateway",
+        "settings of the session that a short-lived client secret opens; the secret is named by its hash"),
+    Row("logins", "zset", "retention", "gateway",
+        "MAC of a console login's cookie under the API key -> time of expiry, us; bounded"),
+    Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed"),
+    Row("dead_letters", "stream", "forever", "end_request", "requests that were given up"),
+    Row("refused", "hash", "retention", "register", "worker -> time and cause of refusal"),
+    Row("refusal_logged", "string", "retention", "submit, admission",
+        "request whose refusal for the queue bound was logged within the last seconds"),
+    Row("conductor:last", "string", "forever", "lead", "last leader, until it resigns or its death is observed"),
+    Row("conductor", "string", "lease", "lead", "leader|term"),
+    Row("config", "string", "forever", "fleet up", "the resolved configuration"),
+)  # fmt: skip
 
 
 def row_of(key: str) -> Row | None:

@@ -5,13 +5,12 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 import redis.asyncio
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
-from fleet.control.connect import answer_of, run_async, text
+from fleet.control.connect import answer_of, run_async, text, texts
 from fleet.core.ids import WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
@@ -45,21 +44,21 @@ class Membership:
         if text(await run_async(self._reader, call)) != "ok":  # not queued behind a burst of requests
             await self._rejoin(self.id)
 
-    async def call(self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str) -> tuple[WorkerId, list[object]]:
+    async def call(self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str) -> tuple[WorkerId, list[str]]:
         """Run a script under this gateway's id; once more under a new one if the answer is `unlisted`.
 
         Returns the id that the script ran under, and its answer. Raises: RedisUnreachable.
         """
         me = self.id
-        answer = cast("list[object]", await answer_of(run_async(self._redis, make(me))))
-        if text(answer[0]) == unlisted:
+        answer = texts(await answer_of(run_async(self._redis, make(me))))
+        if answer[0] == unlisted:
             # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait for.
             rejoining = asyncio.create_task(self._rejoin(me))
             self._rejoins.add(rejoining)
             rejoining.add_done_callback(self._rejoins.discard)
             await answer_of(asyncio.shield(rejoining))
             me = self.id
-            answer = cast("list[object]", await answer_of(run_async(self._redis, make(me))))
+            answer = texts(await answer_of(run_async(self._redis, make(me))))
         return me, answer
 
     async def _rejoin(self, former: WorkerId) -> None:

@@ -1,6 +1,6 @@
 """Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their fields."""
 
-from dataclasses import dataclass
+import msgspec
 
 from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
@@ -8,21 +8,18 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.telemetry import WORKER_ORDERS, WorkerOrder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkNotice:
+class ChunkNotice(msgspec.Struct, frozen=True, kw_only=True):
     chunk: Chunk
     location: Location
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreditNotice:
+class CreditNotice(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestId
     edge: EdgeName
     consumed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndNotice:
+class EndNotice(msgspec.Struct, frozen=True, kw_only=True):
     """The request has ended, in any state; memory held for it can be freed."""
 
     request: RequestId
@@ -32,8 +29,7 @@ class EndNotice:
     param: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakenNotice:
+class TakenNotice(msgspec.Struct, frozen=True, kw_only=True):
     """An operator revoked a task: an owner at an epoch below this one must drop it."""
 
     request: RequestId
@@ -41,8 +37,7 @@ class TakenNotice:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalkNotice:
+class WalkNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A transition that the conductor decided."""
 
     request: RequestId
@@ -51,8 +46,7 @@ class WalkNotice:
     walk: Walk
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelocationNotice:
+class RelocationNotice(msgspec.Struct, frozen=True, kw_only=True):
     """The tensors of a chunk were recomputed, and are at a new location."""
 
     request: RequestId
@@ -61,29 +55,30 @@ class RelocationNotice:
     location: Location
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeNotice:
+class FreeNotice(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks that this worker offered were imported; their memory can be freed."""
 
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantNotice:
-    """A task is offered to this worker, which caches the prefix of the task's session."""
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """A task is offered to this worker, which caches the prefix of the task's session, or by `entry` of its role's stream.
+
+    `alone`: no other task may run beside this one.
+    """
 
     request: RequestId
     stage: StageName
     epoch: Epoch
+    entry: str = ""
+    alone: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromotionNotice:
+class PromotionNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A standby worker accepts tasks from now on, because a worker of its role is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderNotice:
+class OrderNotice(msgspec.Struct, frozen=True, kw_only=True):
     """An operator's order to this worker."""
 
     order: WorkerOrder
@@ -93,7 +88,7 @@ Notice = (
     OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | TakenNotice
     | WalkNotice
 )  # fmt: skip
-AnyNotice = GrantNotice | Notice
+AnyNotice = Grant | Notice
 
 
 def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
@@ -108,7 +103,7 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return next((OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])), None)
     request = RequestId(text(fields.get("r")))
     if kind == "g":
-        return GrantNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
+        return parse_grant(fields)
     if kind == "y":
         return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
     if kind == "a":
@@ -125,3 +120,9 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
         return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)
     return None
+
+
+def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
+    """Parse a grant of an inbox, or `entry` of a role's stream."""
+    request, stage, epoch = RequestId(text(fields["r"])), StageName(text(fields["s"])), Epoch(int(fields["e"]))
+    return Grant(request=request, stage=stage, epoch=epoch, entry=entry, alone=fields.get("a") == b"1")

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import answer_of, run_async, text
+from fleet.control.connect import answer_of, run_async, text, texts
 from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice
 from fleet.control.stream import ClientStream
@@ -27,7 +27,6 @@ class GatewayRequests:
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, membership: Membership) -> None:
         self._redis, self._config, self._membership = client, config, membership
-        self._retention = scripts.Retention(request_s=config.retention_s)
         self._grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._streams: dict[RequestId, ClientStream] = {}
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
@@ -59,7 +58,7 @@ class GatewayRequests:
 
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
-        stream = ClientStream(spec, blob, self._config, self._redis, self._retention)
+        stream = ClientStream(spec, blob, self._config, self._redis)
         self._hold(stream)
         stream.on_lost = lambda: self._resubmit(stream)
         try:
@@ -70,7 +69,7 @@ class GatewayRequests:
                 # The script may have run although its answer was lost, and a request without a reader never ends.
                 self._strays.add(spec.id)
             raise
-        stream.held_by(gateway, Epoch(int(text(answer[1]))))
+        stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
 
     async def submit_without_client(self, spec: RequestSpec, blob: bytes | None) -> None:
@@ -85,7 +84,7 @@ class GatewayRequests:
             return scripts.admission(request, bound=bound, gateway=me, roles=roles, grace_us=self._grace_us)
 
         _, answer = await self._admit(request, admission)
-        return int(text(answer[1]))
+        return int(answer[1])
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from the gateway that held them, to read from the first chunk on.
@@ -100,14 +99,14 @@ class GatewayRequests:
         draining = self._draining.pop(request, None)
         if draining is not None:
             draining.cancel()
-        stream = ClientStream(spec, None, self._config, self._redis, self._retention)
+        stream = ClientStream(spec, None, self._config, self._redis)
         self._hold(stream)
         try:
             gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
-            if text(answer[0]) == "ok":
-                stream.held_by(gateway, Epoch(int(text(answer[1]))))
-            elif text(answer[0]) != "ended":
-                raise RedisUnreachable(f"the request could not be taken over from its gateway ({text(answer[0])}); try again")
+            if answer[0] == "ok":
+                stream.held_by(gateway, Epoch(int(answer[1])))
+            elif answer[0] != "ended":
+                raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
             await answer_of(stream.catch_up())
             stream.raise_if_gone()
         except FleetError:
@@ -117,7 +116,7 @@ class GatewayRequests:
 
     async def abort(self, request: RequestId) -> bool:
         """End any request of the fleet. Return True if it was live."""
-        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API", self._retention)
+        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API", self._config.retention_s)
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     def detach_all(self) -> None:
@@ -166,7 +165,7 @@ class GatewayRequests:
             return
         gateway = self._membership.id
         call = scripts.attach(stream.request_id, gateway, instead_of=stream.gateway)
-        answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
+        answer = texts(await run_async(self._redis, call))
         if answer[0] in ("ok", "ended"):
             stream.held_by(gateway, Epoch(int(answer[1])) if answer[0] == "ok" else stream.epoch)
         elif answer[0] != "unlisted":
@@ -183,7 +182,7 @@ class GatewayRequests:
         log.warning("Redis lost request %s; it is submitted again", stream.request_id)
         gateway = self._membership.id
         call = self._submission(stream.spec, stream.blob, gateway)
-        answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
+        answer = texts(await run_async(self._redis, call))
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] != "exists":
@@ -200,7 +199,7 @@ class GatewayRequests:
     async def _abort_strays(self) -> None:
         for request in list(self._strays):
             reason = "no gateway reads its answer: its submission was not acknowledged, or Redis lost writes"
-            await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, reason, self._retention))
+            await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, reason, self._config.retention_s))
             self._strays.discard(request)
 
     def _hold(self, stream: ClientStream) -> None:
@@ -237,20 +236,20 @@ class GatewayRequests:
             grace_us=self._grace_us,
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
-            brief=[edge for edge in spec.outputs if graph.media[edge] != "text"],
+            audio=[edge for edge in spec.outputs if graph.media[edge] != "text"],
         )
 
     def _roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
         stages = self._config.graph_declaration().stages_for(outputs)
         return [role.name for role in self._config.roles() if role.stage in stages]
 
-    async def _admit(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[object]]:
+    async def _admit(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[str]]:
         """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable."""
         gateway, answer = await self._membership.call(call, unlisted="stale")
-        if text(answer[0]) == "no_worker" and await self._assume_served():
+        if answer[0] == "no_worker" and await self._assume_served():
             gateway, answer = await self._membership.call(call, unlisted="stale")
-        if text(answer[0]) != "ok":
-            error = refusal_of([text(part) for part in answer], self._config.limits.max_requests)
+        if answer[0] != "ok":
+            error = refusal_of(answer, self._config.limits.max_requests)
             if isinstance(error, NoWorker):
                 self._refusals.note(request, error)
             raise error

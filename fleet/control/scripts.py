@@ -50,12 +50,8 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """Units: seconds for which a request's keys outlive it. Audio is deleted sooner: it is large, and can be recomputed."""
-
-    request_s: int = 600
-    brief_edge_s: int = 60
+AUDIO_RETENTION_S = 60
+"""Retention of a request's audio, in logs and prompt, which is large; its other keys are retained for `retention_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +111,11 @@ def submit(
     stages: Sequence[StageName],
     edges: Sequence[EdgeName],
     gateway: WorkerId,
-    brief: Sequence[EdgeName] = (),
+    audio: Sequence[EdgeName] = (),
     roles: Sequence[RoleName] = (),
     grace_us: int = 0,
 ) -> Call:
-    """`brief`: those of `edges` that are retained for `Retention.brief_edge_s` only, because they are large.
+    """`audio`: those of `edges` that are retained for `AUDIO_RETENTION_S` only.
 
     Refused unless each of `roles` has a worker, lost its last one less than `grace_us` ago, or has one starting.
     """
@@ -127,7 +123,7 @@ def submit(
     return Call(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
-         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(brief),
+         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(audio),
          ",".join(roles), grace_us),
     )  # fmt: skip
 
@@ -214,10 +210,11 @@ def set_task_metadata(request: RequestId, stage: StageName, epoch: Epoch, name: 
 
 
 def cache_prefix(
-    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str, *, kept: int, reused: int, keep_s: float
-) -> Call:
-    """The worker caches `kept` rows for the session's next request. `reused`: rows that this task took from the cache."""
-    return Call("cache_prefix", (request, stage, epoch, worker, session, kept, reused, int(keep_s * 1000)))
+    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str,
+    *, num_rows: int, reused: int, keep_s: float,
+) -> Call:  # fmt: skip
+    """The worker caches `num_rows` rows for the session's next request. `reused`: rows that this task took from the cache."""
+    return Call("cache_prefix", (request, stage, epoch, worker, session, num_rows, reused, int(keep_s * 1000)))
 
 
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
@@ -247,16 +244,17 @@ def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, 
 
 
 def end_request(
-    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep: Retention,
+    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep_s: int,
     *, dead_stage: StageName | None = None,
 ) -> Call:  # fmt: skip
     """`dead_stage`: the stage whose workers died over the request, which becomes a dead letter."""
-    ends = (leader, request, state, code, message, param or "", keep.request_s, keep.brief_edge_s)
+    ends = (leader, request, state, code, message, param or "", keep_s, AUDIO_RETENTION_S)
     return Call("end_request", (*ends, dead_stage or ""))
 
 
-def abort(request: RequestId, right: str | Epoch, reason: str, keep: Retention) -> Call:
-    return Call("abort", (request, right, reason, keep.request_s, keep.brief_edge_s))
+def abort(request: RequestId, right: str | Epoch, reason: str, keep_s: int) -> Call:
+    """`keep_s`: the time for which the request's keys outlive it."""
+    return Call("abort", (request, right, reason, keep_s, AUDIO_RETENTION_S))
 
 
 def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None = None) -> Call:
@@ -268,15 +266,13 @@ def register(
     worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes], *, replicas: int = 1, standby: int = 0
 ) -> Call:
     """If `replicas` workers of the role accept tasks, up to `standby` more receive the answer "standby" and must wait."""
-    pairs = [part for field in fields.items() for part in field]
     joined = encode_event(WorkerJoined(worker=worker, role=role))
-    return Call("register", (worker, role, lease_us, joined, replicas, standby, *pairs))
+    return Call("register", (worker, role, lease_us, joined, replicas, standby, *chain.from_iterable(fields.items())))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
     """`vitals` are metrics for the console, such as running, pages_used and slots_used."""
-    pairs = [part for field in vitals.items() for part in field]
-    return Call("renew", (worker, lease_us, *pairs))
+    return Call("renew", (worker, lease_us, *chain.from_iterable(vitals.items())))
 
 
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
@@ -338,7 +334,7 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """`counted` is added to this step of the time series; `seen` are gauges, equal for all gateways, which are overwritten."""
-    return Call("record_metrics", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
+    return Call("record_metrics", (len(counted), *chain.from_iterable((*counted.items(), *seen.items()))))
 
 
 def queues(roles: Sequence[str]) -> Call:
@@ -352,8 +348,7 @@ def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new:
 
 
 def save_voice(session: str, epoch: int, ttl_ms: int, fields: Mapping[str, bytes], removed: Sequence[str]) -> Call:
-    pairs = [part for field in fields.items() for part in field]
-    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *pairs))
+    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *chain.from_iterable(fields.items())))
 
 
 VOICE_ENDED_MS = 600_000

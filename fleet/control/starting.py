@@ -85,10 +85,8 @@ class StartAnnouncement:
                 return
 
     def _send(self, call: scripts.Call) -> None:
-        client = connect_for_a_call(self._redis_url, TIMEOUT_S)
         try:
-            run(client, call)
+            with connect_for_a_call(self._redis_url, TIMEOUT_S) as client:
+                run(client, call)
         except RedisError as error:
             log.warning("the start of this worker could not be announced to Redis: %s", error)
-        finally:
-            client.close()

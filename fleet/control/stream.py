@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
-from fleet.control.connect import pairs, run_async, text
+from fleet.control.connect import answer_of, run_async, stream_entries, text
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
@@ -32,9 +32,7 @@ class ClientStream:
     were divided differently. Raises, while iterating: the FleetError of the request.
     """
 
-    def __init__(
-        self, spec: RequestSpec, blob: bytes | None, config: FleetConfig, client: redis.asyncio.Redis, keep: scripts.Retention
-    ) -> None:
+    def __init__(self, spec: RequestSpec, blob: bytes | None, config: FleetConfig, client: redis.asyncio.Redis) -> None:
         self.request_id: RequestId = spec.id
         self.spec, self.blob = spec, blob
         self.epoch = Epoch(0)
@@ -43,7 +41,7 @@ class ClientStream:
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self.on_unread: Callable[[], object] = lambda: None
-        self._redis, self._keep = client, keep
+        self._redis, self._retention_s = client, config.retention_s
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
         self._edges = {edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge)) for edge in edges}
@@ -174,8 +172,8 @@ class ClientStream:
     async def _logged(self, edge: ClientEdge, first: int, last: int | None = None) -> list[Chunk]:
         """Read the chunks of these indices; their entry ids in the log are index + 1."""
         end = "+" if last is None else f"{last + 1}-0"
-        entries = await self._redis.xrange(keys.edge(self.request_id, edge.name), min=f"{first + 1}-0", max=end)
-        return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
+        reply = await self._redis.xrange(keys.edge(self.request_id, edge.name), min=f"{first + 1}-0", max=end)
+        return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
 
     async def _read_credit(self) -> dict[EdgeName, Epoch]:
         """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again.
@@ -249,10 +247,7 @@ class ClientStream:
         if self._closed:
             return
         await self._close()
-        try:
-            await run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._keep))
-        except RedisError as error:
-            raise RedisUnreachable(f"Redis does not answer ({error})") from error
+        await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._retention_s)))
 
     def run_on(self) -> None:
         """Leave the rest of the answer to the gateway, which reads it until a client resumes it (`GatewayRequests.resume`).

@@ -93,15 +93,11 @@ Location = dict[str, TensorRef | bytes]
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Chunk)
-_location_decoder = msgspec.msgpack.Decoder(Location)
+decode_location = msgspec.msgpack.Decoder(Location).decode
 
 
 def encode_location(location: Location) -> bytes:
     return _encoder.encode(location)
-
-
-def decode_location(raw: bytes) -> Location:
-    return _location_decoder.decode(raw)
 
 
 def encode_chunk(chunk: Chunk) -> bytes:

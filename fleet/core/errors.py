@@ -19,12 +19,10 @@ class FleetError(Exception):
 
     code: ClassVar[str] = "server_error"
     retryable: ClassVar[bool] = False
-    retry_after_s: int = 1
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message, self.param, self.retry_after_s = message, param, retry_after_s
 
 
 class BadInput(FleetError):
@@ -114,10 +112,6 @@ class NoWorker(FleetError):
     code = "overloaded"
     retryable = True
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
-        super().__init__(message, param=param)
-        self.retry_after_s = retry_after_s
-
 
 class WorkerLost(FleetError):
     """Several workers died over the request, the last one with no other task; the request is a dead letter."""
@@ -142,12 +136,6 @@ class GatewayStopping(FleetError):
 class RedisUnreachable(FleetError):
     code = "redis_unreachable"
     retryable = True
-
-
-class StaleEpoch(FleetError):
-    """A write had an epoch older than the task's: the writer no longer owns the task and must drop it."""
-
-    code = "stale_epoch"
 
 
 class ChunkOrderError(FleetError):

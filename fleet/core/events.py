@@ -2,6 +2,7 @@
 
 import msgspec
 
+from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 
 
@@ -17,16 +18,19 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
     outputs: tuple[EdgeName, ...]
 
 
-class TaskGranted(Event, frozen=True, kw_only=True):
+class TaskEvent(Event, frozen=True, kw_only=True):
+    """Base of the events of one task. `epoch`: the task's at that time."""
+
     request: RequestId
     stage: StageName
     epoch: Epoch
 
 
-class TaskClaimed(Event, frozen=True, kw_only=True):
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
+class TaskGranted(TaskEvent, frozen=True, kw_only=True):
+    """The task is offered to a role, or to a worker that caches its session's prefix."""
+
+
+class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
     owner: WorkerId
 
 
@@ -41,50 +45,42 @@ class ChunkAppended(Event, frozen=True, kw_only=True):
     ordinal: int = 0
     final: bool = False
 
+    @staticmethod
+    def of(chunk: Chunk) -> "ChunkAppended":
+        return ChunkAppended(
+            request=chunk.request, edge=chunk.edge, index=chunk.index, boundary=chunk.boundary,
+            producer_walk=chunk.producer_walk or None, ordinal=chunk.ordinal, final=chunk.final,
+        )  # fmt: skip
 
-class TaskFinished(Event, frozen=True, kw_only=True):
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
+
+class TaskFinished(TaskEvent, frozen=True, kw_only=True):
+    """The task's last chunk was appended."""
 
 
-class TaskFailed(Event, frozen=True, kw_only=True):
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
+class TaskFailed(TaskEvent, frozen=True, kw_only=True):
     code: str
     message: str
     param: str | None = None
 
 
-class TaskLost(Event, frozen=True, kw_only=True):
+class TaskLost(TaskEvent, frozen=True, kw_only=True):
     """The task's owner was fenced; its epoch has been raised.
 
     `deaths`: number of workers that died over it since its last append. `alone`: this one ran nothing else.
     """
 
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
     deaths: int = 0
     alone: bool = False
 
 
-class TaskHandedOff(Event, frozen=True, kw_only=True):
+class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     """Its owner handed it off at `epoch`, for a worker of `role` to continue."""
 
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
     role: RoleName
 
 
-class TensorsLost(Event, frozen=True, kw_only=True):
+class TensorsLost(TaskEvent, frozen=True, kw_only=True):
     """The tensors that the task published at this epoch were lost with its worker, and its consumer waits for them."""
-
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
 
 
 class AnswerDelivered(Event, frozen=True, kw_only=True):
@@ -124,20 +120,12 @@ class WorkerLeft(Event, frozen=True, kw_only=True):
     cause: str = ""
 
 
-class GrantOverdue(Event, frozen=True, kw_only=True):
+class GrantOverdue(TaskEvent, frozen=True, kw_only=True):
     """Produced by the driver's clock, never stored: no worker claimed this grant in time."""
 
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
 
-
-class RoleDeserted(Event, frozen=True, kw_only=True):
+class RoleDeserted(TaskEvent, frozen=True, kw_only=True):
     """Produced by the driver's clock, never stored: this grant's role has had no worker for `lease.no_worker_timeout_s`."""
-
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
 
 
 class WorkerExpired(Event, frozen=True, kw_only=True):
@@ -167,12 +155,8 @@ AnyEvent = (
 )
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(AnyEvent)
+decode_event = msgspec.json.Decoder(AnyEvent).decode
 
 
 def encode_event(event: Event) -> bytes:
     return _encoder.encode(event)
-
-
-def decode_event(raw: bytes) -> AnyEvent:
-    return _decoder.decode(raw)

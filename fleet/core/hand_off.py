@@ -24,12 +24,8 @@ class HandOff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(HandOff)
+decode_hand_off = msgspec.json.Decoder(HandOff).decode
 
 
 def encode_hand_off(hand_off: HandOff) -> bytes:
     return _encoder.encode(hand_off)
-
-
-def decode_hand_off(raw: bytes) -> HandOff:
-    return _decoder.decode(raw)

@@ -71,12 +71,8 @@ def _common_runs(remote: PagesRef, local: PagesRef) -> list[tuple[int, int]]:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(PagesRef)
+decode_pages = msgspec.msgpack.Decoder(PagesRef).decode
 
 
 def encode_pages(pages: PagesRef) -> bytes:
     return _encoder.encode(pages)
-
-
-def decode_pages(raw: bytes) -> PagesRef:
-    return _decoder.decode(raw)

@@ -70,12 +70,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RequestSpec)
+decode_request = msgspec.msgpack.Decoder(RequestSpec).decode
 
 
 def encode_request(spec: RequestSpec) -> bytes:
     return _encoder.encode(spec)
-
-
-def decode_request(raw: bytes) -> RequestSpec:
-    return _decoder.decode(raw)

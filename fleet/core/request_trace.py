@@ -82,7 +82,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class Receipt(msgspec.Struct, kw_only=True):
     """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the end of its ownership.
 
     Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the time spent in all its pulls of

@@ -47,7 +47,7 @@ class CachedSessions:
             return
         num_rows = self._engine.num_cached_rows(session)
         call = scripts.cache_prefix(
-            task.request, task.stage, task.epoch, self._worker, session, kept=num_rows, reused=task.cached_rows,
+            task.request, task.stage, task.epoch, self._worker, session, num_rows=num_rows, reused=task.cached_rows,
             keep_s=self._keep_s,
         )  # fmt: skip
         self._calls.append((call, partial(self._settle, session, was_announced=self.has(session))))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fleet.control.connect import Reply, pairs, text
+from fleet.control.connect import Reply, pairs, stream_entries, text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.pages import decode_pages
@@ -27,17 +27,10 @@ class TaskLogs:
     offer: Offer | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedTask:
-    """`fields`: the task's hash."""
-
-    spec: RequestSpec
-    fields: dict[str, bytes]
-    logs: TaskLogs
-
-
-def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]) -> ClaimedTask:
-    """Parse the reply to a claim that named these edges, in this order."""
+def parse_claim(
+    reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]
+) -> tuple[RequestSpec, dict[str, bytes], TaskLogs]:
+    """Parse the reply to a claim that named these edges, in this order: the request, the task's hash, the logs."""
     _, spec, fields, blob, offered, of_inputs, of_outputs = reply
     read = dict(zip(inputs, cast("list[list[Reply]]", of_inputs), strict=True))
     written = dict(zip(outputs, cast("list[list[Reply]]", of_outputs), strict=True))
@@ -48,7 +41,7 @@ def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Seq
         blob=cast("bytes | None", blob),
         offer=_offer(pairs(offered)),
     )
-    return ClaimedTask(spec=decode_request(cast(bytes, spec)), fields=pairs(fields), logs=logs)
+    return decode_request(cast(bytes, spec)), pairs(fields), logs
 
 
 def _consumed(state: Reply, acked: Reply) -> int:
@@ -69,7 +62,7 @@ def _offer(fields: Mapping[str, bytes]) -> Offer | None:
 
 
 def _chunks(entries: Reply) -> list[Chunk]:
-    return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
+    return [decode_chunk(fields["h"]) for _, fields in stream_entries(entries)]
 
 
 def _located(chunks: Sequence[Chunk], where: Mapping[str, bytes]) -> list[tuple[Chunk, Location]]:

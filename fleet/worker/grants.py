@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
-from fleet.control.notices import Notice
+from fleet.control.notices import Grant, Notice
 from fleet.core.errors import FleetError, failure_of
 from fleet.core.ids import EdgeName, RoleName, Walk, WorkerId
 from fleet.stages.base import BuiltStage
@@ -20,7 +20,7 @@ from fleet.worker.claim import parse_claim
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.pending_calls import PendingCall
 from fleet.worker.receiver import Receiver
-from fleet.worker.redis_link import Grant, RedisLink
+from fleet.worker.redis_link import RedisLink
 from fleet.worker.task import Task, logged_output, open_task
 from fleet.worker.task_table import TaskTable
 
@@ -117,8 +117,7 @@ class GrantIntake:
 
     def _begin(self, grant: Grant, answer: Sequence[Reply]) -> None:
         """Begin a task, or continue it where its logs end. They are as of the claim; the index removes what the inbox repeats."""
-        claimed = parse_claim(answer, self._inputs, list(self._outputs))
-        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
+        spec, fields, logs = parse_claim(answer, self._inputs, list(self._outputs))
         engine, adapter = self._built.engine, self._built.adapter(spec, logs.blob)
         task = open_task(spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone)
         _assign_walks(task, fields)

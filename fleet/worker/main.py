@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import connect, run, texts
 from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
@@ -227,11 +227,10 @@ class WorkerProcess:
         lease_us = int(self.config.lease.worker_ttl_s * 1e6)
         record = self.access.record(worker, self.role, fields, transfer)
         call = scripts.register(worker, self.role, lease_us, record, replicas=serves.replicas, standby=serves.standby)
-        answer = run(client, call)
-        if isinstance(answer, list):
-            kind, why = (text(part) for part in cast("list[bytes]", answer))
-            raise VersionSkew(f"worker {self.role} is refused: {why}" + (f"; {SKEW_FIX}" if kind == "skew" else ""))
-        return text(answer) == "standby"
+        answer, *reason = texts(run(client, call))
+        if reason:
+            raise VersionSkew(f"worker {self.role} is refused: {reason[0]}" + (f"; {SKEW_FIX}" if answer == "skew" else ""))
+        return answer == "standby"
 
     def _shared_settings(self, stage: StageName) -> dict[str, str]:
         """Return the settings in which both halves of a split stage must agree to read each other's keys and values."""

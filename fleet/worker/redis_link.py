@@ -11,31 +11,18 @@ from typing import cast
 import redis
 
 from fleet.control import keys
-from fleet.control.connect import Reply, exchange, pairs, text
-from fleet.control.notices import ChunkNotice, GrantNotice, Notice, parse_notice
+from fleet.control.connect import Reply, entry_order, exchange, pairs, text
+from fleet.control.notices import ChunkNotice, Grant, Notice, parse_grant, parse_notice
 from fleet.control.scripts import Arg, Call
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.hops import HopCounts
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, role_of
 
 log = logging.getLogger(__name__)
 
 MAX_NOTICES = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A grant read from the role's stream, or from this worker's inbox: then `entry` is "". `alone`: no other task may run beside
-    this one.
-    """
-
-    entry: str
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
-    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +84,7 @@ class RedisLink:
             if text(name) == self._inbox:
                 self._parse_inbox(entries, notices, grants)
             else:
-                grants += [_grant(text(entry), pairs(raw)) for entry, raw in entries]
+                grants += [parse_grant(pairs(raw), text(entry)) for entry, raw in entries]
         return notices, grants
 
     def _parse_inbox(self, entries: list[tuple[bytes, object]], notices: list[Notice], grants: list[Grant]) -> None:
@@ -106,8 +93,8 @@ class RedisLink:
             self._read_up_to = text(entries[-1][0])
         for _, raw in entries:
             notice = parse_notice(pairs(raw))
-            if isinstance(notice, GrantNotice):
-                grants.append(Grant(entry="", request=notice.request, stage=notice.stage, epoch=notice.epoch))
+            if isinstance(notice, Grant):
+                grants.append(notice)
             elif notice:
                 notices.append(notice)
             if isinstance(notice, ChunkNotice):
@@ -148,17 +135,7 @@ class RedisLink:
         return record.get("transfer")
 
 
-def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
-    return Grant(
-        entry=entry,
-        request=RequestId(text(fields["r"])),
-        stage=StageName(text(fields["s"])),
-        epoch=Epoch(int(fields["e"])),
-        alone=b"1" == fields.get("a"),
-    )
-
-
 def _after(entry: str) -> str:
     """Return the smallest stream id above `entry`."""
-    milliseconds, _, sequence = entry.partition("-")
-    return f"{milliseconds}-{int(sequence) + 1}"
+    milliseconds, sequence = entry_order(entry)
+    return f"{milliseconds}-{sequence + 1}"

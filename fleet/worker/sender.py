@@ -61,8 +61,30 @@ class Sender:
         appends: list[Append] = []
         for position, (edge, draft) in enumerate(unsent):
             tensors, location = self._tensors(task, edge, draft)
-            last = position == len(unsent) - 1 and task.all_ended()
-            appends.append(_append(task, edge, draft, tensors, location, finish=last))
+            chunk = Chunk(
+                request=task.request,
+                edge=edge.edge.name,
+                index=draft.index,
+                epoch=task.epoch,
+                tensors=tensors,
+                walk=draft.walk,
+                producer_walk=draft.producer_walk,
+                boundary=draft.boundary,
+                ordinal=draft.ordinal,
+                final=draft.final,
+                made_us=now_us(),
+                first_row=draft.first_row,
+            )
+            append = Append(
+                stage=task.stage,
+                consumer=edge.edge.target,
+                chunk=chunk,
+                location=location,
+                event=ChunkAppended.of(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
+                finish=position == len(unsent) - 1 and task.all_ended(),
+                num_items=draft.num_items,
+            )
+            appends.append(append)
         return appends
 
     def _tensors(self, task: Task, edge: OutboundEdge, draft: Draft) -> tuple[dict[str, WireTensor], Location]:
@@ -100,43 +122,3 @@ def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTenso
     dtype = edge.edge.tensors.get(name, str(array.dtype))
     data = np.ascontiguousarray(array, dtype=dtype).tobytes()
     return WireTensor(dtype=dtype, shape=array.shape, data=data), data
-
-
-def _append(
-    task: Task, edge: OutboundEdge, draft: Draft, tensors: dict[str, WireTensor], location: Location, *, finish: bool
-) -> Append:
-    chunk = Chunk(
-        request=task.request,
-        edge=edge.edge.name,
-        index=draft.index,
-        epoch=task.epoch,
-        tensors=tensors,
-        walk=draft.walk,
-        producer_walk=draft.producer_walk,
-        boundary=draft.boundary,
-        ordinal=draft.ordinal,
-        final=draft.final,
-        made_us=now_us(),
-        first_row=draft.first_row,
-    )
-    return Append(
-        stage=task.stage,
-        consumer=edge.edge.target,
-        chunk=chunk,
-        location=location,
-        event=_event(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
-        finish=finish,
-        num_items=draft.num_items,
-    )
-
-
-def _event(chunk: Chunk) -> ChunkAppended:
-    return ChunkAppended(
-        request=chunk.request,
-        edge=chunk.edge,
-        index=chunk.index,
-        boundary=chunk.boundary,
-        producer_walk=chunk.producer_walk or None,
-        ordinal=chunk.ordinal,
-        final=chunk.final,
-    )

@@ -38,6 +38,9 @@ class BlockReader:
     def read(self, peer: PeerProcess, spans: list[Span], deadline_s: float = DEADLINE_S) -> BlockRead:
         return self.transfer.read_blocks(peer.worker, peer.metadata, spans, deadline_s)
 
+    def wait_settled(self, read: BlockRead) -> None:
+        wait_until(lambda: self.transfer.reap() or read.settled, "the read to land")
+
     def whole(self, peer: PeerProcess) -> list[Span]:
         assert peer.lent is not None
         return [Span(peer.lent.address, self.memory.address, LENGTH_BYTES)]
@@ -123,12 +126,7 @@ def test_cancelled_block_read_settles_when_it_completes(peer: PeerProcess, reade
     read.cancel()
     with pytest.raises(TransferError, match="cancelled"):
         read.poll()
-
-    def settled() -> bool:
-        reader.transfer.reap()
-        return read.settled
-
-    wait_until(settled, "the read to land")
+    reader.wait_settled(read)
 
 
 def test_block_read_from_frozen_peer_fails_at_deadline_and_keeps_its_destination(
@@ -144,12 +142,7 @@ def test_block_read_from_frozen_peer_fails_at_deadline_and_keeps_its_destination
     assert not late.settled
     assert tcp_reader.transfer.stalled_peers() == [tcp_peer.worker]
     tcp_peer.thaw()
-
-    def settled() -> bool:
-        tcp_reader.transfer.reap()
-        return late.settled
-
-    wait_until(settled, "the late read to land")
+    tcp_reader.wait_settled(late)
     assert not tcp_reader.transfer.stalled_peers()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.chunk import TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Span
@@ -17,7 +17,7 @@ from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlBlockRead, NixlPull
 from fleet.transfer.reach import Reach
-from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -90,11 +90,6 @@ def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
     """Another source of the same bytes, which is never frozen."""
     with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
-
-
-def ref_of(tensor: WireTensor) -> TensorRef:
-    assert tensor.ref is not None
-    return tensor.ref
 
 
 def finish(pull: NixlPull) -> bytes:

@@ -1,9 +1,9 @@
 """Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and failures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import torch
 from fleet.core.errors import OutOfMemory, TransferError
 from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
 from fleet.core.request import Sampling
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineRequest, KVPages
+from fleet.engine.base import Engine, EngineInput, EngineRequest, KVPages
 from fleet.engine.torch import lm_engine
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.program import NUM_POSITIONS
@@ -21,7 +21,7 @@ from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages import text
 from fleet.stages.base import BuildOptions
 from fleet.transfer.base import Transfer
-from fleet.transfer.inline import InlineTransfer
+from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.worker import hand_off_coordinator
 from fleet.worker.hand_off import KVImport, Offer, Offers, share_pool
@@ -46,11 +46,10 @@ class HandOffEnd:
     transfer: Transfer
     offers: Offers
 
-    def open(self, history: Arrays | None = None) -> None:
-        asked = EngineRequest(
-            request_id=REQUEST, sampling=Sampling(max_tokens=NUM_TOKENS), params={NUM_POSITIONS: "64"}, history=history or {}
-        )
-        self.engine.submit(asked)
+    def open(self, begun: Sequence[int] = ()) -> None:
+        history = {"ids": np.array(begun, np.int32)} if begun else {}
+        sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
+        self.engine.submit(EngineRequest(request_id=REQUEST, sampling=sampling, params=params, history=history))
         ids = (np.arange(NUM_ROWS) % 40 + 5).astype(np.int32)
         self.engine.feed(REQUEST, EngineInput(walk=Walk("prefill"), arrays={"ids": ids}, final=True))
 
@@ -79,21 +78,34 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("lm"))
 
 
-def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd:
-    worker = WorkerId(f"lm@here:{next(NAMES)}")
-    options = BuildOptions(
-        stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens,
-        dtype=dtype,
-    )  # fmt: skip
-    engine = text.build(options).engine
-    transfer: Transfer
-    if kind == "inline":
-        transfer = InlineTransfer(worker, ARENA_BYTES, ARENA_BYTES)
-    else:
-        transfer = NixlTransfer(worker, ARENA_BYTES, ARENA_BYTES)
-    if kind == "pages":
-        share_pool(engine, transfer)
-    return HandOffEnd(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
+class EndFactory(Protocol):
+    """Opens an end of a hand-off."""
+
+    def __call__(self, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd: ...
+
+
+@pytest.fixture
+def new_end(checkpoint: Path) -> Iterator[EndFactory]:
+    opened: list[HandOffEnd] = []
+
+    def open_end(kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd:
+        worker = WorkerId(f"lm@here:{next(NAMES)}")
+        options = BuildOptions(
+            stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens,
+            dtype=dtype,
+        )  # fmt: skip
+        engine = text.build(options).engine
+        transfer = open_transfer("redis" if kind == "inline" else "nixl", worker, ARENA_BYTES, ARENA_BYTES)
+        if kind == "pages":
+            share_pool(engine, transfer)
+        end = HandOffEnd(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
+        opened.append(end)
+        return end
+
+    yield open_end
+    for end in opened:
+        assert end.holds() == (0, 0), "a test left something behind"
+        end.transfer.close()
 
 
 @pytest.fixture(params=["pages", "copies", "inline"])
@@ -102,12 +114,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ends(checkpoint: Path, kind: str) -> Iterator[Ends]:
-    both = (new_end(checkpoint, kind), new_end(checkpoint, kind))
-    yield both
-    for end in both:
-        assert end.holds() == (0, 0), "a test left something behind"
-        end.transfer.close()
+def ends(new_end: EndFactory, kind: str) -> Ends:
+    return new_end(kind), new_end(kind)
 
 
 def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
@@ -121,17 +129,16 @@ def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
     return offer, begun
 
 
-def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd, deadline_s: float = DEADLINE_S) -> KVImport:
-    return KVImport(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), deadline_s)
+def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
+    return KVImport(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), DEADLINE_S)
 
 
-def pulled(kv_import: KVImport) -> None:
-    def came() -> bool:
-        kv_import.poll()
-        return kv_import.blocks is not None or kv_import.failed
-
-    wait_until(came, "the blocks to come")
+def pulled(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
+    """Import the offer and wait for its blocks."""
+    kv_import = kv_import_of(offer, source, target)
+    wait_until(lambda: kv_import.poll() or kv_import.blocks is not None or kv_import.failed, "the blocks to come")
     assert not kv_import.failed
+    return kv_import
 
 
 def undisturbed(end: HandOffEnd) -> list[int]:
@@ -146,9 +153,8 @@ def test_importing_engine_continues_where_the_source_ended(ends: Ends, kind: str
     assert (offer.pages is not None, bool(offer.location), bool(offer.data)) == tuple(
         kind == this for this in ("pages", "copies", "inline")
     )
-    target.open({"ids": np.array(begun, np.int32)})
-    kv_import = kv_import_of(offer, source, target)
-    pulled(kv_import)
+    target.open(begun)
+    kv_import = pulled(offer, source, target)
     assert kv_import.pulled_us is not None
     assert kv_import.import_into(REQUEST)
     assert kv_import.free_pages(), "what was adopted is the engine's"
@@ -160,8 +166,7 @@ def test_importing_engine_continues_where_the_source_ended(ends: Ends, kind: str
 def test_unconfirmed_import_frees_its_pages(ends: Ends) -> None:
     source, target = ends
     offer, _ = offered(source)
-    kv_import = kv_import_of(offer, source, target)
-    pulled(kv_import)
+    kv_import = pulled(offer, source, target)
     assert kv_import.free_pages()
     source.offers.free(REQUEST)
 
@@ -212,27 +217,24 @@ def test_import_from_missing_source_fails(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(("kv_pages", "page_size_tokens"), [(64, 8), (1, 16)])
-def test_import_into_different_or_too_small_pool_fails(checkpoint: Path, kv_pages: int, page_size_tokens: int) -> None:
-    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", kv_pages, page_size_tokens)
+def test_import_into_different_or_too_small_pool_fails(new_end: EndFactory, kv_pages: int, page_size_tokens: int) -> None:
+    source, target = new_end("pages"), new_end("pages", kv_pages, page_size_tokens)
     offer, _ = offered(source)
     kv_import = kv_import_of(offer, source, target)
     kv_import.poll()
     assert kv_import.failed and kv_import.free_pages()
     source.offers.free(REQUEST)
-    for end in (source, target):
-        assert end.holds() == (0, 0)
-        end.transfer.close()
 
 
 @pytest.mark.parametrize(("dtype", "page_size_tokens"), [("bfloat16", 16), ("float16", 32), ("float32", 8)])
 def test_blocks_of_another_dtype_or_page_size_are_recomputed(
-    checkpoint: Path, kind: str, dtype: str, page_size_tokens: int, caplog: pytest.LogCaptureFixture
+    new_end: EndFactory, kind: str, dtype: str, page_size_tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source, target = new_end(checkpoint, kind), new_end(checkpoint, kind, page_size_tokens=page_size_tokens, dtype=dtype)
+    source, target = new_end(kind), new_end(kind, page_size_tokens=page_size_tokens, dtype=dtype)
     offer, begun = offered(source)
-    target.open({"ids": np.array(begun, np.int32)})
+    target.open(begun)
     whole = target.run()
-    target.open({"ids": np.array(begun, np.int32)})
+    target.open(begun)
     kv_import = kv_import_of(offer, source, target)
     wait_until(lambda: kv_import.poll() or kv_import.failed or kv_import.blocks is not None, "the blocks to come, or not")
     assert kv_import.failed == (kind == "pages"), "pages are not even read"
@@ -240,27 +242,20 @@ def test_blocks_of_another_dtype_or_page_size_are_recomputed(
     assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (kind != "pages")
     assert kv_import.free_pages() and target.run() == whole
     source.offers.free(REQUEST)
-    for end in (source, target):
-        assert end.holds() == (0, 0)
-        end.transfer.close()
 
 
-def test_pages_are_copied_when_pool_is_short_of_pages(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_copied_when_pool_is_short_of_pages(new_end: EndFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
-    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages")
+    source, target = new_end("pages"), new_end("pages")
     whole = undisturbed(source)
     offer, begun = offered(source)
     assert offer.pages is None and offer.location
     assert source.holds() == (0, 1)
-    target.open({"ids": np.array(begun, np.int32)})
-    kv_import = kv_import_of(offer, source, target)
-    pulled(kv_import)
+    target.open(begun)
+    kv_import = pulled(offer, source, target)
     assert not isinstance(kv_import.blocks, KVPages) and kv_import.import_into(REQUEST)
     assert target.run() == whole
     source.offers.free(REQUEST)
-    for end in (source, target):
-        assert end.holds() == (0, 0)
-        end.transfer.close()
 
 
 def raising(_place: object, *_args: object) -> NoReturn:
@@ -283,9 +278,8 @@ def test_rows_are_recomputed_when_import_finds_no_memory(ends: Ends, monkeypatch
     source, target = ends
     whole = undisturbed(target)
     offer, begun = offered(source)
-    target.open({"ids": np.array(begun, np.int32)})
-    kv_import = kv_import_of(offer, source, target)
-    pulled(kv_import)
+    target.open(begun)
+    kv_import = pulled(offer, source, target)
     monkeypatch.setattr(KVPool, "write", raising)
     assert not kv_import.import_into(REQUEST) and kv_import.free_pages()
     assert target.holds()[0] == 0, "pages that were written in part are no request's"
@@ -297,9 +291,8 @@ def test_request_fails_when_memory_runs_out_after_import(ends: Ends, monkeypatch
     """Its pages are the request's by then, and go with it, once."""
     source, target = ends
     offer, begun = offered(source)
-    target.open({"ids": np.array(begun, np.int32)})
-    kv_import = kv_import_of(offer, source, target)
-    pulled(kv_import)
+    target.open(begun)
+    kv_import = pulled(offer, source, target)
     with monkeypatch.context() as scarce:
         scarce.setattr(CausalTask, "on_computed", raising)
         assert kv_import.import_into(REQUEST) and kv_import.free_pages()

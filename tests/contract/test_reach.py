@@ -15,7 +15,7 @@ from fleet.core.errors import TransferError
 from fleet.core.ids import WorkerId
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from tests.contract.transfer_peer import PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerProcess, pattern, peer_process, ref_of
 from tests.support import REPO, cli_env, wait_until
 
 MIB = 1024 * 1024
@@ -48,9 +48,7 @@ def segments(peer: PeerProcess) -> list[os.stat_result]:
 def read(peer: PeerProcess, reach: Reach) -> bytes:
     reader = NixlTransfer(WorkerId("reader@here:40"), MIB, MIB, reach)
     try:
-        ref = peer.publish("r", 1, 1000).ref
-        assert ref is not None
-        data = wait_until(reader.pull(ref, peer.metadata, 10.0).poll, "the read to end")
+        data = wait_until(reader.pull(ref_of(peer.publish("r", 1, 1000)), peer.metadata, 10.0).poll, "the read to end")
         assert data is not None
         return data
     finally:
@@ -73,8 +71,7 @@ def test_shared_memory_of_worker_is_its_users_alone_and_small(local_peer: PeerPr
 
 @pytest.mark.parametrize(("over", "user"), STRANGERS)
 def test_process_outside_the_fleet_cannot_read_with_a_workers_metadata(local_peer: PeerProcess, over: str, user: int) -> None:
-    ref = local_peer.publish("r", 2, 64).ref
-    assert ref is not None
+    ref = ref_of(local_peer.publish("r", 2, 64))
     command = [sys.executable, "-m", "tests.contract.unauthorized_reader"]
     options = [local_peer.metadata.hex(), str(ref.address), str(user), over]
     env = cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {})

@@ -18,7 +18,7 @@ from fleet.transfer.measure import measure_reads
 from fleet.transfer.memory import HEADER
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -32,16 +32,8 @@ TCP_ALONE = {"UCX_TLS": "tcp"}
 
 def finish(pull: Pull) -> bytes:
     """Poll until the read ends. Raises: TransferError as the read did."""
-    outcome: list[bytes] = []
-
-    def ended() -> bool:
-        data = pull.poll()
-        if data is not None:
-            outcome.append(data)
-        return data is not None
-
-    wait_until(ended, "the read to end", timeout_s=DEADLINE_S + 5)
-    return outcome[0]
+    (data,) = wait_until(lambda: [data for data in [pull.poll()] if data is not None], "the read to end", DEADLINE_S + 5)
+    return data
 
 
 def bytes_of(tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s: float = DEADLINE_S) -> bytes:
@@ -49,11 +41,6 @@ def bytes_of(tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s
     if tensor.data is not None:
         return tensor.data
     return finish(reader.pull(ref_of(tensor), peer.metadata, deadline_s))
-
-
-def ref_of(tensor: WireTensor) -> TensorRef:
-    assert tensor.ref is not None
-    return tensor.ref
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from fleet.core.chunk import WireTensor
+from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory
@@ -34,6 +34,11 @@ ANSWER_S = 20.0
 def pattern(seed: int, length_bytes: int) -> bytes:
     """Return bytes that both processes can compute; they differ by seed."""
     return random.Random(seed).randbytes(length_bytes)
+
+
+def ref_of(tensor: WireTensor) -> TensorRef:
+    assert tensor.ref is not None
+    return tensor.ref
 
 
 class PeerCommand(msgspec.Struct, kw_only=True):

@@ -1,19 +1,35 @@
 """Fixtures: a control plane on a real and on a fake Redis server, and an edge whose tensors are read by NIXL."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import fakeredis
 import pytest
 import redis
 
+from fleet.config import load_config
 from fleet.control import scripts
+from fleet.control.client import FleetClient
 from fleet.control.connect import connect, load_scripts, run, text
 from fleet.core.ids import EdgeName, WorkerId
-from fleet.core.request import RequestSpec
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from fleet.worker import sender
-from tests.fundamentals.control_plane import GATEWAY, REQUEST, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import GATEWAY, REQUEST, WORKER, Control
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+async def gateway_client(redis_url: str, tmp_path: Path) -> AsyncIterator[FleetClient]:
+    """A client of Redis as a gateway has it; no gateway is registered."""
+    client = await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
+    yield client
+    await client.stop()
 
 
 @pytest.fixture(params=["redis", "fakeredis"])
@@ -25,12 +41,10 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
     else:
         client = connect(request.getfixturevalue("redis_url"))
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-    for worker, role in ((GATEWAY, ""), (WORKER, "lm")):
-        run(client, scripts.register(worker, role, 60_000_000, {"kind": "test"}))
-    spec = RequestSpec(id=REQUEST, graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    submit = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
     control = Control(client, leader)
-    assert control.run(submit) == "ok"
+    control.register(GATEWAY, "")
+    control.register(WORKER)
+    assert control.submit(REQUEST)[0] == "ok"
     yield control
     client.close()
 

@@ -1,20 +1,24 @@
 """A bare control plane for tests of its scripts: no conductor and no worker runs, the test calls every script itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import run, text
+from fleet.control.connect import first_text, run, text, texts
 from fleet.core.chunk import Chunk, Location, TensorRef
 from fleet.core.events import Event, decode_event
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.request import RequestSpec
+from tests.support import stream_entries
 
 STAGE, ROLE, TEXT = StageName("lm"), RoleName("lm"), EdgeName("text")
 REQUEST, WORKER, GATEWAY = RequestId("req-1"), WorkerId("lm@test:1:a"), WorkerId("gateway@test:1:a")
-KEEP = scripts.Retention()
+KEEP_S, LEASE_US = 600, 60_000_000
 OTHER = WorkerId("lm@test:2:b")
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(slots=True)
@@ -25,8 +29,8 @@ class Control:
     leader: str
 
     def run(self, call: scripts.Call) -> str:
-        reply = run(self.client, call)
-        return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        """Run a script; return the first word of its answer."""
+        return first_text(run(self.client, call))
 
     def epoch(self, stage: StageName = STAGE) -> Epoch:
         return Epoch(int(text(self.client.hget(keys.task(REQUEST, stage), "epoch"))))
@@ -50,7 +54,7 @@ class Control:
         return epoch
 
     def register(self, worker: WorkerId, role: str = "lm") -> str:
-        return self.run(scripts.register(worker, role, 60_000_000, {"kind": "test"}))
+        return self.run(scripts.register(worker, role, LEASE_US, {"kind": "test"}))
 
     def kill(self, worker: WorkerId = WORKER) -> None:
         """Let the worker's lease lapse and have the leader fence it."""
@@ -74,12 +78,33 @@ class Control:
         fields = cast("dict[bytes, bytes]", self.client.hgetall(keys.task(REQUEST, stage)))
         return {text(name): text(value) for name, value in fields.items()}
 
-    def events_of(self, kind: type[Event]) -> list[Event]:
+    def submit(self, request: str = "req-2", **options: Any) -> list[str]:
+        """Submit a request; return all words of the answer."""
+        return texts(run(self.client, submission(request, **options)))
+
+    def abort(self, request: RequestId = REQUEST, right: str | Epoch = scripts.API_RIGHT) -> str:
+        return self.run(scripts.abort(request, right, "stop", KEEP_S))
+
+    def leave(self, worker: WorkerId = WORKER, *, died: bool = False, cause: str = "") -> str:
+        """End the worker's rights as it does itself or, with `died`, as its keeper does."""
+        return self.run(scripts.fence_worker("", worker, died=died, cause=cause))
+
+    def events_of(self, kind: type[E]) -> list[E]:
         """Return every event of a kind, oldest first."""
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
-        events = [decode_event(fields[b"e"]) for _, fields in entries]
+        events = [decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)]
         return [event for event in events if isinstance(event, kind)]
 
 
 def place(agent: WorkerId) -> Location:
     return {"rows": TensorRef(agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)}
+
+
+def submission(request: str, *, bound: int = 8, roles: Sequence[RoleName] = (), grace_us: int = 0) -> scripts.Call:
+    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    return scripts.submit(spec, None, bound=bound, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=roles, grace_us=grace_us)
+
+
+def join(client: redis.Redis, worker: str, **fields: str) -> list[str]:
+    """Register a worker of the role in its id; return "ok", or the kind of its refusal and the reason."""
+    call = scripts.register(WorkerId(worker), role_of(WorkerId(worker)), LEASE_US, {"kind": "worker", **fields})
+    return texts(run(client, call))

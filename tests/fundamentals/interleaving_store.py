@@ -85,13 +85,14 @@ class Store(NamedTuple):
 Answer = tuple[Store, str]
 
 
+def outdated(store: Store, task: MirrorTask, epoch: int) -> str:
+    """The reply to a write at another epoch than the task's, or after the request's end; else ""."""
+    return "stale" if task.epoch != epoch else "ended" if store.end else ""
+
+
 def refused(store: Store, task: MirrorTask, epoch: int) -> str:
     """common.lua `refused`"""
-    if task.epoch != epoch:
-        return "stale"
-    if store.end:
-        return "ended"
-    return "" if task.state == "running" else "stale"
+    return outdated(store, task, epoch) or ("" if task.state == "running" else "stale")
 
 
 class Scripts:
@@ -156,10 +157,8 @@ class Scripts:
     def relocate(self, store: Store, worker: str, epoch: int, index: int) -> Answer:
         """relocate.lua"""
         task = store.tasks[PRODUCER]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := outdated(store, task, epoch):
+            return store, why
         if index >= task.produced:
             return store, "gap"
         return store._replace(at=(*store.at[:index], worker, *store.at[index + 1 :])), "ok"
@@ -182,10 +181,8 @@ class Scripts:
     def confirm(self, store: Store, stage: int, epoch: int) -> Answer:
         """confirm.lua"""
         task = store.tasks[stage]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := outdated(store, task, epoch):
+            return store, why
         if not self.may_take(store, task):
             return store, "released"
         notices = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
@@ -204,10 +201,8 @@ class Scripts:
 
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
         """lose_tensors.lua, called by the consumer about the producer."""
-        if store.tasks[CONSUMER].epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := outdated(store, store.tasks[CONSUMER], epoch):
+            return store, why
         task = store.tasks[PRODUCER]
         if self.skips(task):
             notified = store._replace(notices=store.notices | {(task.owner, "x")})
@@ -231,10 +226,8 @@ class Scripts:
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
         """ack.lua, by the consumer."""
         task = store.tasks[CONSUMER]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := outdated(store, task, epoch):
+            return store, why
         return store.with_task(CONSUMER, task._replace(consumed=max(consumed, task.consumed))), "ok"
 
     def ack_by_client(self, store: Store, consumed: int) -> Answer:

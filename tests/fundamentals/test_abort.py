@@ -6,23 +6,22 @@ import random
 import redis
 
 from fleet.control import keys
-from tests.harness import answer, fake_spec, gateway, held, thread_fleet
-from tests.support import await_until, wait_until
+from tests.harness import answer, fake_spec, gateway, held, open_fleet, thread_fleet, wait_none_live
+from tests.support import wait_until
 
 
 async def test_abort_ends_every_stage(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            stream = await client.requests.submit(fake_spec(fleet, num_tokens=100_000), None)
-            async for chunk in stream:
-                if chunk.edge == "audio":
-                    break
-            assert held(fleet) == {stream.request_id}
-            await stream.abort("the client left")
-            wait_until(lambda: not held(fleet), "every worker to drop the request", timeout_s=1.0)
-            assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
-            view = await client.telemetry.trace(stream.request_id)
-            assert view is not None and view.state == "aborted"
+    async with open_fleet(redis_url) as (fleet, client):
+        stream = await client.requests.submit(fake_spec(fleet, num_tokens=100_000), None)
+        async for chunk in stream:
+            if chunk.edge == "audio":
+                break
+        assert held(fleet) == {stream.request_id}
+        await stream.abort("the client left")
+        wait_until(lambda: not held(fleet), "every worker to drop the request", timeout_s=1.0)
+        assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
+        view = await client.telemetry.trace(stream.request_id)
+        assert view is not None and view.state == "aborted"
 
 
 async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
@@ -46,11 +45,7 @@ async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
                     await stream.abort("the client left")
 
             await asyncio.gather(*(run_one(number) for number in range(300)))
-
-            async def none_live() -> bool:
-                return await client.telemetry.num_live() == 0
-
-            await await_until(none_live, "the conductor to end every request", timeout_s=2.0)
+            await wait_none_live(client, timeout_s=2.0)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
         assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops)

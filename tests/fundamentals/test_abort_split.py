@@ -8,7 +8,7 @@ from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.ids import StageName
 from fleet.graphs.qwen3_omni import QWEN3_OMNI as OMNI
-from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, in_step, thread_fleet
+from tests.harness import answer, assert_same, fake_spec, gateway, in_step, stop_claims, thread_fleet
 from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO, wait_until
 
@@ -39,17 +39,10 @@ async def test_concurrent_aborts_of_split_stages_leave_no_tasks_or_keys(
         print(f"\n{len(submissions)} aborts met {dict(storm.met)}")
 
 
-def stop_claims(fleet: ThreadFleet, role: str) -> None:
-    """Stop the role's worker from claiming, but keep its lease: its grants wait."""
-    loop = next(loop for loop in fleet.loops if loop.role == role)
-    loop.availability.draining, before = True, loop.maintenance.vitals
-    wait_until(lambda: loop.maintenance.vitals is not before, "the last read of grants to end")
-
-
 async def test_unimported_blocks_are_freed_with_their_request(redis_url: str) -> None:
     with thread_fleet(redis_url, *LONG_LEASES, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
         source = next(loop for loop in fleet.loops if loop.role == "thinker.prefill")
-        stop_claims(fleet, "thinker.decode")
+        stop_claims(next(loop for loop in fleet.loops if loop.role == "thinker.decode"))
         async with gateway(fleet) as client:
             stream = await client.requests.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
             offer = keys.kv(stream.request_id, StageName("thinker"))

@@ -6,12 +6,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from fleet.config import load_config
-from fleet.control import keys
-from fleet.control.connect import connect
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from fleet.worker.redis_link import RedisLink
-from tests.harness import answer, assert_same, fake_spec_of, gateway_at, processes, ready
+from tests.harness import answer, assert_same, fake_spec_of, open_processes
 from tests.support import REPO
 
 NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nixl")
@@ -34,19 +32,15 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
 
 async def check_worker_rejoins(url: str, file: Path | None, role: str, broken: list[WorkerId]) -> None:
     config = load_config(file, NIXL)
-    with processes(url, config) as workers, connect(url) as client:
-        async with gateway_at(url, config) as client_of_gateway:
-            await ready(client_of_gateway)
-            before = [worker.last_id for worker in workers]
-            spec = fake_spec_of(config)
-            expected = await answer(client_of_gateway, spec)
-            rejoined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
-            assert broken and rejoined == [role], "only the worker with the broken connection rejoined"
-            stages = config.graph_declaration().stages
-            assert not any(client.hget(keys.task(spec.id, stage.name), "deaths") for stage in stages), (
-                "no death is counted for the task"
-            )
-            assert_same(await answer(client_of_gateway, fake_spec_of(config)), expected)
+    async with open_processes(url, config) as (workers, client):
+        before = [worker.last_id for worker in workers]
+        spec = fake_spec_of(config)
+        expected = await answer(client, spec)
+        rejoined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
+        assert broken and rejoined == [role], "only the worker with the broken connection rejoined"
+        trace = await client.telemetry.trace(spec.id)
+        assert trace is not None and not any(task.deaths for task in trace.tasks), "no death is counted for the task"
+        assert_same(await answer(client, fake_spec_of(config)), expected)
 
 
 async def test_worker_rejoins_after_its_connection_broke_while_reading_input(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from fleet.config import load_config
-from fleet.control import keys, scripts
+from fleet.control import keys
 from fleet.control.connect import text
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk, WireTensor, encode_chunk
@@ -31,7 +31,7 @@ class Log:
     def __init__(self, num_rows: int = NUM_ROWS) -> None:
         self.client = cast(Redis, fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(6, 2))))
         self.spec = fake_spec_of(CONFIG)
-        self.stream = ClientStream(self.spec, None, CONFIG, self.client, scripts.Retention())
+        self.stream = ClientStream(self.spec, None, CONFIG, self.client)
         self.edge: EdgeName = self.spec.outputs[0]
         self.source: StageName = CONFIG.graph_declaration().edge(self.edge).source
         self.rows, self.chunks = np.arange(num_rows, dtype="<i4"), list[Chunk]()

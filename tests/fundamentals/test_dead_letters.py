@@ -9,12 +9,13 @@ from typer.testing import CliRunner, Result
 
 from fleet.cli.main import app
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import run, text
 from fleet.control.dead_letters import DeadLetter, drop_letters, read_letter, read_letters, spec_of
 from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
+from tests.fundamentals.control_plane import KEEP_S
 from tests.harness import answer, gateway, thread_fleet
 from tests.support import run_cli
 
@@ -34,11 +35,11 @@ def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None 
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
     for request in requests:
-        spec, keep = make_spec(request), scripts.Retention()
+        spec = make_spec(request)
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
         run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
-        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, keep, dead_stage=STAGE))
+        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, KEEP_S, dead_stage=STAGE))
     client.delete(keys.CONDUCTOR)
 
 
@@ -54,36 +55,33 @@ def no_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_dead_letter_contains_spec_and_blob_of_its_request(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        create_dead_letters(client, "req-1", "req-2")
-        first, second = read_letters(client)
-        seconds, _ = client.time()
-        assert (first.request, second.request) == ("req-1", "req-2")
-        assert (first.stage, first.why, first.blob) == (STAGE, CAUSE, BLOB)
-        assert abs(first.died_us / 1e6 - seconds) < 10
-        assert spec_of(first) == make_spec("req-1")
-        assert drop_letters(client, [first]) == 1
-        assert drop_letters(client, [first]) == 0
-        assert drop_letters(client, []) == 0
-        assert [letter.request for letter in read_letters(client)] == ["req-2"]
-        with pytest.raises(BadInput, match="no dead letter 'req-1'; `fleet dead-letters list` shows them"):
-            read_letter(client, RequestId("req-1"))
+def test_dead_letter_contains_spec_and_blob_of_its_request(client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1", "req-2")
+    first, second = read_letters(client)
+    seconds, _ = client.time()
+    assert (first.request, second.request) == ("req-1", "req-2")
+    assert (first.stage, first.why, first.blob) == (STAGE, CAUSE, BLOB)
+    assert abs(first.died_us / 1e6 - seconds) < 10
+    assert spec_of(first) == make_spec("req-1")
+    assert drop_letters(client, [first]) == 1
+    assert drop_letters(client, [first]) == 0
+    assert drop_letters(client, []) == 0
+    assert [letter.request for letter in read_letters(client)] == ["req-2"]
+    with pytest.raises(BadInput, match="no dead letter 'req-1'; `fleet dead-letters list` shows them"):
+        read_letter(client, RequestId("req-1"))
 
 
-def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str) -> None:
+def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str, client: redis.Redis) -> None:
     fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "blob": None}
     with pytest.raises(UnknownWireVersion, match="the dead letter r was written by another version"):
         spec_of(DeadLetter(**fields, raw_spec=b"\x01"))  # type: ignore[arg-type]
-    with connect(redis_url) as client:
-        client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "blob": b""})
+    client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "blob": b""})
     assert "req-new" in fleet_command(redis_url, "list").stdout
 
 
-def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str) -> None:
+def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str, client: redis.Redis) -> None:
     assert "0 dead letters" in fleet_command(redis_url, "list").stdout
-    with connect(redis_url) as client:
-        create_dead_letters(client, "req-1", "req-2")
+    create_dead_letters(client, "req-1", "req-2")
     listed = fleet_command(redis_url, "list").stdout
     assert "2 dead letters" in listed
     for request in ("req-1", "req-2"):
@@ -93,25 +91,23 @@ def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str) -> None
     assert {"id: req-2", f"stage: {STAGE}", f"why: {CAUSE}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
 
 
-def test_dead_letters_drop_removes_one_or_all(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        create_dead_letters(client, "req-1", "req-2", "req-3")
-        assert fleet_command(redis_url, "drop", "req-2").stdout == "dropped 1 dead letter\n"
-        assert [letter.request for letter in read_letters(client)] == ["req-1", "req-3"]
-        for arguments in (("drop",), ("drop", "req-1", "--all")):
-            assert isinstance(fleet_command(redis_url, *arguments).exception, BadInput)
-        assert fleet_command(redis_url, "drop", "--all").stdout == "dropped 2 dead letters\n"
-        assert read_letters(client) == []
+def test_dead_letters_drop_removes_one_or_all(redis_url: str, client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1", "req-2", "req-3")
+    assert fleet_command(redis_url, "drop", "req-2").stdout == "dropped 1 dead letter\n"
+    assert [letter.request for letter in read_letters(client)] == ["req-1", "req-3"]
+    for arguments in (("drop",), ("drop", "req-1", "--all")):
+        assert isinstance(fleet_command(redis_url, *arguments).exception, BadInput)
+    assert fleet_command(redis_url, "drop", "--all").stdout == "dropped 2 dead letters\n"
+    assert read_letters(client) == []
 
 
-def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        create_dead_letters(client, "req-1", "req-2")
+def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(redis_url: str, client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1", "req-2")
     with thread_fleet(redis_url) as fleet:
 
         async def undisturbed() -> tuple[int, int]:
-            async with gateway(fleet) as client:
-                tensors = await answer(client, make_spec("req-other"), BLOB)
+            async with gateway(fleet) as gateway_client:
+                tensors = await answer(gateway_client, make_spec("req-other"), BLOB)
             return len(tensors[EdgeName("text")]), len(tensors[EdgeName("audio")])
 
         tokens, samples = asyncio.run(undisturbed())
@@ -122,20 +118,18 @@ def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_suc
     assert new.startswith("req-") and new != "req-1"
     assert finished == f"{new} finished: {tokens} text tokens, {samples} audio samples; the letter is dropped"
     assert tokens > 0 and samples > 0
-    with connect(redis_url) as client:
-        assert [letter.request for letter in read_letters(client)] == ["req-2"]
+    assert [letter.request for letter in read_letters(client)] == ["req-2"]
 
 
-def test_failed_retry_keeps_the_dead_letter(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        create_dead_letters(client, "req-1")
-        done = fleet_command(redis_url, "retry", "req-1")
-        assert done.exit_code == 1
-        assert f"failed (overloaded): no worker serves the role {STAGE}" in done.stderr
-        assert done.stderr.endswith("; the letter stays\n") and len(done.stderr.splitlines()) == 1
-        assert isinstance(fleet_command(redis_url, "retry", "req-1", "--set", "graph=text").exception, ConfigError)
-        assert [letter.request for letter in read_letters(client)] == ["req-1"]
-        assert client.zcard(keys.WORKERS) == 1, "the command's own gateway is gone; only the test's is left"
+def test_failed_retry_keeps_the_dead_letter(redis_url: str, client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1")
+    done = fleet_command(redis_url, "retry", "req-1")
+    assert done.exit_code == 1
+    assert f"failed (overloaded): no worker serves the role {STAGE}" in done.stderr
+    assert done.stderr.endswith("; the letter stays\n") and len(done.stderr.splitlines()) == 1
+    assert isinstance(fleet_command(redis_url, "retry", "req-1", "--set", "graph=text").exception, ConfigError)
+    assert [letter.request for letter in read_letters(client)] == ["req-1"]
+    assert client.zcard(keys.WORKERS) == 1, "the command's own gateway is gone; only the test's is left"
 
 
 @pytest.mark.parametrize("arguments", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)

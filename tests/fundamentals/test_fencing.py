@@ -5,58 +5,46 @@ from pathlib import Path
 from typing import cast
 
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, run, text
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskLost, TensorsLost
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
-from fleet.core.request import RequestSpec
-from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, place
+from tests.fundamentals.control_plane import GATEWAY, KEEP_S, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join, place
+from tests.support import stream_entries
 
 READ_ONLY = {"admission", "availability", "queues"}
+OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
 
 def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Control) -> None:
-    def join(worker: str, **fields: str) -> Reply:
-        return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, {"kind": "worker", **fields}))
-
-    assert join("lm@new:1:a", protocol="1", package="2.0", checkpoint="abc") == b"ok"
-    for field, listed_value, own_value in (("protocol", "1", "2"), ("package", "2.0", "2.1"), ("checkpoint", "abc", "abd")):
-        own_fields = {"protocol": "1", "package": "2.0", "checkpoint": "abc", field: own_value}
-        status, why = cast("list[bytes]", join(f"lm@new:1:{field}", **own_fields))
-        assert status == b"skew" and why.decode() == f"its {field} is {own_value}, that of lm@new:1:a is {listed_value}"
+    fields = {"protocol": "1", "package": "2.0", "checkpoint": "abc"}
+    assert join(control.client, "lm@new:1:a", **fields) == ["ok"]
+    for field, own_value in (("protocol", "2"), ("package", "2.1"), ("checkpoint", "abd")):
+        why = f"its {field} is {own_value}, that of lm@new:1:a is {fields[field]}"
+        assert join(control.client, f"lm@new:1:{field}", **{**fields, field: own_value}) == ["skew", why]
     assert len(cast("dict[bytes, bytes]", control.client.hgetall(keys.REFUSED))) == 3
-    assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
+    assert join(control.client, "lm@new:1:b", **fields) == ["ok"]
 
 
 def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
-    def join(role: str, name: str, **fields: str) -> Reply:
-        return run(control.client, scripts.register(WorkerId(f"{role}@{name}"), role, 60_000_000, {"kind": "worker", **fields}))
-
     computes = {"stage": "lm", "dtype": "float32", "page_size_tokens": "16"}
-    assert join("lm.prefill", "a", **computes) == b"ok"
+    assert join(control.client, "lm.prefill@a", **computes) == ["ok"]
     for field, own_value in (("dtype", "bfloat16"), ("page_size_tokens", "32")):
-        status, why = cast("list[bytes]", join("lm.decode", field, **{**computes, field: own_value}))
-        assert status == b"skew" and why.decode() == f"its {field} is {own_value}, that of lm.prefill@a is {computes[field]}"
-    assert join("lm.decode", "b", **computes) == b"ok"
-    assert join("voice.decode", "c", **{**computes, "stage": "voice", "dtype": "bfloat16"}) == b"ok", (
-        "another stage shares no pages with these workers"
-    )
-    assert join("ears", "d") == b"ok"
+        why = f"its {field} is {own_value}, that of lm.prefill@a is {computes[field]}"
+        assert join(control.client, f"lm.decode@{field}", **{**computes, field: own_value}) == ["skew", why]
+    assert join(control.client, "lm.decode@b", **computes) == ["ok"]
+    other_stage = {**computes, "stage": "voice", "dtype": "bfloat16"}
+    assert join(control.client, "voice.decode@c", **other_stage) == ["ok"], "it shares no pages with these workers"
+    assert join(control.client, "ears@d") == ["ok"]
 
 
 def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
     """The listed workers were not fenced yet, but their leases have lapsed."""
-
-    def join(worker: str, checkpoint: str) -> Reply:
-        fields: dict[str, str | bytes] = {"kind": "worker", "checkpoint": checkpoint}
-        return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, fields))
-
-    assert join("lm@dead:1:a", "old") == b"ok"
-    assert cast("list[bytes]", join("lm@next:1:a", "new"))[0] == b"skew", "the first worker may still be alive"
+    assert join(control.client, "lm@dead:1:a", checkpoint="old") == ["ok"]
+    assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", "the first worker may still be alive"
     control.client.zadd(keys.WORKERS, {"lm@dead:1:a": 1})
-    assert join("lm@next:1:b", "new") == b"ok"
-    assert cast("list[bytes]", join("lm@next:1:c", "old"))[0] == b"skew", "the live worker decides the version"
+    assert join(control.client, "lm@next:1:b", checkpoint="new") == ["ok"]
+    assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", "the live worker decides the version"
 
 
 def test_grant_at_stale_epoch_is_refused(control: Control) -> None:
@@ -71,8 +59,7 @@ def test_grant_of_an_owned_task_is_refused(control: Control) -> None:
 
 
 def test_grant_by_a_former_leader_is_refused(control: Control) -> None:
-    control.client.delete(keys.CONDUCTOR)
-    run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000))
+    control.leader = control.depose()
     assert control.grant(control.epoch()) == "not_leader"
 
 
@@ -88,16 +75,15 @@ def test_epochs_only_rise_and_follow_redis_time(control: Control) -> None:
 
 def test_second_claim_of_one_grant_is_refused(control: Control) -> None:
     epoch = control.own()
-    assert control.claim(epoch, WorkerId("lm@test:2:b")) == "unlisted"
-    run(control.client, scripts.register(WorkerId("lm@test:2:b"), "lm", 60_000_000, {"kind": "test"}))
-    assert control.claim(epoch, WorkerId("lm@test:2:b")) == "stale"
+    assert control.claim(epoch, OTHER) == "unlisted"
+    control.register(OTHER)
+    assert control.claim(epoch, OTHER) == "stale"
 
 
 def test_stale_append_finish_ack_and_fail_change_nothing(control: Control) -> None:
     old = control.own()
     assert control.append(old) == "ok"
-    control.client.zadd(keys.WORKERS, {WORKER: 1})
-    assert control.run(scripts.fence_worker(control.leader, WORKER)) == "ok"
+    control.kill()
     assert control.grant(control.epoch()) == "ok"
     assert control.append(old, 1) == "stale"
     assert control.append(old, 1, finish=True) == "stale"
@@ -105,8 +91,7 @@ def test_stale_append_finish_ack_and_fail_change_nothing(control: Control) -> No
     assert control.run(scripts.fail(failed)) == "stale"
     stale_ack = scripts.Ack(request=REQUEST, stage=CLIENT, epoch=Epoch(1), edge=TEXT, consumed=1, producer=STAGE)
     assert control.run(scripts.ack([stale_ack])) == "stale"
-    task = cast("dict[bytes, bytes]", control.client.hgetall(keys.task(REQUEST, STAGE)))
-    assert task[b"state"] == b"granted"
+    assert control.task()["state"] == "granted"
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
 
 
@@ -129,17 +114,14 @@ def test_consumed_count_only_grows(control: Control) -> None:
 def test_abort_by_a_stale_gateway_is_refused(control: Control) -> None:
     """After another gateway attached, the first one's late disconnect has no effect."""
     old = control.epoch(CLIENT)
-    other = WorkerId("gateway@test:2:b")
-    run(control.client, scripts.register(other, "", 60_000_000, {"kind": "test"}))
-    assert control.run(scripts.attach(REQUEST, other)) == "ok"
-    assert control.run(scripts.abort(REQUEST, old, "client left", KEEP)) == "stale"
-    assert control.run(scripts.abort(REQUEST, control.epoch(CLIENT), "client left", KEEP)) == "ok"
-    assert control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "again", KEEP)) == "ended"
+    control.register(OTHER_GATEWAY, "")
+    assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
+    assert [control.abort(right=right) for right in (old, control.epoch(CLIENT), scripts.API_RIGHT)] == ["stale", "ok", "ended"]
 
 
 def test_writes_for_an_ended_request_are_refused(control: Control) -> None:
     epoch = control.own()
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert control.append(control.epoch()) == "ended"
     assert control.append(epoch) == "stale"
     assert control.grant(control.epoch()) == "ended"
@@ -155,7 +137,7 @@ def test_worker_is_fenced_only_after_its_lease(control: Control) -> None:
     assert control.run(scripts.fence_worker(control.leader, WORKER)) == "ok"
     assert control.append(epoch) == "stale"
     assert control.run(scripts.renew(WORKER, 1_000_000, {})) == "unlisted"
-    assert text(control.client.hget(keys.task(REQUEST, STAGE), "state")) == "lost"
+    assert control.task()["state"] == "lost"
 
 
 def test_walk_is_set_once_per_index_and_only_by_the_leader(control: Control) -> None:
@@ -168,17 +150,14 @@ def test_walk_is_set_once_per_index_and_only_by_the_leader(control: Control) -> 
 
 
 def test_submit_beyond_the_queue_bound_is_refused(control: Control) -> None:
-    spec = RequestSpec(id=RequestId("req-2"), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    full = scripts.submit(spec, None, bound=1, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
-    assert control.run(full) == "full"
+    assert control.submit(bound=1)[0] == "full"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
 def test_one_conductor_leads_and_a_new_term_is_higher(control: Control) -> None:
-    assert text(run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000))) == ""
-    control.client.delete(keys.CONDUCTOR)
-    second = text(run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000)))
-    assert int(second.rpartition("|")[2]) > int(control.leader.rpartition("|")[2])
+    assert control.run(scripts.lead(WorkerId("conductor@other"), "", 60_000)) == ""
+    former = control.depose()
+    assert int(control.leader.rpartition("|")[2]) > int(former.rpartition("|")[2])
 
 
 def test_claim_of_a_repeated_grant_is_refused(control: Control) -> None:
@@ -225,7 +204,7 @@ def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
     control.kill()
     assert control.relocate(old, WORKER) == "stale"
     assert control.client.hget(keys.loc(REQUEST, TEXT), "0") == encode_location(place(OTHER))
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert control.relocate(control.epoch(), WORKER) == "ended"
     assert control.client.exists(keys.loc(REQUEST, TEXT)) == 0
 
@@ -233,14 +212,14 @@ def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
 def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) -> None:
     """The event contains the producer's epoch of that moment, so that a late event requests nothing."""
     old, producing = control.epoch(CLIENT), control.own()
-    control.register(WorkerId("gateway@test:2:b"), "")
-    assert control.run(scripts.attach(REQUEST, WorkerId("gateway@test:2:b"))) == "ok"
+    control.register(OTHER_GATEWAY, "")
+    assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, old, STAGE)) == "stale"
     assert control.events_of(TensorsLost) == []
     now = control.epoch(CLIENT)
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, now, STAGE)) == "ok"
     assert control.events_of(TensorsLost) == [TensorsLost(request=REQUEST, stage=STAGE, epoch=producing)]
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert control.run(scripts.lose_tensors(REQUEST, CLIENT, control.epoch(CLIENT), STAGE)) == "ended"
 
 
@@ -256,9 +235,9 @@ def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control
         control.register(WORKER)
     assert seen == [1, 2, 1, 2]
     control.own()
-    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert control.leave() == "ok"
     assert control.task()["deaths"] == "2"
-    lost = cast("list[TaskLost]", control.events_of(TaskLost))
+    lost = control.events_of(TaskLost)
     assert [event.deaths for event in lost] == [1, 2, 1, 2, 2]
     assert lost[-1].epoch == control.epoch()
 
@@ -271,10 +250,10 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
     assert (control.append(old), control.task()["owner"]) == ("stale", WORKER)
     assert control.run(scripts.lose_task(REQUEST, STAGE, now)) == "ok"
     assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("lost", "2", "")
-    assert [event.deaths for event in cast("list[TaskLost]", control.events_of(TaskLost))] == [1, 2]
+    assert [event.deaths for event in control.events_of(TaskLost)] == [1, 2]
     assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
     assert control.client.zscore(keys.WORKERS, WORKER) is not None
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert control.run(scripts.lose_task(REQUEST, STAGE, control.epoch())) == "ended"
 
 
@@ -292,15 +271,12 @@ def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
             assert control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
         control.kill()
 
-    def append_input() -> None:
-        control.client.xadd(keys.edge(REQUEST, ROWS), {"h": "a chunk"})
-
     epochs = [Epoch(1)]
     for arrives, rested in ((False, None), (False, 0), (True, None), (False, 1), (False, None), (True, 1)):
         if arrives:
-            append_input()
+            control.client.xadd(keys.edge(REQUEST, ROWS), {"h": "a chunk"})
         die(rested=rested)
-    lost = cast("list[TaskLost]", control.events_of(TaskLost))
+    lost = control.events_of(TaskLost)
     assert [event.deaths for event in lost] == [0, 0, 1, 1, 2, 3]
     assert [event.alone for event in lost] == [False, False, True, False, True, True]
 
@@ -309,8 +285,8 @@ def test_death_counts_as_alone_only_for_a_dead_worker_with_an_alone_grant(contro
     for alone, died in ((False, True), (True, True), (True, False)):
         control.register(WORKER)
         control.own(alone=alone)
-        control.run(scripts.fence_worker("", WORKER, died=died))
-    assert [event.alone for event in cast("list[TaskLost]", control.events_of(TaskLost))] == [False, True, False]
+        control.leave(died=died)
+    assert [event.alone for event in control.events_of(TaskLost)] == [False, True, False]
     assert control.task()["died_alone"] == ""
 
 
@@ -320,35 +296,34 @@ def test_second_fence_of_a_worker_leaves_the_next_owner(control: Control) -> Non
     control.register(OTHER)
     epoch = control.own(OTHER)
     assert control.run(scripts.fence_worker(control.leader, WORKER)) == "alive"
-    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert control.leave() == "ok"
     assert (control.epoch(), control.task()["owner"], control.task()["deaths"]) == (epoch, OTHER, "1")
 
 
 def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: Control) -> None:
     def end(leader: str) -> str:
-        return control.run(
-            scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, KEEP, dead_stage=STAGE)
-        )
+        call = scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, KEEP_S, dead_stage=STAGE)
+        return control.run(call)
 
     epoch = control.own()
     old = control.depose()
     assert end(old) == "not_leader"
     assert (control.client.exists(keys.DEAD), control.append(epoch)) == (0, "ok")
     assert [end(control.leader), end(control.leader)] == ["ok", "ended"]
-    ((_, letter),) = cast("list[tuple[bytes, dict[bytes, bytes]]]", control.client.xrange(keys.DEAD))
+    ((_, letter),) = stream_entries(control.client, keys.DEAD)
     assert (letter[b"r"], letter[b"s"], letter[b"why"]) == (REQUEST.encode(), STAGE.encode(), b"three died")
     assert letter[b"spec"] == control.client.hget(keys.request(REQUEST), "spec")
     assert control.append(epoch, 1) == "stale"
 
 
 def test_failed_request_without_a_dead_stage_writes_no_dead_letter(control: Control) -> None:
-    ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP)
+    ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP_S)
     assert control.run(ended) == "ok"
     assert control.client.exists(keys.DEAD) == 0
 
 
 def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Control) -> None:
-    other, back = WorkerId("gateway@test:2:b"), WorkerId("gateway@test:1:c")
+    other, back = OTHER_GATEWAY, WorkerId("gateway@test:1:c")
     assert control.run(scripts.attach(REQUEST, other)) == "unlisted"
     for gateway in (other, back):
         control.register(gateway, "")
@@ -361,13 +336,9 @@ def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Contr
 
 
 def test_submit_by_a_fenced_gateway_or_of_a_known_id_is_refused(control: Control) -> None:
-    def submit(request: str) -> str:
-        spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-        return control.run(scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
-
-    assert submit(REQUEST) == "exists"
+    assert control.submit(REQUEST)[0] == "exists"
     control.kill(GATEWAY)
-    assert submit("req-2") == "stale"
+    assert control.submit()[0] == "stale"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
@@ -380,21 +351,21 @@ def test_worker_registers_once_and_a_fenced_one_neither_renews_nor_drains(contro
 
 
 def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> None:
-    def retain(epoch: Epoch, worker: WorkerId, kept: int = 3) -> str:
-        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", kept=kept, reused=2, keep_s=60))
+    def retain(epoch: Epoch, worker: WorkerId, num_rows: int = 3) -> str:
+        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", num_rows=num_rows, reused=2, keep_s=60))
 
     old = control.own()
     assert retain(old, WORKER) == "ok"
     control.kill()
     control.register(OTHER)
     new = control.own(OTHER)
-    assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
+    assert [retain(new, OTHER, num_rows=0), retain(old, WORKER)] == ["ok", "stale"]
     assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "the new owner caches nothing"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
     assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
     assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
     assert control.task()["cached_rows"] == "2"
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["ended", "ended"]
 
 

@@ -1,11 +1,10 @@
 """Fencing around a hand-off: a former owner writes nothing more, and offered blocks are either imported or withdrawn."""
 
-from typing import cast
-
 from fleet.control import keys, scripts
 from fleet.core.events import TaskLost
 from fleet.core.ids import CLIENT, Epoch
-from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.fundamentals.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.support import stream_entries
 
 
 def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
@@ -36,7 +35,7 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     third = offer()
     control.kill(WORKER)
     assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", "its source reuses the blocks"
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert hand_off(control.epoch()) == "ended"
     assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
     assert control.client.exists(keys.kv(REQUEST, STAGE)) == 0
@@ -59,9 +58,9 @@ def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> 
     assert (lose(), control.epoch()) == ("ok", importer), "the owner can still compute them: it has not imported the blocks"
     assert control.run(scripts.confirm(REQUEST, STAGE, importer)) == "ok"
     assert (lose(), control.task()["state"], control.append(importer)) == ("ok", "lost", "stale")
-    (lost,) = cast("list[TaskLost]", control.events_of(TaskLost))
+    (lost,) = control.events_of(TaskLost)
     assert (lost.epoch, lost.deaths, lost.alone) == (control.epoch(), 0, False)
-    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", control.client.xrange(keys.inbox(OTHER)))
+    entries = stream_entries(control.client, keys.inbox(OTHER))
     assert [fields[b"k"] for _, fields in entries] == [b"x"], "the owner is notified to drop the task"
     again = control.own(OTHER)
     assert (lose(), control.epoch(), control.task()["owner"]) == ("ok", again, OTHER)
@@ -76,6 +75,6 @@ def test_task_metadata_is_written_only_by_its_owner(control: Control) -> None:
     control.kill()
     assert write_metadata(old, b"late") == "stale"
     assert control.task()["meta:news"] == "true"
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    control.abort()
     assert write_metadata(old, b"late") == "stale"
     assert control.client.ttl(keys.task(REQUEST, STAGE)) > 0

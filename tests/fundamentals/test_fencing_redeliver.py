@@ -11,8 +11,8 @@ from fleet.control.connect import text
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.events import TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName
-from tests.fundamentals.control_plane import KEEP, REQUEST, ROLE, STAGE, WORKER, Control
-from tests.harness import answer, collected, fake_spec, gateway, thread_fleet
+from tests.fundamentals.control_plane import REQUEST, ROLE, STAGE, WORKER, Control
+from tests.harness import answer, collected, fake_spec, open_fleet
 from tests.support import stream_entries
 
 
@@ -35,7 +35,7 @@ def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Contro
     (notice,) = notices(control)
     assert int(notice[b"e"]) == control.epoch() > epoch
     (lost,) = control.events_of(TaskLost)
-    assert isinstance(lost, TaskLost) and lost.deaths == 0 and not lost.alone
+    assert lost.deaths == 0 and not lost.alone
     again = control.own()
     assert control.append(again, 1) == "ok"
 
@@ -58,7 +58,7 @@ def test_redeliver_at_a_stale_epoch_is_refused(control: Control) -> None:
     assert control.append(epoch, finish=True) == "ok"
     assert redeliver(control, epoch) == "finished"
     assert redeliver(control, stage=StageName("none")) == "no_task"
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "the client left", KEEP))
+    control.abort()
     assert redeliver(control) == "ended"
     assert redeliver(control, request=RequestId("req-2")) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
@@ -78,35 +78,33 @@ async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageN
 
 async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
     """Each stage is redelivered once while it runs; with one worker per role, the same worker receives it again."""
-    with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
-        async with gateway(fleet) as client:
-            plain = fake_spec(fleet, num_tokens=60)
-            expected = await answer(client, plain)
-            spec = fake_spec(fleet, num_tokens=60)
-            stream = await client.requests.submit(spec, None)
-            begun = await anext(aiter(stream))
-            for stage in fleet.config.graph_declaration().stages:
-                await redeliver_twice(client, spec.id, stage.name)
-            rest = await asyncio.wait_for(collected(stream, spec), 60)
-            tensor = next(iter(begun.tensors.values()))
-            assert tensor.data is not None
-            first = np.frombuffer(tensor.data, tensor.dtype)
-            received = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
-            assert all(np.array_equal(received[edge], expected[edge]) for edge in spec.outputs)
-            trace = await client.telemetry.trace(spec.id)
-            assert trace is not None and "revoked" in {mark.detail for mark in trace.marks}
-            assert all(task.deaths == 0 for task in trace.tasks)
+    async with open_fleet(redis_url, "edges.audio.credits=4") as (fleet, client):
+        plain = fake_spec(fleet, num_tokens=60)
+        expected = await answer(client, plain)
+        spec = fake_spec(fleet, num_tokens=60)
+        stream = await client.requests.submit(spec, None)
+        begun = await anext(aiter(stream))
+        for stage in fleet.config.graph_declaration().stages:
+            await redeliver_twice(client, spec.id, stage.name)
+        rest = await asyncio.wait_for(collected(stream, spec), 60)
+        tensor = next(iter(begun.tensors.values()))
+        assert tensor.data is not None
+        first = np.frombuffer(tensor.data, tensor.dtype)
+        received = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
+        assert all(np.array_equal(received[edge], expected[edge]) for edge in spec.outputs)
+        trace = await client.telemetry.trace(spec.id)
+        assert trace is not None and "revoked" in {mark.detail for mark in trace.marks}
+        assert all(task.deaths == 0 for task in trace.tasks)
 
 
 async def test_refused_redelivery_names_its_cause(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            stage = fleet.config.graph_declaration().stages[0].name
-            with pytest.raises(NotFound, match="no request"):
-                await client.operations.redeliver(spec.id, stage, Epoch(0))
-            await answer(client, spec)
-            with pytest.raises(NotFound, match="no task"):
-                await client.operations.redeliver(spec.id, StageName(CLIENT), Epoch(0))
-            with pytest.raises(Conflict, match="ended|finished"):
-                await client.operations.redeliver(spec.id, stage, Epoch(0))
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        stage = fleet.config.graph_declaration().stages[0].name
+        with pytest.raises(NotFound, match="no request"):
+            await client.operations.redeliver(spec.id, stage, Epoch(0))
+        await answer(client, spec)
+        with pytest.raises(NotFound, match="no task"):
+            await client.operations.redeliver(spec.id, StageName(CLIENT), Epoch(0))
+        with pytest.raises(Conflict, match="ended|finished"):
+            await client.operations.redeliver(spec.id, stage, Epoch(0))

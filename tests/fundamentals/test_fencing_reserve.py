@@ -3,13 +3,13 @@
 from typing import cast
 
 import pytest
+import redis
 
-from fleet.conductor.driver.snapshot import is_nobodys
+from fleet.conductor.driver.snapshot import is_grant_lost
 from fleet.control import keys, scripts
-from fleet.control.connect import connect
 from fleet.core.events import TaskLost
 from fleet.core.ids import Epoch, WorkerId
-from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.fundamentals.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 from tests.support import stream_entries
 
 
@@ -44,7 +44,7 @@ def test_reservation_ends_with_its_grant(granted: Control) -> None:
     assert granted.grant(old, alone=True) == "ok"
     assert reserve(granted, epoch=old) == "stale" and reserved_tasks(granted) == set()
     assert reserve(granted, OTHER) == "ok"
-    granted.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    granted.abort()
     assert reserve(granted, OTHER) == "ended" and reserved_tasks(granted, OTHER) == set()
 
 
@@ -57,18 +57,15 @@ def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a
     assert granted.run(scripts.order(OTHER, "drain")) == "ok"
     assert granted.grant(granted.epoch(), alone=True) == "ok"
     assert reserve(granted, OTHER) == "draining"
-    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost) if isinstance(event, TaskLost)] == [
-        (0, False)
-    ] * 2
+    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [(0, False)] * 2
 
 
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
-def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, redis_url: str) -> None:
-    with connect(redis_url) as client:
-        assert reserve(granted) == "ok"
-        assert is_nobodys(client, REQUEST, STAGE), "the other worker is idle"
-        client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
-        assert not is_nobodys(client, REQUEST, STAGE)
-        client.delete(keys.worker_tasks(OTHER))
-        assert granted.run(scripts.order(OTHER, "drain")) == "ok"
-        assert not is_nobodys(client, REQUEST, STAGE), "the other worker is draining"
+def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, client: redis.Redis) -> None:
+    assert reserve(granted) == "ok"
+    assert is_grant_lost(client, REQUEST, STAGE), "the other worker is idle"
+    client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
+    assert not is_grant_lost(client, REQUEST, STAGE)
+    client.delete(keys.worker_tasks(OTHER))
+    assert granted.run(scripts.order(OTHER, "drain")) == "ok"
+    assert not is_grant_lost(client, REQUEST, STAGE), "the other worker is draining"

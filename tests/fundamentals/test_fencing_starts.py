@@ -7,9 +7,8 @@ import pytest
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId
-from fleet.core.request import RequestSpec
 from fleet.core.telemetry import WorkerOrder
-from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, WORKER, Control
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
 KEEPER, LOADING = "test:1", "test:2"
@@ -46,10 +45,7 @@ def expire_start(control: Control, place: str) -> None:
 
 
 def submit(control: Control, request: str, *roles: str, grace_us: int = GRACE_US) -> list[str]:
-    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    wanted = [RoleName(role) for role in roles]
-    call = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=wanted, grace_us=grace_us)
-    return [text(part) for part in cast("list[bytes]", run(control.client, call))]
+    return control.submit(request, roles=roles, grace_us=grace_us)
 
 
 def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
@@ -76,7 +72,7 @@ def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(control:
     assert read_availability(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
     assert read_availability(control) == (False, True, 0)
-    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert control.leave() == "ok"
     assert read_availability(control) == (False, True, 0)
     control.client.hset(keys.availability(ROLE), "left_us", 1)
     assert read_availability(control) == (False, False, 0)

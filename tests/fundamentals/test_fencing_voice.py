@@ -14,41 +14,45 @@ FIRST = WorkerId("gateway@test:1:a")
 KEEP_MS = 60_000
 
 
-def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int, dict[str, bytes]] | None:
-    answer = cast("list[object]", run(control.client, scripts.hold_voice("sess_1", holder, KEEP_MS, "", new=new, bound=1)))
-    return (int(text(answer[0])), pairs(answer[2])) if answer else None
+def hold(
+    control: Control, session: str, owner: str = "", *, new: bool = False, holder: WorkerId = FIRST, bound: int = 1
+) -> list[object]:
+    call = scripts.hold_voice(session, holder, KEEP_MS, owner, new=new, bound=bound)
+    return cast("list[object]", run(control.client, call))
 
 
-def save(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
-    return control.run(scripts.save_voice("sess_1", epoch, KEEP_MS, fields, gone))
+def save(control: Control, session: str, epoch: object, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> str:
+    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, gone))
+
+
+def end(control: Control, session: str, epoch: object = None) -> str:
+    return control.run(scripts.end_voice(session, None if epoch is None else int(text(epoch))))
 
 
 def test_voice_session_passes_to_its_next_holder_and_refuses_the_first(control: Control) -> None:
-    assert hold(control, FIRST) is None, "the session does not exist yet"
-    held = hold(control, FIRST, new=True)
-    assert held is not None and hold(control, FIRST, new=True) is None, "a session id is opened once"
-    assert save(control, held[0], {"state": b"a", "clip:1": b"b"}) == "ok"
-    assert save(control, held[0], {"state": b"c"}, ("clip:1",)) == "ok"
-    next_held = hold(control, OTHER)
-    assert next_held is not None and next_held[0] > held[0]
-    assert next_held[1]["state"] == b"c" and "clip:1" not in next_held[1] and next_held[1]["holder"] == OTHER.encode()
-    assert save(control, held[0], {"state": b"late"}) == "stale"
-    assert control.run(scripts.end_voice("sess_1", held[0])) == "stale"
-    assert save(control, next_held[0], {"view": b"x"}) == "ok"
-    assert hold(control, FIRST) is not None
+    assert not hold(control, "sess_1"), "the session does not exist yet"
+    epoch, *_ = hold(control, "sess_1", new=True)
+    assert not hold(control, "sess_1", new=True), "a session id is opened once"
+    assert save(control, "sess_1", epoch, {"state": b"a", "clip:1": b"b"}) == "ok"
+    assert save(control, "sess_1", epoch, {"state": b"c"}, ("clip:1",)) == "ok"
+    next_epoch, _, fields, _ = hold(control, "sess_1", holder=OTHER)
+    assert int(text(next_epoch)) > int(text(epoch))
+    held = pairs(fields)
+    assert held["state"] == b"c" and "clip:1" not in held and held["holder"] == OTHER.encode()
+    assert save(control, "sess_1", epoch, {"state": b"late"}) == end(control, "sess_1", epoch) == "stale"
+    assert save(control, "sess_1", next_epoch, {"view": b"x"}) == "ok"
+    assert hold(control, "sess_1")
 
 
 def test_ended_voice_session_is_unknown_to_all_gateways(control: Control) -> None:
-    held = hold(control, FIRST, new=True)
-    assert held is not None
-    assert control.run(scripts.end_voice("sess_1", None)) == "ok", "the API needs no epoch"
-    assert save(control, held[0], {"state": b"late"}) == "stale" and hold(control, OTHER) is None
-    assert control.run(scripts.end_voice("sess_1", None)) == "stale"
+    epoch, *_ = hold(control, "sess_1", new=True)
+    assert end(control, "sess_1") == "ok", "the API needs no epoch"
+    assert save(control, "sess_1", epoch, {"state": b"late"}) == "stale" and not hold(control, "sess_1", holder=OTHER)
+    assert end(control, "sess_1") == "stale"
 
 
 def test_voice_session_expires(control: Control) -> None:
-    held = hold(control, FIRST, new=True)
-    assert held is not None
+    assert hold(control, "sess_1", new=True)
     client: redis.Redis = control.client
     assert 0 < int(client.pttl(keys.voice("sess_1"))) <= KEEP_MS  # pyright: ignore[reportArgumentType]
     assert client.zcard(keys.VOICES) == 1

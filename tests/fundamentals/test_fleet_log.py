@@ -1,7 +1,6 @@
 """Deaths, dead letters, drains and refusals are lines of the fleet's log: one per event, with worker, stage and request."""
 
 import asyncio
-from typing import cast
 
 import msgspec
 import pytest
@@ -9,34 +8,27 @@ import redis
 
 from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys, scripts
-from fleet.control.connect import pairs, run, text
+from fleet.control.connect import stream_entries
 from fleet.control.log_stream import fields_of
 from fleet.control.telemetry.logs import line_of
 from fleet.core.errors import NoWorker, Overloaded
-from fleet.core.ids import RequestId, WorkerId
+from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
-from fleet.core.request import RequestSpec
 from fleet.core.telemetry import LogLine, LogQuery
-from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
-from tests.harness import collected, fake_spec, gateway, thread_fleet
+from tests.fundamentals.control_plane import GATEWAY, KEEP_S, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join
+from tests.harness import collected, fake_spec, open_fleet
 
 
 def lines(client: redis.Redis, level: str = "") -> list[LogLine]:
     """Return the lines written by scripts, of one level or of all, oldest first."""
-    entries = cast("list[tuple[bytes, object]]", client.xrange(keys.LOGS))
-    found = [line_of(text(entry), pairs(raw)) for entry, raw in entries]
+    found = [line_of(entry, fields) for entry, fields in stream_entries(client.xrange(keys.LOGS))]
     return [line for line in found if line.logger == "fleet.control" and level in ("", line.level)]
-
-
-def submit(control: Control, request: str, *, bound: int = 8) -> str:
-    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    return control.run(scripts.submit(spec, None, bound=bound, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
 
 
 def test_death_of_a_worker_is_one_warning_with_cause_and_tasks(control: Control) -> None:
     control.own()
     for _ in range(2):
-        assert control.run(scripts.fence_worker("", WORKER, died=True, cause="SIGKILL")) == "ok"
+        assert control.leave(died=True, cause="SIGKILL") == "ok"
     (line,) = lines(control.client)
     assert (line.level, line.process, line.worker, line.stage, line.request) == ("warning", "worker", WORKER, STAGE, REQUEST)
     assert line.message == f"worker {WORKER} died (SIGKILL); it held {REQUEST} ({STAGE})" and line.at_us > 0
@@ -52,8 +44,8 @@ def test_death_detected_by_a_lapsed_lease_is_logged_as_such(control: Control) ->
 
 
 def test_death_of_a_gateway_names_the_requests_of_its_clients(control: Control) -> None:
-    submit(control, "req-2")
-    control.run(scripts.fence_worker("", GATEWAY, died=True, cause="exit status 3"))
+    control.submit()
+    control.leave(GATEWAY, died=True, cause="exit status 3")
     (line,) = lines(control.client)
     assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "")
     assert line.message == f"gateway {GATEWAY} died (exit status 3); it held req-1 (client), req-2 (client)"
@@ -61,8 +53,8 @@ def test_death_of_a_gateway_names_the_requests_of_its_clients(control: Control) 
 
 def test_death_with_many_requests_names_a_bounded_number(control: Control) -> None:
     for number in range(100):
-        submit(control, f"req-more{number:03}", bound=200)
-    control.run(scripts.fence_worker("", GATEWAY, died=True, cause="SIGKILL"))
+        control.submit(f"req-more{number:03}", bound=200)
+    control.leave(GATEWAY, died=True, cause="SIGKILL")
     (line,) = lines(control.client)
     assert "req-more000 (client)" in line.message and line.message.endswith(" and 41 more") and len(line.message) < 4000
 
@@ -71,8 +63,8 @@ def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: C
     for _ in range(MAX_DEATHS + 1):
         control.register(WORKER)
         control.own()
-        control.run(scripts.fence_worker("", WORKER, died=True, cause="SIGSEGV"))
-    end = scripts.end_request(control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, KEEP, dead_stage=STAGE)
+        control.leave(died=True, cause="SIGSEGV")
+    end = scripts.end_request(control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, KEEP_S, dead_stage=STAGE)
     assert [control.run(end), control.run(end)] == ["ok", "ended"]
     (line,) = lines(control.client, "error")
     assert (line.worker, line.stage, line.request) == (WORKER, STAGE, REQUEST)
@@ -117,15 +109,14 @@ def test_stop_is_logged_when_it_begins_and_when_the_worker_has_left(control: Con
 
 def test_refused_worker_is_a_warning_with_its_reason(control: Control) -> None:
     control.client.hset(keys.worker(WORKER), "package", "1.0")
-    reply = run(control.client, scripts.register(OTHER, ROLE, 60_000_000, {"kind": "test", "package": "2.0"}))
-    assert text(cast("list[bytes]", reply)[0]) == "skew"
+    assert join(control.client, OTHER, package="2.0")[0] == "skew"
     (line,) = lines(control.client)
     assert (line.level, line.process, line.worker, line.stage) == ("warning", "worker", OTHER, STAGE)
     assert f"worker {OTHER} is refused: its package is 2.0, that of {WORKER} is 1.0; give all" in line.message
 
 
 def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Control) -> None:
-    assert [submit(control, f"req-over{number}", bound=1) for number in range(5)] == ["full"] * 5
+    assert [control.submit(f"req-over{number}", bound=1)[0] for number in range(5)] == ["full"] * 5
     (line,) = lines(control.client)
     assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "req-over0")
     assert "limits.max_requests allows 1" in line.message
@@ -134,22 +125,21 @@ def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Co
 async def test_refusal_for_a_missing_worker_is_one_warning_and_hides_no_other(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with thread_fleet(redis_url, "limits.max_requests=1", without="talker") as fleet:
-        async with gateway(fleet) as client:
-            first, *others = [fake_spec(fleet, seed=seed) for seed in range(3)]
-            for spec in (first, *others):
-                with pytest.raises(NoWorker):
-                    await client.requests.submit(spec, None)
-            (warning,) = [record for record in caplog.records if "is refused" in record.getMessage()]
-            fields = fields_of(warning, Labels("web", client.id))
-            assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
-            assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
-            text_specs = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
-            await client.requests.submit(text_specs[0], None)
-            with pytest.raises(Overloaded):
-                await client.requests.submit(text_specs[1], None)
-            (line,) = lines(fleet.clients[0])
-            assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
+    async with open_fleet(redis_url, "limits.max_requests=1", without="talker") as (fleet, client):
+        first, *others = [fake_spec(fleet, seed=seed) for seed in range(3)]
+        for spec in (first, *others):
+            with pytest.raises(NoWorker):
+                await client.requests.submit(spec, None)
+        (warning,) = [record for record in caplog.records if "is refused" in record.getMessage()]
+        fields = fields_of(warning, Labels("web", client.id))
+        assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
+        assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
+        text_specs = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
+        await client.requests.submit(text_specs[0], None)
+        with pytest.raises(Overloaded):
+            await client.requests.submit(text_specs[1], None)
+        (line,) = lines(fleet.clients[0])
+        assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 
 
 def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -> None:
@@ -166,19 +156,18 @@ def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -
 
 async def test_log_of_a_request_contains_the_death_of_its_worker(redis_url: str) -> None:
     """With a live conductor and workers, a death is one line however many processes detect it, and the answers are complete."""
-    with thread_fleet(redis_url, "graph=text", "edges.text.credits=2") as fleet:
-        async with gateway(fleet) as client:
-            specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]
-            streams = [await client.requests.submit(spec, None) for spec in specs]
-            first = [await asyncio.to_thread(fleet.owner, spec.id, STAGE) for spec in specs][0]
-            other = await asyncio.to_thread(fleet.add_worker, ROLE)
-            await asyncio.to_thread(fleet.kill, first)
-            for stream, spec in zip(streams, specs, strict=True):
-                await collected(stream, spec)
-            for spec in specs:
-                (line,) = (await client.telemetry.logs(LogQuery(level="warning", request=spec.id))).lines
-                assert line.worker == first.worker and f"{spec.id} ({STAGE})" in line.message
-            assert not (await client.telemetry.logs(LogQuery(level="warning", worker=other.worker))).lines
-            assert not (await client.telemetry.logs(LogQuery(level="warning", request="req-0"))).lines
-            (gone,) = [view for view in await client.telemetry.workers(with_gone=True) if view.id == first.worker]
-            assert gone.state == "died"
+    async with open_fleet(redis_url, "graph=text", "edges.text.credits=2") as (fleet, client):
+        specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]
+        streams = [await client.requests.submit(spec, None) for spec in specs]
+        first = [await asyncio.to_thread(fleet.owner, spec.id, STAGE) for spec in specs][0]
+        other = await asyncio.to_thread(fleet.add_worker, ROLE)
+        await asyncio.to_thread(fleet.kill, first)
+        for stream, spec in zip(streams, specs, strict=True):
+            await collected(stream, spec)
+        for spec in specs:
+            (line,) = (await client.telemetry.logs(LogQuery(level="warning", request=spec.id))).lines
+            assert line.worker == first.worker and f"{spec.id} ({STAGE})" in line.message
+        assert not (await client.telemetry.logs(LogQuery(level="warning", worker=other.worker))).lines
+        assert not (await client.telemetry.logs(LogQuery(level="warning", request="req-0"))).lines
+        (gone,) = [view for view in await client.telemetry.workers(with_gone=True) if view.id == first.worker]
+        assert gone.state == "died"

@@ -8,12 +8,14 @@ import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import first_text, run, text
 from fleet.core import events as ev
-from fleet.core.chunk import Chunk, Location, TensorRef, decode_location
+from fleet.core.chunk import Chunk, TensorRef, decode_location
 from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
 from fleet.core.request import RequestSpec
+from tests.fundamentals.control_plane import KEEP_S, place
 from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, MirrorTask, R, Scripts, Store
+from tests.support import stream_entries
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
 WORKERS = (("A0", PRODUCER), ("B0", PRODUCER), ("c0", CONSUMER))
@@ -21,7 +23,6 @@ EDGES = tuple(edge.name for edge in PAIR.edges)
 CONSUMERS = (STAGES[CONSUMER], CLIENT)
 INPUTS = ((), (EDGES[PRODUCER],))
 SIZES, HOUR_US, NUM_WALKS, NUM_CALLS = (2, 2), 3_600_000_000, 16, 120
-KEEP = scripts.Retention()
 UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
@@ -42,8 +43,7 @@ class Twins:
 
     def call_both(self, answer: Answer, call: scripts.Call) -> None:
         self.store, mirrored = answer
-        reply = run(self.client, call)
-        replied = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        replied = first_text(run(self.client, call))
         assert replied == mirrored, f"{call}: Redis replies {replied}, the mirror {mirrored}"
         self.compare(str(call))
 
@@ -81,16 +81,16 @@ class Twins:
             offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "confirmed_epoch"])
             confirmed = str(self.epochs[stage][task.confirmed_epoch]) if task.confirmed_epoch else ""
             assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, confirmed], after
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
-        events = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
+        events = [ev.decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)]
+        events = [event for event in events if not isinstance(event, UNSEEN)]
         assert list(map(without_epoch, events)) == list(map(without_epoch, self.store.events)), after
 
     def inboxes(self) -> set[tuple[str, str]]:
         """Inbox entries that the mirror models: a task to drop ("x"), blocks that were imported ("f")."""
         notices: set[tuple[str, str]] = set()
         for worker, _ in WORKERS:
-            lines = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.inbox(WorkerId(worker))))
-            notices |= {(worker, text(fields[b"k"])) for _, fields in lines}
+            entries = stream_entries(self.client, keys.inbox(WorkerId(worker)))
+            notices |= {(worker, text(fields[b"k"])) for _, fields in entries}
         return {(worker, kind) for worker, kind in notices if kind in ("x", "f")}
 
     def real(self, stage: int, epoch: int) -> Epoch:
@@ -128,20 +128,17 @@ class Twins:
         worker, stage = self.rng.choice(WORKERS)
         epoch, index, finish = self.random_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
         chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
-        location = place(worker) if stage == PRODUCER else {}
+        location = place(WorkerId(worker)) if stage == PRODUCER else {}
         item = scripts.Append(
             stage=STAGES[stage], consumer=CONSUMERS[stage], chunk=chunk, location=location, event=None, finish=finish, num_items=1
         )
-        reply = cast("list[bytes]", run(self.client, scripts.append([item])))
-        self.store, mirrored = self.mirror.append(self.store, worker, stage, epoch, index, finish=finish)
-        assert text(reply[0]) == mirrored
-        self.compare(f"append {worker} {stage} {epoch} {index} {finish}")
+        self.call_both(self.mirror.append(self.store, worker, stage, epoch, index, finish=finish), scripts.append([item]))
 
     def relocate(self) -> None:
         worker, epoch, index = self.rng.choice("AB") + "0", self.random_epoch(PRODUCER), self.rng.randrange(3)
         moved = scripts.Relocation(
             request=R, stage=STAGES[PRODUCER], epoch=self.real(PRODUCER, epoch), edge=EDGES[PRODUCER],
-            consumer=STAGES[CONSUMER], index=index, location=place(worker),
+            consumer=STAGES[CONSUMER], index=index, location=place(WorkerId(worker)),
         )  # fmt: skip
         self.call_both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
 
@@ -190,9 +187,8 @@ class Twins:
     def lose_task(self) -> None:
         stage = self.rng.randrange(2)
         epoch = self.random_epoch(stage)
-        self.call_both(
-            self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch))
-        )
+        call = scripts.lose_task(R, STAGES[stage], self.real(stage, epoch))
+        self.call_both(self.mirror.lose_task(self.store, stage, epoch), call)
 
     def fail(self) -> None:
         stage = self.rng.randrange(2)
@@ -216,13 +212,8 @@ class Twins:
         """End the request, rarely, since no later call is accepted."""
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
-            call = scripts.end_request(self.leader, R, state, "", "", None, KEEP)
+            call = scripts.end_request(self.leader, R, state, "", "", None, KEEP_S)
             self.call_both(self.mirror.end_request(self.store, self.store.term, state), call)
-
-
-def place(worker: str) -> Location:
-    ref = TensorRef(agent=WorkerId(worker), address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)
-    return {"rows": ref}
 
 
 def without_epoch(event: ev.Event) -> tuple[object, ...]:
@@ -242,14 +233,13 @@ def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
     return seen
 
 
-def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
-    with connect(redis_url) as client:
-        seen = run_walks(client, Scripts())
+def test_mirror_answers_as_the_scripts(client: redis.Redis) -> None:
+    seen = run_walks(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
-def test_differing_mirror_is_detected(redis_url: str) -> None:
+def test_differing_mirror_is_detected(client: redis.Redis) -> None:
     class MirrorAppendsAtAnyEpoch(Scripts):
         def may_append(self, task: MirrorTask, epoch: int) -> bool:
             return True
@@ -258,8 +248,7 @@ def test_differing_mirror_is_detected(redis_url: str) -> None:
         def had_work(self, store: Store, stage: int) -> bool:
             return True
 
-    with connect(redis_url) as client:
-        with pytest.raises(AssertionError, match="stale"):
-            run_walks(client, MirrorAppendsAtAnyEpoch())
-        with pytest.raises(AssertionError, match="deaths"):
-            run_walks(client, CountsEveryDeath())
+    with pytest.raises(AssertionError, match="stale"):
+        run_walks(client, MirrorAppendsAtAnyEpoch())
+    with pytest.raises(AssertionError, match="deaths"):
+        run_walks(client, CountsEveryDeath())

@@ -34,17 +34,12 @@ def logger() -> Iterator[logging.Logger]:
     own_logger.handlers.clear()
 
 
-@pytest.fixture
-async def client_of_fleet(redis_url: str) -> FleetClient:
-    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake",)))
-
-
 def shipper(url: str, labels: Labels = LABELS) -> LogShipper:
     return LogShipper(connect_for_a_call(url, 0.5), labels)
 
 
 async def test_log_line_has_labels_request_and_traceback(
-    redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger
+    redis_url: str, gateway_client: FleetClient, logger: logging.Logger
 ) -> None:
     handler, request = shipper(redis_url), new_request_id()
     logger.addHandler(handler)
@@ -56,7 +51,7 @@ async def test_log_line_has_labels_request_and_traceback(
         logger.exception("an exception")
     logger.debug("below the level")
     handler.end()
-    page = await client_of_fleet.telemetry.logs(LogQuery())
+    page = await gateway_client.telemetry.logs(LogQuery())
     exception, warned, failed = page.lines
     assert (failed.request, failed.worker, failed.stage, failed.process, failed.level) == (
         request, "lm@test:1:a", "lm", "worker", "info",
@@ -64,10 +59,9 @@ async def test_log_line_has_labels_request_and_traceback(
     assert (warned.epoch, warned.request, warned.message) == (7, "req-9", "this is of an epoch")
     assert exception.level == "error" and exception.trace.endswith("ValueError: broken <b>") and not failed.trace
     assert page.newest == exception.id and page.next == "" and page.dropped == 0
-    await client_of_fleet.stop()
 
 
-async def test_log_lines_are_searched_and_paged(redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger) -> None:
+async def test_log_lines_are_searched_and_paged(redis_url: str, gateway_client: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(30):
@@ -76,29 +70,28 @@ async def test_log_lines_are_searched_and_paged(redis_url: str, client_of_fleet:
     seen: list[LogLine] = []
     before = ""
     while True:
-        page = await client_of_fleet.telemetry.logs(LogQuery(text="lInE"), before=before, limit=7)
+        page = await gateway_client.telemetry.logs(LogQuery(text="lInE"), before=before, limit=7)
         seen += page.lines
         if not (before := page.next):
             break
     assert [line.message for line in seen] == [f"Line {number}" for number in range(29, -1, -1)]
-    warned = (await client_of_fleet.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
+    warned = (await gateway_client.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
     assert [line.message for line in warned] == ["Line 27", "Line 24", "Line 21", "Line 18"]
-    assert not (await client_of_fleet.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
-    assert len((await client_of_fleet.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
+    assert not (await gateway_client.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
+    assert len((await gateway_client.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
     for query, before in ((LogQuery(level="loud"), ""), (LogQuery(), "x"), (LogQuery(), "1-" + "9" * 30)):
         with pytest.raises(BadInput):
-            await client_of_fleet.telemetry.logs(query, before=before)
-    await client_of_fleet.stop()
+            await gateway_client.telemetry.logs(query, before=before)
 
 
-async def test_log_is_followed_from_any_line(redis_url: str, client_of_fleet: FleetClient, logger: logging.Logger) -> None:
+async def test_log_is_followed_from_any_line(redis_url: str, gateway_client: FleetClient, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(5):
         logger.info("early %d", number)
     handler.end()
-    third = (await client_of_fleet.telemetry.logs(LogQuery())).lines[2]
-    follower = client_of_fleet.telemetry.follow_logs(LogQuery(text="l"), after=third.id)
+    third = (await gateway_client.telemetry.logs(LogQuery())).lines[2]
+    follower = gateway_client.telemetry.follow_logs(LogQuery(text="l"), after=third.id)
     assert [(await anext(follower)).message for _ in range(2)] == ["early 3", "early 4"]
     next_line = asyncio.ensure_future(anext(follower))
     logger.handlers.clear()
@@ -109,7 +102,6 @@ async def test_log_is_followed_from_any_line(redis_url: str, client_of_fleet: Fl
     assert (await asyncio.wait_for(next_line, 10)).message == "late"
     await asyncio.to_thread(second.end)
     await follower.aclose()
-    await client_of_fleet.stop()
 
 
 def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
@@ -129,18 +121,17 @@ def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProc
         assert stream_entries(client, keys.LOGS)[-1][1][b"m"] == b"after all"
 
 
-def test_logging_continues_after_reconfiguration(redis_url: str) -> None:
+def test_logging_continues_after_reconfiguration(redis_url: str, client: redis.Redis) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.INFO)
     with shipping(redis_url, LABELS):
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"other": {"level": "INFO"}}})
         logging.getLogger("fleet.web").info("still here")
     root.setLevel(level)
-    with redis.Redis.from_url(redis_url) as client:
-        assert [fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)] == [b"still here"]
+    assert [fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)] == [b"still here"]
 
 
-def test_concurrent_threads_lose_no_log_lines(redis_url: str, logger: logging.Logger) -> None:
+def test_concurrent_threads_lose_no_log_lines(redis_url: str, client: redis.Redis, logger: logging.Logger) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     threads = [threading.Thread(target=lambda n=n: [logger.info("%d %d", n, i) for i in range(200)]) for n in range(4)]
@@ -149,12 +140,11 @@ def test_concurrent_threads_lose_no_log_lines(redis_url: str, logger: logging.Lo
     for thread in threads:
         thread.join()
     handler.end()
-    with redis.Redis.from_url(redis_url) as client:
-        messages = {fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)}
+    messages = {fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)}
     assert len(messages) == 800
 
 
-def test_process_ships_log_lines_until_it_ends(redis_url: str) -> None:
+def test_process_ships_log_lines_until_it_ends(redis_url: str, client: redis.Redis) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
     before = list(root.handlers)
     root.setLevel(logging.INFO)
@@ -163,8 +153,7 @@ def test_process_ships_log_lines_until_it_ends(redis_url: str) -> None:
         logging.getLogger("fleet.web").info("hello")
     root.setLevel(level)
     assert root.handlers == before
-    with redis.Redis.from_url(redis_url) as client:
-        ((_, fields),) = stream_entries(client, keys.LOGS)
+    ((_, fields),) = stream_entries(client, keys.LOGS)
     assert (fields[b"p"], fields[b"w"], fields[b"m"], fields[b"n"]) == (b"web", b"gateway@test:1:a", b"hello", b"fleet.web")
 
 
@@ -184,9 +173,7 @@ async def test_reads_without_redis_raise_redis_unreachable(own_redis: RedisProce
     await client_of_fleet.stop()
 
 
-async def test_log_line_of_another_version_is_shown_in_part(redis_url: str, client_of_fleet: FleetClient) -> None:
-    with redis.Redis.from_url(redis_url) as client:
-        client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
-    (line,) = (await client_of_fleet.telemetry.logs(LogQuery())).lines
+async def test_log_line_of_another_version_is_shown_in_part(client: redis.Redis, gateway_client: FleetClient) -> None:
+    client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
+    (line,) = (await gateway_client.telemetry.logs(LogQuery())).lines
     assert (line.level, line.message, line.at_us) == ("info", "\ufffd\ufffd", 0)
-    await client_of_fleet.stop()

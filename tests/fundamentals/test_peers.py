@@ -11,7 +11,7 @@ import yaml
 
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import run, text
 from fleet.core.errors import TransferError, VersionSkew
 from fleet.core.fleet_secret import read_fleet_secret
 from fleet.core.ids import RoleName, StageName, WorkerId
@@ -21,9 +21,9 @@ from fleet.transfer.reach import LOCAL, Reach
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import PeerAccess
 from fleet.worker.redis_link import RedisLink
+from tests.fundamentals.control_plane import LEASE_US, join
 from tests.harness import answer, fake_spec, gateway, ready, thread_fleet
 
-LEASE_US = 60_000_000
 MIB = 1024 * 1024
 LISTED, NEW, STRANGER = WorkerId("thinker@there:1:a"), WorkerId("talker@here:2:b"), WorkerId("thinker@evil:3:c")
 LOCAL_HERE = {"host": "here", "reach": "host", "place": "here 0"}
@@ -35,31 +35,18 @@ SECRET, OTHER_SECRET = {"key_id": "aaaa"}, {"key_id": "bbbb"}
 Fields = dict[str, str | bytes]
 
 
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    client = connect(redis_url)
-    yield client
-    client.close()
-
-
-def join(client: redis.Redis, worker: WorkerId, role: str, fields: dict[str, str]) -> str:
-    """Return "ok", or the reason for which the worker is refused."""
-    reply = run(client, scripts.register(worker, role, LEASE_US, cast(Fields, fields)))
-    return text(cast("list[bytes]", reply)[1]) if isinstance(reply, list) else text(reply)
-
-
 @pytest.mark.parametrize(
     ("listed", "new"), [(LOCAL_THERE, LOCAL_HERE), (NETWORKED, LOCAL_HERE), (LOCAL_HERE, NETWORKED), (OTHER_USER, LOCAL_HERE)]
 )
 def test_local_only_worker_is_refused_beside_one_of_another_host(
     client: redis.Redis, listed: dict[str, str], new: dict[str, str]
 ) -> None:
-    assert join(client, LISTED, "thinker", listed) == "ok"
-    why = join(client, NEW, "talker", new)
+    assert join(client, LISTED, **listed) == ["ok"]
+    _, why = join(client, NEW, **new)
     assert f"those of {LISTED} by" in why and "set transfer.interface for every worker" in why and "\n" not in why
     assert client.exists(keys.worker(NEW)) == 0
     run(client, scripts.fence_worker("", LISTED))
-    assert join(client, NEW, "talker", new) == "ok", "only live workers count"
+    assert join(client, NEW, **new) == ["ok"], "only live workers count"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +54,8 @@ def test_local_only_worker_is_refused_beside_one_of_another_host(
     [(LOCAL_HERE, LOCAL_HERE), (NETWORKED, {**NETWORKED, "host": "here"}), (INLINE, LOCAL_HERE), (LOCAL_HERE, INLINE)],
 )
 def test_workers_with_compatible_reach_are_accepted(client: redis.Redis, listed: dict[str, str], new: dict[str, str]) -> None:
-    assert join(client, LISTED, "thinker", listed) == "ok"
-    assert join(client, NEW, "talker", new) == "ok"
+    assert join(client, LISTED, **listed) == ["ok"]
+    assert join(client, NEW, **new) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +68,12 @@ def test_workers_with_compatible_reach_are_accepted(client: redis.Redis, listed:
 def test_worker_with_another_secret_or_none_is_refused(
     client: redis.Redis, listed: dict[str, str], new: dict[str, str], why: str
 ) -> None:
-    assert join(client, LISTED, "thinker", listed) == "ok"
-    assert join(client, NEW, "talker", new) == f"{why}; set security.fleet_secret to a file of the same content for every worker"
-    assert join(client, WorkerId("gateway@here"), "", {"kind": "gateway"}) == "ok", "a gateway reads no tensors"
+    assert join(client, LISTED, **listed) == ["ok"]
+    assert join(client, NEW, **new)[1] == f"{why}; set security.fleet_secret to a file of the same content for every worker"
+    gateway_record = scripts.register(WorkerId("gateway@here"), "", LEASE_US, {"kind": "gateway"})
+    assert text(run(client, gateway_record)) == "ok", "a gateway reads no tensors"
     run(client, scripts.fence_worker("", LISTED))
-    assert join(client, NEW, "talker", new) == "ok"
+    assert join(client, NEW, **new) == ["ok"]
 
 
 def secret_file(tmp_path: Path, content: str) -> Path:

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import first_text, run, text
 from fleet.core.chunk import Chunk
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
-from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, held, in_step, thread_fleet
+from tests.fundamentals.control_plane import KEEP_S
+from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, held, in_step, stop_claims, thread_fleet
 from tests.support import await_until, wait_until
 
 GRAPH = get_graph("text")
@@ -38,10 +39,9 @@ class PrefixCacheBench:
     leader: str
 
     def call_script(self, call: scripts.Call) -> str:
-        reply = run(self.client, call)
-        return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        return first_text(run(self.client, call))
 
-    def join(self, worker: WorkerId, role: str = ROLE) -> None:
+    def join(self, worker: WorkerId, role: str) -> None:
         assert self.call_script(scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})) == "ok"
 
     def submit(self, name: str) -> RequestId:
@@ -69,7 +69,7 @@ class PrefixCacheBench:
         first = self.submit("first")
         assert self.grant(first) == ROLE
         assert self.claim(first, CACHING) == "ok"
-        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, SESSION, kept=9, reused=0, keep_s=60)
+        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, SESSION, num_rows=9, reused=0, keep_s=60)
         assert self.call_script(retain) == "ok"
         chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
         last = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=True, num_items=1)
@@ -77,14 +77,12 @@ class PrefixCacheBench:
 
 
 @pytest.fixture
-def bench(redis_url: str) -> Iterator[PrefixCacheBench]:
-    with connect(redis_url) as client:
-        bench = PrefixCacheBench(client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000))))
-        bench.join(GATEWAY, "")
-        bench.join(CACHING)
-        bench.join(OTHER)
-        bench.first_turn()
-        yield bench
+def bench(client: redis.Redis) -> PrefixCacheBench:
+    bench = PrefixCacheBench(client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000))))
+    for worker, role in ((GATEWAY, ""), (CACHING, ROLE), (OTHER, ROLE)):
+        bench.join(worker, role)
+    bench.first_turn()
+    return bench
 
 
 def test_next_turn_is_reserved_for_the_caching_worker(bench: PrefixCacheBench) -> None:
@@ -95,24 +93,12 @@ def test_next_turn_is_reserved_for_the_caching_worker(bench: PrefixCacheBench) -
     assert bench.client.smembers(keys.worker_tasks(CACHING)) == {f"{second}|{STAGE}".encode()}
 
 
-def lapse(bench: PrefixCacheBench) -> None:
-    bench.client.zadd(keys.WORKERS, {CACHING: 1})
-
-
 def fence(bench: PrefixCacheBench) -> None:
     bench.call_script(scripts.fence_worker("", CACHING))
 
 
 def drain(bench: PrefixCacheBench) -> None:
     bench.call_script(scripts.drain(CACHING))
-
-
-def stand_by(bench: PrefixCacheBench) -> None:
-    bench.client.hset(keys.worker(CACHING), "standby", "1")
-
-
-def serve_another_role(bench: PrefixCacheBench) -> None:
-    bench.client.hset(keys.worker(CACHING), "role", "lm.decode")
 
 
 def run_a_task(bench: PrefixCacheBench) -> None:
@@ -128,15 +114,22 @@ def reserve_a_slot(bench: PrefixCacheBench) -> None:
     bench.client.delete(keys.inbox(CACHING))
 
 
-def forget(bench: PrefixCacheBench) -> None:
-    bench.client.delete(keys.cached_prefix(SESSION))
+CHANGES: dict[str, Callable[[PrefixCacheBench], object]] = {
+    "lapsed": lambda bench: bench.client.zadd(keys.WORKERS, {CACHING: 1}),
+    "fenced": fence,
+    "draining": drain,
+    "standing by": lambda bench: bench.client.hset(keys.worker(CACHING), "standby", "1"),
+    "of another role": lambda bench: bench.client.hset(keys.worker(CACHING), "role", "lm.decode"),
+    "running a task": run_a_task,
+    "reserved": reserve_a_slot,
+    "without the prefix": lambda bench: bench.client.delete(keys.cached_prefix(SESSION)),
+}
+"""States of the caching worker in which it receives no further turn."""
 
 
-@pytest.mark.parametrize(
-    "change", [lapse, fence, drain, stand_by, serve_another_role, run_a_task, reserve_a_slot, forget], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_next_turn_is_granted_to_the_role_without_an_available_caching_worker(
-    bench: PrefixCacheBench, change: Callable[[PrefixCacheBench], None]
+    bench: PrefixCacheBench, change: Callable[[PrefixCacheBench], object]
 ) -> None:
     change(bench)
     second = bench.submit("second")
@@ -176,7 +169,7 @@ def test_turn_reserved_for_a_leaving_worker_is_granted_again(
 def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
     bench.grant(second)
-    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop", scripts.Retention()))
+    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop", KEEP_S))
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
     assert bench.claim(second, CACHING) == "ended"
 
@@ -184,12 +177,6 @@ def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) 
 def make_turn(fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12) -> RequestSpec:
     """Return a turn whose prompt begins with that of the preceding turn."""
     return replace(fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number), session=session)
-
-
-def two_workers(url: str, *overrides: str) -> Iterator[ThreadFleet]:
-    with thread_fleet(url, "graph=text", *overrides) as fleet:
-        fleet.add_worker(ROLE)
-        yield fleet
 
 
 async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
@@ -212,7 +199,9 @@ def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]
 def fleet(request: pytest.FixtureRequest, redis_url: str) -> Iterator[ThreadFleet]:
     """Two workers of one stage; a grant to a worker is never overdue, unless the test's parameter overrides it."""
     overrides = cast("tuple[str, ...]", getattr(request, "param", ()))
-    yield from two_workers(redis_url, *NEVER_OVERDUE, *overrides)
+    with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *overrides) as fleet:
+        fleet.add_worker(ROLE)
+        yield fleet
 
 
 async def test_turn_is_served_by_the_caching_worker_and_computes_only_new_rows(fleet: ThreadFleet) -> None:
@@ -307,9 +296,7 @@ async def test_draining_caching_worker_is_skipped_immediately(fleet: ThreadFleet
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         assert text(run(fleet.clients[0], scripts.drain(caching_worker))) == "ok"
-        loop = loop_of(fleet, caching_worker)
-        loop.availability.draining, last_poll = True, loop.maintenance.next_poll_s
-        wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "the loop to run another turn")
+        stop_claims(loop_of(fleet, caching_worker))
         assert (await serve(client, make_turn(fleet, 1)))[0] != caching_worker
 
 
@@ -406,7 +393,7 @@ async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
         loop = loop_of(fleet, caching_worker)
         stop(fleet, caching_worker)
         pending = await client.requests.submit(spec := make_turn(fleet, 1), None)
-        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), caching_worker, SESSION, kept=3, reused=0, keep_s=60)
+        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), caching_worker, SESSION, num_rows=3, reused=0, keep_s=60)
         assert loop.engine.num_cached_rows(SESSION)
         loop.cached_sessions._settle(SESSION, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.num_cached_rows(SESSION)

@@ -9,23 +9,17 @@ from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerTransfer, WorkerView
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
-from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
-from tests.support import REPO, await_until
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, in_step, open_fleet, wait_ended
+from tests.support import REPO
+
+CONFIGS = REPO / "configs"
 
 
 async def test_pulls_are_counted_by_worker_and_in_the_trace(redis_url: str, pulled: EdgeName) -> None:
-    with thread_fleet(redis_url, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            await answer(client, spec)
-
-            async def ended() -> bool:
-                trace = await client.telemetry.trace(spec.id)
-                return trace is not None and trace.ended_us > 0
-
-            await await_until(ended, "the request to end")
-            trace = await client.telemetry.trace(spec.id)
-    assert trace is not None
+    async with open_fleet(redis_url, file=CONFIGS / "thinker_pd.yaml", transfer="nixl") as (fleet, client):
+        spec = fake_spec(fleet)
+        await answer(client, spec)
+        trace = await wait_ended(client, spec.id)
     remote = fleet.config.graph_declaration().edge(pulled)
     remote_edge = next(edge for edge in trace.edges if edge.name == remote.name)
     receipts = [r for task in trace.tasks if task.stage == remote.target for r in task.receipts if r.edge == remote.name]
@@ -46,22 +40,24 @@ async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
 ) -> None:
     """All workers die, and their tensors are lost; the arenas of their successors are too small for any tensor."""
     graph = GRAPHS[DEFAULT_GRAPH]
-    with thread_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet))
-            spec = fake_spec(fleet)
+    async with open_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as (
+        fleet,
+        client,
+    ):
+        expected = await answer(client, fake_spec(fleet))
+        spec = fake_spec(fleet)
 
-            def replace_workers(edge: EdgeName, index: int) -> None:
-                if (edge, index) != (graph.edges[0].name, 6):
-                    return
-                dying = list(fleet.loops)
-                monkeypatch.setattr(harness, "ARENA_BYTES", 64)
-                for role in fleet.config.roles():
-                    fleet.add_worker(role.name)
-                for loop in dying:
-                    fleet.kill(loop)
+        def replace_workers(edge: EdgeName, index: int) -> None:
+            if (edge, index) != (graph.edges[0].name, 6):
+                return
+            dying = list(fleet.loops)
+            monkeypatch.setattr(harness, "ARENA_BYTES", 64)
+            for role in fleet.config.roles():
+                fleet.add_worker(role.name)
+            for loop in dying:
+                fleet.kill(loop)
 
-            assert_same(await answer_disturbed(client, spec, None, replace_workers), expected)
+        assert_same(await answer_disturbed(client, spec, None, replace_workers), expected)
 
 
 def test_pull_counts_add_up_and_survive_encoding() -> None:

@@ -9,11 +9,12 @@ import redis
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import first_text, run, text
 from fleet.core.errors import NoWorker
 from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.core.telemetry import RoleView
+from tests.harness import gateway_at
 
 CONFIG = load_config(None, ("engine=fake", "device=cpu"))
 GRAPH = CONFIG.graph_declaration()
@@ -37,8 +38,7 @@ class QueueBench:
         return worker
 
     def call_script(self, call: scripts.Call) -> str:
-        reply = run(self.client, call)
-        return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        return first_text(run(self.client, call))
 
     async def submit(self) -> RequestId:
         spec = RequestSpec(id=new_request_id(), graph=GRAPH.name, prompt_ids=(1,), outputs=tuple(GRAPH.media))
@@ -61,13 +61,9 @@ class QueueBench:
 
 
 @pytest.fixture
-async def bench(redis_url: str) -> AsyncIterator[QueueBench]:
-    client = connect(redis_url)
-    gateway = await FleetClient.connect(redis_url, CONFIG)
-    await gateway.start()
-    yield QueueBench(client, gateway)
-    await gateway.stop()
-    client.close()
+async def bench(redis_url: str, client: redis.Redis) -> AsyncIterator[QueueBench]:
+    async with gateway_at(redis_url, CONFIG) as gateway:
+        yield QueueBench(client, gateway)
 
 
 async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
@@ -117,10 +113,3 @@ async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> 
     view = await bench.role()
     assert (view.workers, view.draining, view.capacity, view.running) == (1, 1, CAPACITY, 1)
     await bench.submit()
-
-
-async def test_fenced_worker_cannot_drain(bench: QueueBench) -> None:
-    worker = bench.workers[STAGE]
-    assert bench.call_script(scripts.fence_worker("", worker)) == "ok"
-    assert bench.call_script(scripts.drain(worker)) == "unlisted"
-    assert bench.client.exists(keys.worker(worker)) == 0

@@ -1,14 +1,15 @@
 """Any worker may die at any time: another continues where its log ends, and the answer is identical to the undisturbed one."""
 
 import asyncio
-from typing import cast
 
 import numpy as np
 import pytest
-import redis
 
 from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys
+from fleet.control.client import ClientStream, FleetClient
+from fleet.control.connect import text
+from fleet.control.dead_letters import read_letters
 from fleet.core.errors import FleetError, GatewayStopping, NotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
@@ -23,11 +24,14 @@ from tests.harness import (
     gateway,
     held,
     in_step,
+    open_fleet,
+    stop_claims,
     thread_fleet,
+    wait_ended,
+    wait_none_live,
 )
 from tests.support import await_until, wait_until
 
-NUM_TOKENS = 40
 OMNI, TEXT = get_graph("qwen3_omni"), get_graph("text")
 SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 
@@ -44,9 +48,9 @@ def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> N
 async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, graph: Graph, at: int) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            expected = await answer(client, fake_spec(fleet))
             for stage in graph.stages:
-                spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+                spec = fake_spec(fleet)
 
                 def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, stage: StageName = stage.name) -> None:
                     if edge == graph.edges[0].name and index in (at, at + 4):
@@ -57,44 +61,42 @@ async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, gra
 
 
 async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url: str) -> None:
-    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+    async with open_fleet(redis_url, *in_step(OMNI)) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        spec = fake_spec(fleet)
 
-            def kill(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", 8):
-                    for stage in OMNI.stages:
-                        replace_worker(fleet, spec, stage.name)
+        def kill(edge: EdgeName, index: int) -> None:
+            if (edge, index) == ("text", 8):
+                for stage in OMNI.stages:
+                    replace_worker(fleet, spec, stage.name)
 
-            assert_same(await answer_disturbed(client, spec, None, kill), expected)
+        assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
 
 async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
     """A slow worker is fenced: all its later writes are refused, and it drops its tasks."""
-    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+    async with open_fleet(redis_url, *in_step(OMNI)) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        spec = fake_spec(fleet)
 
-            def fence_talker(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", 5):
-                    stale = fleet.owner(spec.id, StageName("talker"))
-                    fleet.add_worker(StageName("talker"))
-                    fleet.fence(stale)
-                    wait_until(lambda: stale.worker in fleet.killed, "the stale worker to end")
+        def fence_talker(edge: EdgeName, index: int) -> None:
+            if (edge, index) == ("text", 5):
+                stale = fleet.owner(spec.id, StageName("talker"))
+                fleet.add_worker(StageName("talker"))
+                fleet.fence(stale)
+                wait_until(lambda: stale.worker in fleet.killed, "the stale worker to end")
 
-            assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
+        assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
 
 async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
         (stage,) = (each_stage.name for each_stage in fleet.config.graph_declaration().stages)
         async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            expected = await answer(client, fake_spec(fleet))
             # Neither answer is read at first, so both pause: no progress resets the count of deaths.
-            poison = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            other = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            poison = await client.requests.submit(fake_spec(fleet), None)
+            other = await client.requests.submit(fake_spec(fleet), None)
             for death in range(3):
                 both = {poison.request_id, other.request_id}
                 together = both if death < 2 else {poison.request_id}
@@ -104,9 +106,7 @@ async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(
             assert caught.value.code == "worker_lost"
             ids = [np.frombuffer(tensor.data or b"", np.int32) async for chunk in other for tensor in chunk.tensors.values()]
             np.testing.assert_array_equal(np.concatenate(ids), expected[EdgeName("text")])
-        with redis.Redis.from_url(redis_url) as reader:
-            letters = cast("list[tuple[bytes, dict[bytes, bytes]]]", reader.xrange(keys.DEAD))
-        assert [fields[b"r"].decode() for _, fields in letters] == [poison.request_id]
+        assert [letter.request for letter in read_letters(fleet.clients[0])] == [poison.request_id]
 
 
 def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
@@ -121,187 +121,158 @@ def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[Reques
 
 async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
     """Its workers die one after another before it has input: no death is counted, and it is answered as usual."""
-    with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as reader:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
-            last_poll, slow.availability.draining = slow.maintenance.next_poll_s, True
-            await asyncio.to_thread(
-                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to stop claiming"
-            )
-            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            for _ in range(MAX_DEATHS + 2):
-                await asyncio.to_thread(replace_worker, fleet, spec, SINK)
-            await asyncio.to_thread(fleet.owner, spec.id, SINK)
-            assert not reader.hget(keys.task(spec.id, SINK), "deaths")
-            slow.availability.draining = False
-            assert_same(await collected(stream, spec), expected)
+    async with open_fleet(redis_url) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
+        await asyncio.to_thread(stop_claims, slow)
+        stream = await client.requests.submit(spec := fake_spec(fleet), None)
+        for _ in range(MAX_DEATHS + 2):
+            await asyncio.to_thread(replace_worker, fleet, spec, SINK)
+        await asyncio.to_thread(fleet.owner, spec.id, SINK)
+        assert not fleet.clients[0].hget(keys.task(spec.id, SINK), "deaths")
+        slow.availability.draining = False
+        assert_same(await collected(stream, spec), expected)
 
 
 async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
     """Its producer is lost during the answer. A death is not counted once the task runs alone and idles."""
     slow_source = f"stages.{SOURCE}.extra={{step_ms: 20}}"
-    with thread_fleet(redis_url, slow_source) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            receiving = asyncio.create_task(collected(stream, spec))
-            (into_sink,) = OMNI.edges_to(SINK)
+    async with open_fleet(redis_url, slow_source) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        stream = await client.requests.submit(spec := fake_spec(fleet), None)
+        receiving = asyncio.create_task(collected(stream, spec))
+        (into_sink,) = OMNI.edges_to(SINK)
 
-            def task_field(field: str, stage: StageName) -> str:
-                return cast("str | None", reader.hget(keys.task(spec.id, stage), field)) or ""
+        def task_field(field: str, stage: StageName) -> str:
+            return text(fleet.clients[0].hget(keys.task(spec.id, stage), field))
 
-            def is_idle() -> bool:
-                return task_field("alone", SINK) == "1" and task_field(f"idle_consumed:{into_sink.name}", SINK) == task_field(
-                    f"produced:{into_sink.name}", into_sink.source
-                )
+        def num_produced() -> str:
+            return task_field(f"produced:{into_sink.name}", into_sink.source)
 
-            def kill_workers() -> None:
-                wait_until(
-                    lambda: task_field(f"produced:{into_sink.name}", into_sink.source), "a part of the answer to be produced"
-                )
-                fleet.kill(fleet.owner(spec.id, SOURCE))
-                for _ in range(10):  # a death after progress restarts the count
-                    replace_worker(fleet, spec, SINK)
-                    wait_until(lambda: task_field("state", SINK) == "running", "another worker to continue")
-                    if task_field("alone", SINK) == "1":
-                        break
-                for _ in range(2):
-                    wait_until(is_idle, "the task to run alone and to have processed all input")
-                    replace_worker(fleet, spec, SINK)
+        def is_idle() -> bool:
+            return task_field("alone", SINK) == "1" and task_field(f"idle_consumed:{into_sink.name}", SINK) == num_produced()
 
-            await asyncio.to_thread(kill_workers)
-            await asyncio.to_thread(fleet.add_worker, SOURCE)
-            assert_same(await receiving, expected)
+        def kill_workers() -> None:
+            wait_until(num_produced, "a part of the answer to be produced")
+            fleet.kill(fleet.owner(spec.id, SOURCE))
+            for _ in range(10):  # a death after progress restarts the count
+                replace_worker(fleet, spec, SINK)
+                wait_until(lambda: task_field("state", SINK) == "running", "another worker to continue")
+                if task_field("alone", SINK) == "1":
+                    break
+            for _ in range(2):
+                wait_until(is_idle, "the task to run alone and to have processed all input")
+                replace_worker(fleet, spec, SINK)
+
+        await asyncio.to_thread(kill_workers)
+        await asyncio.to_thread(fleet.add_worker, SOURCE)
+        assert_same(await receiving, expected)
+
+
+async def read_some(stream: ClientStream) -> None:
+    async for chunk in stream:
+        if chunk.index == 3:
+            return
+
+
+async def resume(client: FleetClient, spec: RequestSpec) -> ClientStream:
+    resumed = await client.requests.resume(spec.id)
+    assert resumed is not None and resumed[0] == spec
+    return resumed[1]
 
 
 async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as first, gateway(fleet) as second:
-            expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            expected = await answer(first, fake_spec(fleet))
+            spec = fake_spec(fleet)
             held_by_first = await first.requests.submit(spec, None)
-            async for chunk in held_by_first:
-                if chunk.index == 3:
-                    break
-            resumed = await second.requests.resume(spec.id)
-            assert resumed is not None and resumed[0] == spec
+            await read_some(held_by_first)
+            resumed = await resume(second, spec)
             await held_by_first.abort("the client left")
-            assert_same(await collected(resumed[1], spec), expected)
-            again = await first.requests.resume(spec.id)
-            assert again is not None
-            assert_same(await collected(again[1], spec), expected)
+            assert_same(await collected(resumed, spec), expected)
+            assert_same(await collected(await resume(first, spec), spec), expected)
             assert await first.requests.resume(RequestId("req-none")) is None
 
 
 async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> None:
     """The audio log expires before the text log."""
-    with thread_fleet(redis_url, *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            expected = await answer(client, spec)
-
-            async def has_ended() -> bool:
-                view = await client.telemetry.trace(spec.id)
-                return view is not None and view.state == "finished"
-
-            await await_until(has_ended, "the request to be finished")
-            left_s = [reader.ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
-            assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
-            resumed = await client.requests.resume(spec.id)
-            assert resumed is not None
-            assert_same(await collected(resumed[1], spec), expected)
-            reader.delete(keys.edge(spec.id, EdgeName("audio")))
-            with pytest.raises(NotFound, match="deleted after a minute"):
-                await client.requests.resume(spec.id)
+    async with open_fleet(redis_url, *in_step(OMNI)) as (fleet, client):
+        spec = fake_spec(fleet)
+        expected = await answer(client, spec)
+        assert (await wait_ended(client, spec.id)).state == "finished"
+        left_s = [fleet.clients[0].ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
+        assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
+        resumed = await resume(client, spec)
+        assert_same(await collected(resumed, spec), expected)
+        fleet.clients[0].delete(keys.edge(spec.id, EdgeName("audio")))
+        with pytest.raises(NotFound, match="deleted after a minute"):
+            await client.requests.resume(spec.id)
 
 
 async def test_detached_answers_are_resumed_at_another_gateway(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
-        spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+        spec = fake_spec(fleet)
         async with gateway(fleet) as other:
-            expected = await answer(other, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            expected = await answer(other, fake_spec(fleet))
             async with gateway(fleet) as leaving:
                 stream = await leaving.requests.submit(spec, None)
                 await anext(stream)
                 leaving.requests.detach_all()
                 with pytest.raises(GatewayStopping):
                     await collected(stream, spec)
-            resumed = await other.requests.resume(spec.id)
-            assert resumed is not None
-            assert_same(await collected(resumed[1], spec), expected)
+            resumed = await resume(other, spec)
+            assert_same(await collected(resumed, spec), expected)
 
 
 async def test_answer_without_a_client_finishes_and_can_be_resumed(redis_url: str) -> None:
-    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            stream = await client.requests.submit(spec, None)
-            async for chunk in stream:
-                if chunk.index == 3:
-                    break
-            stream.run_on()
-
-            async def is_free() -> bool:
-                return await client.telemetry.num_live() == 0
-
-            await await_until(is_free, "the request's place to be free")
-            resumed = await client.requests.resume(spec.id)
-            assert resumed is not None
-            stream.run_on()  # the gateway found it without a listener only after its client returned
-            assert_same(await collected(resumed[1], spec), expected)
+    async with open_fleet(redis_url, *in_step(OMNI)) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        spec = fake_spec(fleet)
+        stream = await client.requests.submit(spec, None)
+        await read_some(stream)
+        stream.run_on()
+        await wait_none_live(client)
+        resumed = await resume(client, spec)
+        stream.run_on()  # the gateway found it without a listener only after its client returned
+        assert_same(await collected(resumed, spec), expected)
 
 
 async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: str) -> None:
     settings = ("web.send_timeout_s=0.1", *in_step(OMNI))
-    with thread_fleet(redis_url, *settings) as fleet, redis.Redis.from_url(redis_url) as reader:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet, num_tokens=10_000)
-            stream = await client.requests.submit(spec, None)
-            await anext(stream)
-            stream.run_on()
-
-            async def is_free() -> bool:
-                return await client.telemetry.num_live() == 0
-
-            await await_until(is_free, "the request's place to be free")
-            assert reader.hget(keys.request(spec.id), "state") == b"aborted"
+    async with open_fleet(redis_url, *settings) as (fleet, client):
+        spec = fake_spec(fleet, num_tokens=10_000)
+        stream = await client.requests.submit(spec, None)
+        await anext(stream)
+        stream.run_on()
+        await wait_none_live(client)
+        assert fleet.clients[0].hget(keys.request(spec.id), "state") == b"aborted"
 
 
 async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(redis_url: str) -> None:
     """A client whose network broke resumes its answer, perhaps long before its old connection is known to be gone."""
-    with thread_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            older = await client.requests.submit(spec, None)
-            async for chunk in older:
-                if chunk.index == 3:
-                    break
-            resumed = await client.requests.resume(spec.id)
-            assert resumed is not None
-            await older.abort("the client left")
-            deadlines = [reader.zscore(keys.WORKERS, client.id)]
+    async with open_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet))
+        spec = fake_spec(fleet)
+        older = await client.requests.submit(spec, None)
+        await read_some(older)
+        resumed = await resume(client, spec)
+        await older.abort("the client left")
+        deadlines = [fleet.clients[0].zscore(keys.WORKERS, client.id)]
 
-            async def renewed() -> bool:
-                deadlines.append(reader.zscore(keys.WORKERS, client.id))
-                return len(set(deadlines)) > 3
+        async def renewed() -> bool:
+            deadlines.append(fleet.clients[0].zscore(keys.WORKERS, client.id))
+            return len(set(deadlines)) > 3
 
-            await await_until(renewed, "several renewals of the gateway's lease")
-            assert_same(await collected(resumed[1], spec), expected)
+        await await_until(renewed, "several renewals of the gateway's lease")
+        assert_same(await collected(resumed, spec), expected)
 
 
 async def test_request_that_no_gateway_resumes_is_aborted(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.gateway_timeout_s=0.5", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as watching:
             async with gateway(fleet) as client:
-                spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+                spec = fake_spec(fleet)
                 await client.requests.submit(spec, None)
-
-            async def aborted() -> bool:
-                view = await watching.telemetry.trace(spec.id)
-                return view is not None and view.state == "aborted"
-
-            await await_until(aborted, "the request to be abandoned")
+            assert (await wait_ended(watching, spec.id)).state == "aborted"
         wait_until(lambda: not held(fleet), "workers to hold nothing")

@@ -23,18 +23,7 @@ from fleet.stages.base import BuildOptions, BuiltStage, EdgeItem
 from fleet.stages.fake import FakeTask
 from fleet.worker.main import build_options
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
-from tests.harness import (
-    ANSWER_TIMEOUT_S,
-    EdgeArrays,
-    assert_same,
-    build,
-    collected,
-    fake_spec_of,
-    gateway_at,
-    in_step,
-    processes,
-    ready,
-)
+from tests.harness import ANSWER_TIMEOUT_S, EdgeArrays, answer, assert_same, build, fake_spec_of, in_step, open_processes
 from tests.support import RedisProcess, wait_until
 
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
@@ -129,21 +118,18 @@ async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat
     paced = (*in_step(OMNI, credits=3), f"edges.{AUDIO}.credits=1")
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=fast", *LEASES, *paced))
     log_file = AppendOnlyFile(own_redis, tmp_path)
-    with processes(own_redis.url, config, build_with_windows(later_sizes)):
-        async with gateway_at(own_redis.url, config) as client:
-            await ready(client)
-            whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.requests.submit(whole, None), whole)
-            before = sizes_of(own_redis.url, whole.id)
+    async with open_processes(own_redis.url, config, build_with_windows(later_sizes)) as (_, client):
+        whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
+        expected = await answer(client, whole)
+        before = sizes_of(own_redis.url, whole.id)
 
-            spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            assert_same(
-                await answer_with_actions(client, spec, {num_kept: log_file.record_size, num_received: log_file.restart}),
-                expected,
-            )
-            after = sizes_of(own_redis.url, spec.id)
-            assert sum(after) == sum(before) == NUM_FRAMES
-            assert after[: num_kept + 1] == before[: num_kept + 1] and after != before, "the recomputed chunks have other sizes"
+        spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
+        assert_same(
+            await answer_with_actions(client, spec, {num_kept: log_file.record_size, num_received: log_file.restart}), expected
+        )
+        after = sizes_of(own_redis.url, spec.id)
+        assert sum(after) == sum(before) == NUM_FRAMES
+        assert after[: num_kept + 1] == before[: num_kept + 1] and after != before, "the recomputed chunks have other sizes"
 
 
 class BlockingCodec(FakeEngine):
@@ -185,13 +171,11 @@ async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_
         log_file.restart()
         codec.go.set()
 
-    with processes(own_redis.url, config, build_blocking):
-        async with gateway_at(own_redis.url, config) as client:
-            await ready(client)
-            whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.requests.submit(whole, None), whole)
-            spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            codec.num_frames = 50
-            restarting = asyncio.create_task(asyncio.to_thread(restart_during_step))
-            assert_same(await answer_with_actions(client, spec, {3: log_file.record_size}), expected)
-            await restarting
+    async with open_processes(own_redis.url, config, build_blocking) as (_, client):
+        whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
+        expected = await answer(client, whole)
+        spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
+        codec.num_frames = 50
+        restarting = asyncio.create_task(asyncio.to_thread(restart_during_step))
+        assert_same(await answer_with_actions(client, spec, {3: log_file.record_size}), expected)
+        await restarting

@@ -10,7 +10,6 @@ import pytest
 
 from fleet.config import load_config
 from fleet.control import keys
-from fleet.control.client import FleetClient
 from fleet.control.connect import connect
 from fleet.control.server import find_server
 from fleet.core.errors import RedisUnreachable
@@ -19,7 +18,17 @@ from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker import grants
 from fleet.worker.task import Task
-from tests.harness import answer_disturbed, assert_same, collected, fake_spec_of, gateway, in_step, processes, ready, thread_fleet
+from tests.harness import (
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec,
+    fake_spec_of,
+    in_step,
+    open_fleet,
+    open_processes,
+    ready,
+)
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
@@ -85,92 +94,67 @@ async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
     rng = random.Random(seed)
     at, cut_bytes = rng.randrange(5, 35), rng.randrange(1, 30_000)
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
-    with processes(server.url, config):
-        client = await FleetClient.connect(server.url, config)
-        await client.start()
-        try:
-            await ready(client)
-            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+    async with open_processes(server.url, config) as (_, client):
+        expected = await answer(client, fake_spec_of(config))
 
-            def nothing(_edge: EdgeName, _index: int) -> None: ...
+        def nothing(_edge: EdgeName, _index: int) -> None: ...
 
-            actions = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-            answers = await asyncio.gather(
-                *(answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, action) for action in actions)
-            )
-            for received in answers:
-                assert_same(received, expected)
-        finally:
-            await client.stop()
+        actions = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
+        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        for received in answers:
+            assert_same(received, expected)
     assert len(claims) == len(set(claims)) >= 5 * len(OMNI.stages)
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
 async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
-    with processes(server.url, config):
-        client = await FleetClient.connect(server.url, config)
-        await client.start()
-        try:
-            await ready(client)
-            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
-
-            action = restart(server, tmp_path, 20, cut_bytes)
-            assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, action), expected)
-            again = fake_spec_of(config, num_tokens=40)
-            assert_same(await collected(await client.requests.submit(again, None), again), expected)
-        finally:
-            await client.stop()
+    async with open_processes(server.url, config) as (_, client):
+        expected = await answer(client, fake_spec_of(config))
+        action = restart(server, tmp_path, 20, cut_bytes)
+        assert_same(await answer_disturbed(client, fake_spec_of(config), None, action), expected)
+        assert_same(await answer(client, fake_spec_of(config)), expected)
 
 
 async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
     """The chunks remain but their acknowledgements are lost: the chunks are not recomputed, and the producer waits for credit."""
-    with thread_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec_of(fleet.config, num_tokens=40)
+    async with open_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as (fleet, client):
+        spec = fake_spec(fleet)
 
-            def kill(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", 20):
-                    fleet.kill(fleet.owner(spec.id, StageName("thinker")))
+        def kill(edge: EdgeName, index: int) -> None:
+            if (edge, index) == ("text", 20):
+                fleet.kill(fleet.owner(spec.id, StageName("thinker")))
 
-            async def text_is_consumed() -> bool:
-                view = await client.telemetry.trace(spec.id)
-                return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
+        async def text_is_consumed() -> bool:
+            view = await client.telemetry.trace(spec.id)
+            return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
 
-            expected = await collected(
-                await client.requests.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again
-            )
-            received = asyncio.create_task(answer_disturbed(client, spec, None, kill))
-            await await_until(text_is_consumed, "the client to consume the text")
-            with connect(redis_url) as other:
-                other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
-            fleet.add_worker("thinker")
-            assert_same(await received, expected)
+        expected = await answer(client, fake_spec(fleet))
+        received = asyncio.create_task(answer_disturbed(client, spec, None, kill))
+        await await_until(text_is_consumed, "the client to consume the text")
+        with connect(redis_url) as other:
+            other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
+        fleet.add_worker("thinker")
+        assert_same(await received, expected)
 
 
 async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: Path) -> None:
     first, config = RedisProcess(tmp_path), load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI)))
     first.start()
-    with processes(first.url, config):
-        client = await FleetClient.connect(first.url, config)
-        await client.start()
-        try:
-            await ready(client)
-            begun = fake_spec_of(config, num_tokens=40)
+    async with open_processes(first.url, config) as (_, client):
+        begun = fake_spec_of(config)
 
-            def restart_empty(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", 8):
-                    first.kill()
-                    for file in tmp_path.rglob("*"):
-                        if file.is_file():
-                            file.unlink()
-                    first.start()
+        def restart_empty(edge: EdgeName, index: int) -> None:
+            if (edge, index) == ("text", 8):
+                first.kill()
+                for file in tmp_path.rglob("*"):
+                    if file.is_file():
+                        file.unlink()
+                first.start()
 
-            with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
-                await answer_disturbed(client, begun, None, restart_empty)
-            await ready(client)
-            after = fake_spec_of(config, num_tokens=5)
-            assert set(await collected(await client.requests.submit(after, None), after)) == set(after.outputs)
-        finally:
-            await client.stop()
+        with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
+            await answer_disturbed(client, begun, None, restart_empty)
+        await ready(client)
+        after = fake_spec_of(config, num_tokens=5)
+        assert set(await answer(client, after)) == set(after.outputs)
     first.stop()

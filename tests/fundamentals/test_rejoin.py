@@ -15,7 +15,7 @@ from fleet.control.stream import ClientStream
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, in_step, open_fleet
 
 NUM_TOKENS, NUM_HELD = 20, 3
 TEXT = in_step(get_graph("text"))
@@ -58,35 +58,33 @@ async def test_failed_reattachment_is_repeated_at_the_next_renewal(
             await send()
         raise RedisConnectionError("the connection broke")
 
-    with thread_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *TEXT) as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            held = await begin(client, fleet)
-            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection))
-            fence(fleet, client)
-            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(received, expected)
+    async with open_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+        held = await begin(client, fleet)
+        monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection))
+        fence(fleet, client)
+        for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+            assert_same(received, expected)
 
 
 async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a further renewal: the caller that found the fence is cancelled during the rejoin, and every answer is resumed."""
-    with thread_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *TEXT) as fleet:
-        async with gateway(fleet) as client:
-            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            held = await begin(client, fleet)
-            other = fake_spec(fleet, num_tokens=NUM_TOKENS)
+    async with open_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+        held = await begin(client, fleet)
+        other = fake_spec(fleet, num_tokens=NUM_TOKENS)
 
-            async def cancel_caller(send: Send) -> object:
-                left = asyncio.Event()
-                cancelled_submit.add_done_callback(lambda _: left.set())
-                cancelled_submit.cancel()
-                await left.wait()
-                return await send()
+        async def cancel_caller(send: Send) -> object:
+            left = asyncio.Event()
+            cancelled_submit.add_done_callback(lambda _: left.set())
+            cancelled_submit.cancel()
+            await left.wait()
+            return await send()
 
-            monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller))
-            fence(fleet, client)
-            cancelled_submit = asyncio.create_task(client.requests.submit(other, None))
-            with pytest.raises(asyncio.CancelledError):
-                await cancelled_submit
-            for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
-                assert_same(received, expected)
+        monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller))
+        fence(fleet, client)
+        cancelled_submit = asyncio.create_task(client.requests.submit(other, None))
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled_submit
+        for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+            assert_same(received, expected)

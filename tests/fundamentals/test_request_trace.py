@@ -5,10 +5,8 @@ from itertools import product
 
 import msgspec
 import pytest
-import redis
 
 from fleet.control import keys, scripts
-from fleet.control.client import FleetClient
 from fleet.control.connect import run, text
 from fleet.control.telemetry.series import growth_of, rates_of
 from fleet.core.errors import BadInput, Conflict, NotFound
@@ -17,23 +15,11 @@ from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.core.request_trace import END_STATES, RequestFilter, RequestTrace
 from fleet.core.telemetry import SERIES_STEP_S
-from tests.fundamentals.control_plane import GATEWAY, KEEP, REQUEST, STAGE, TEXT, WORKER, Control
-from tests.harness import answer, fake_spec, gateway, thread_fleet
+from tests.fundamentals.control_plane import GATEWAY, KEEP_S, REQUEST, STAGE, TEXT, WORKER, Control
+from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
 from tests.support import await_until
 
 IN_STEP = "edges.audio.credits=4"
-
-
-async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
-    """Return the request's trace once it has ended."""
-
-    async def ended_trace() -> RequestTrace | None:
-        trace = await client.telemetry.trace(request)
-        return trace if trace is not None and trace.ended_us else None
-
-    trace = await await_until(ended_trace, f"{request} to end")
-    assert trace is not None
-    return trace
 
 
 def events_of_stage(trace: RequestTrace, stage: str) -> list[str]:
@@ -41,11 +27,10 @@ def events_of_stage(trace: RequestTrace, stage: str) -> list[str]:
 
 
 async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            received = await answer(client, spec)
-            trace = await wait_ended(client, spec.id)
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        received = await answer(client, spec)
+        trace = await wait_ended(client, spec.id)
     assert trace.state == "finished" and trace.error is None and trace.kind == "speech" and trace.prompt_ids == spec.prompt_ids
     assert [mark.at_us for mark in trace.marks] == sorted(mark.at_us for mark in trace.marks)
     assert trace.marks[0].what == "submitted" and trace.marks[-1].what == "ended"
@@ -67,11 +52,10 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
 
 
 async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            await answer(client, spec)
-            trace = await wait_ended(client, spec.id)
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        await answer(client, spec)
+        trace = await wait_ended(client, spec.id)
     tasks = {task.stage: task for task in trace.tasks}
     for edge in trace.edges:
         (receipt,) = [receipt for receipt in tasks[edge.target].receipts if receipt.edge == edge.name]
@@ -103,46 +87,42 @@ async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> 
 
 
 def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
-
     epoch = control.own()
     control.run(scripts.fail(TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good")))
-    control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP))
+    control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP_S))
     lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == ["failed", STAGE, str(epoch), "lm@test:1:a", "engine_error: no | good"]
-    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP.request_s
+    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP_S
     assert control.client.zrange(keys.index("failed"), 0, -1) == [REQUEST.encode()]
     assert not control.client.exists(keys.index("running"), keys.index("submitted"))
 
 
 async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            specs = [fake_spec(fleet, num_tokens=4, seed=seed) for seed in range(7)]
-            for spec in specs:
-                await answer(client, spec)
-                await wait_ended(client, spec.id)
-            aborted_spec = fake_spec(fleet, num_tokens=4)
-            await (await client.requests.submit(aborted_spec, None)).abort("no more")
-            telemetry, newest_first = client.telemetry, sorted([*(s.id for s in specs), aborted_spec.id], reverse=True)
-            seen: list[str] = []
-            before = ""
-            while True:
-                page = await telemetry.list_requests(RequestFilter(), before=before, limit=3)
-                seen += [row.id for row in page.rows]
-                if not (before := page.next):
-                    break
-            assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
-            whole = await telemetry.list_requests(RequestFilter(state="finished"), limit=7)
-            assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
-            owner = whole.rows[0].tasks[0].worker
-            assert len((await telemetry.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
-            assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
-            assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
-            assert [r.id for r in (await telemetry.list_requests(RequestFilter(text=aborted_spec.id[8:]))).rows] == [
-                aborted_spec.id
-            ]
-            with pytest.raises(BadInput, match="no state 'asleep'"):
-                await telemetry.list_requests(RequestFilter(state="asleep"))
+    async with open_fleet(redis_url) as (fleet, client):
+        specs = [fake_spec(fleet, num_tokens=4, seed=seed) for seed in range(7)]
+        for spec in specs:
+            await answer(client, spec)
+            await wait_ended(client, spec.id)
+        aborted_spec = fake_spec(fleet, num_tokens=4)
+        await (await client.requests.submit(aborted_spec, None)).abort("no more")
+        telemetry, newest_first = client.telemetry, sorted([*(s.id for s in specs), aborted_spec.id], reverse=True)
+        seen: list[str] = []
+        before = ""
+        while True:
+            page = await telemetry.list_requests(RequestFilter(), before=before, limit=3)
+            seen += [row.id for row in page.rows]
+            if not (before := page.next):
+                break
+        assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
+        whole = await telemetry.list_requests(RequestFilter(state="finished"), limit=7)
+        assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
+        owner = whole.rows[0].tasks[0].worker
+        assert len((await telemetry.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
+        assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
+        assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
+        assert [r.id for r in (await telemetry.list_requests(RequestFilter(text=aborted_spec.id[8:]))).rows] == [aborted_spec.id]
+        with pytest.raises(BadInput, match="no state 'asleep'"):
+            await telemetry.list_requests(RequestFilter(state="asleep"))
 
 
 def test_request_index_removes_expired_requests(control: Control) -> None:
@@ -150,58 +130,55 @@ def test_request_index_removes_expired_requests(control: Control) -> None:
         spec = RequestSpec(id=RequestId(name), graph="text", prompt_ids=(1,), outputs=(TEXT,))
         control.run(scripts.submit(spec, None, bound=99, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
 
-    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "", KEEP))
+    control.abort()
     assert control.client.zrange(keys.INDEX_ALL, 0, -1) == [REQUEST.encode()]
     control.client.zadd(keys.index("expires"), {REQUEST: 1})
-    submit("req-2")
-    control.run(scripts.abort(RequestId("req-2"), scripts.API_RIGHT, "", KEEP))
+    control.submit("req-2")
+    control.abort(RequestId("req-2"))
     assert control.client.zrange(keys.INDEX_ALL, 0, -1) == [b"req-2"]
     for state in END_STATES:
         assert control.client.zrange(keys.index(state), 0, -1) == ([b"req-2"] if state == "aborted" else [])
 
 
 async def test_retried_request_retains_its_audio(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            received = await answer(client, spec)
-            again = await client.operations.retry(spec.id)
-            trace = await wait_ended(client, again)
-            assert trace.state == "finished" and trace.retry_of == spec.id != again
-            audio_log = await client.telemetry.edge_log(again, next(e.name for e in trace.edges if e.medium == "audio"))
-            data = b"".join(t.data or b"" for chunk in audio_log for t in chunk.tensors.values())
-            assert len(data) == received[audio_log[0].edge].nbytes
-            found = await client.requests.resume(again)
-            assert found is not None and len([chunk async for chunk in found[1]]) >= len(audio_log)
-            with pytest.raises(NotFound):
-                await client.operations.retry(RequestId("req-none"))
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        received = await answer(client, spec)
+        again = await client.operations.retry(spec.id)
+        trace = await wait_ended(client, again)
+        assert trace.state == "finished" and trace.retry_of == spec.id != again
+        audio_log = await client.telemetry.edge_log(again, next(e.name for e in trace.edges if e.medium == "audio"))
+        data = b"".join(t.data or b"" for chunk in audio_log for t in chunk.tensors.values())
+        assert len(data) == received[audio_log[0].edge].nbytes
+        found = await client.requests.resume(again)
+        assert found is not None and len([chunk async for chunk in found[1]]) >= len(audio_log)
+        with pytest.raises(NotFound):
+            await client.operations.retry(RequestId("req-none"))
 
 
 async def test_spoken_prompt_can_be_retried_for_a_minute(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as raw:
-        async with gateway(fleet) as client:
-            clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
-            spec = msgspec.structs.replace(fake_spec(fleet), audio=(clip,))
-            await answer(client, spec, b"\0" * 16)
-            await wait_ended(client, spec.id)
-            assert 0 < raw.ttl(keys.blob(spec.id)) <= 60
-            again = await client.operations.retry(spec.id)
-            assert (await wait_ended(client, again)).state == "finished"
-            raw.delete(keys.blob(spec.id))
-            with pytest.raises(Conflict, match="deleted"):
-                await client.operations.retry(spec.id)
+    async with open_fleet(redis_url) as (fleet, client):
+        clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
+        spec = msgspec.structs.replace(fake_spec(fleet), audio=(clip,))
+        await answer(client, spec, b"\0" * 16)
+        await wait_ended(client, spec.id)
+        assert 0 < fleet.clients[0].ttl(keys.blob(spec.id)) <= 60
+        again = await client.operations.retry(spec.id)
+        assert (await wait_ended(client, again)).state == "finished"
+        fleet.clients[0].delete(keys.blob(spec.id))
+        with pytest.raises(Conflict, match="deleted"):
+            await client.operations.retry(spec.id)
 
 
 async def test_trace_contains_the_playback_report(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            await answer(client, spec)
-            await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
-            await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
-            trace = await client.telemetry.trace(spec.id)
-            assert trace is not None and trace.heard is not None
-            assert (trace.heard.played_samples, trace.heard.underruns) == (123, 2)
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        await answer(client, spec)
+        await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
+        await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
+        trace = await client.telemetry.trace(spec.id)
+        assert trace is not None and trace.heard is not None
+        assert (trace.heard.played_samples, trace.heard.underruns) == (123, 2)
 
 
 async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
@@ -236,27 +213,23 @@ def test_rates_cover_the_last_minute() -> None:
 
 
 async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
-    with thread_fleet(redis_url, without="talker") as fleet:
-        client = redis.Redis.from_url(redis_url)
-        async with gateway(fleet) as client_of_fleet:
-            fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
-            run(client, scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
-            spec = fake_spec(fleet)
-            stream = await client_of_fleet.requests.submit(spec, None)
+    async with open_fleet(redis_url, without="talker") as (fleet, client_of_fleet):
+        fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
+        run(fleet.clients[0], scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
+        spec = fake_spec(fleet)
+        stream = await client_of_fleet.requests.submit(spec, None)
 
-            async def waits() -> bool:
-                return any(queue.pending for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
+        async def waits() -> bool:
+            return any(queue.pending for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
 
-            await await_until(waits, "a grant to be pending")
-            queue = next(queue for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
-            (grant,) = queue.pending
-            assert grant.request == spec.id and grant.stage == "talker" and not grant.read and 0 <= grant.age_s < 60
-            await stream.abort("enough")
-        client.close()
+        await await_until(waits, "a grant to be pending")
+        queue = next(queue for queue in await client_of_fleet.telemetry.queues() if queue.role == "talker")
+        (grant,) = queue.pending
+        assert grant.request == spec.id and grant.stage == "talker" and not grant.read and 0 <= grant.age_s < 60
+        await stream.abort("enough")
 
 
 def test_trace_is_bounded(control: Control) -> None:
-
     for _ in range(150):
         control.own()
         control.kill()
@@ -266,12 +239,11 @@ def test_trace_is_bounded(control: Control) -> None:
 
 async def test_request_id_with_a_colon_is_not_found(redis_url: str) -> None:
     """Ids come from URLs: an id with a colon could name the key of a task or of an edge's log."""
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            spec = fake_spec(fleet)
-            await answer(client, spec)
-            reads = (client.telemetry.trace, client.operations.retry, client.requests.resume)
-            others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "trace")]
-            for read, other in product(reads, others):
-                with pytest.raises(NotFound):
-                    await read(other)
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        await answer(client, spec)
+        reads = (client.telemetry.trace, client.operations.retry, client.requests.resume)
+        others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "trace")]
+        for read, other in product(reads, others):
+            with pytest.raises(NotFound):
+                await read(other)

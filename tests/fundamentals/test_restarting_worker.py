@@ -21,7 +21,7 @@ from fleet.control.stream import ClientStream
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
 from fleet.core.telemetry import LogQuery, RoleView
-from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
+from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway_at, open_fleet
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
@@ -64,66 +64,61 @@ async def role_of(client: FleetClient, name: RoleName) -> RoleView:
 async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the_next(
     redis_url: str, file: Path | None, role: str
 ) -> None:
-    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, file=file) as fleet:
-        async with gateway(fleet) as client:
-            kill(fleet, role)
-            streams: list[ClientStream] = []
-            for seconds in SINCE_DEATH_S:
-                set_time_since_loss(fleet, role, seconds)
-                streams.append(await submit(fleet, client))
-            assert await client.telemetry.missing_roles() == [role], "the fleet is not ready without the role"
-            set_time_since_loss(fleet, role, 31.0)
-            with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
-                await submit(fleet, client)
-            fleet.add_worker(role)
-            assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(SINCE_DEATH_S)
+    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT, file=file) as (fleet, client):
+        kill(fleet, role)
+        streams: list[ClientStream] = []
+        for seconds in SINCE_DEATH_S:
+            set_time_since_loss(fleet, role, seconds)
+            streams.append(await submit(fleet, client))
+        assert await client.telemetry.missing_roles() == [role], "the fleet is not ready without the role"
+        set_time_since_loss(fleet, role, 31.0)
+        with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
+            await submit(fleet, client)
+        fleet.add_worker(role)
+        assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(SINCE_DEATH_S)
 
 
 async def test_role_that_never_had_a_worker_is_refused_with_a_time_to_retry(redis_url: str) -> None:
-    with thread_fleet(redis_url, without=TALKER) as fleet:
-        async with gateway(fleet) as client:
-            with pytest.raises(NoWorker, match=r"no worker serves the role talker; .* try again in 5 s") as refused:
-                await submit(fleet, client)
-            assert refused.value.retry_after_s == 5
-            assert await client.telemetry.num_live() == 0
+    async with open_fleet(redis_url, without=TALKER) as (fleet, client):
+        with pytest.raises(NoWorker, match=r"no worker serves the role talker; .* try again in 5 s") as refused:
+            await submit(fleet, client)
+        assert refused.value.retry_after_s == 5
+        assert await client.telemetry.num_live() == 0
 
 
 async def test_time_to_retry_is_the_duration_of_the_last_start_up_to_a_minute(redis_url: str) -> None:
-    with thread_fleet(redis_url, without=TALKER) as fleet:
-        async with gateway(fleet) as client:
-            for took_us, retry_s in ((12_300_000, 13), (400_000, 1), (300_000_000, 60)):
-                run(fleet.clients[0], scripts.announce_start(TALKER, "test:9", START_LEASE_US))
-                run(fleet.clients[0], scripts.end_start(TALKER, "test:9", took_us=took_us))
-                with pytest.raises(NoWorker) as refused:
-                    await submit(fleet, client)
-                assert refused.value.retry_after_s == retry_s
+    async with open_fleet(redis_url, without=TALKER) as (fleet, client):
+        for took_us, retry_s in ((12_300_000, 13), (400_000, 1), (300_000_000, 60)):
+            run(fleet.clients[0], scripts.announce_start(TALKER, "test:9", START_LEASE_US))
+            run(fleet.clients[0], scripts.end_start(TALKER, "test:9", took_us=took_us))
+            with pytest.raises(NoWorker) as refused:
+                await submit(fleet, client)
+            assert refused.value.retry_after_s == retry_s
 
 
 async def test_requests_wait_for_the_first_worker_of_a_role_while_it_loads(redis_url: str) -> None:
-    with thread_fleet(redis_url, without=TALKER) as fleet:
-        async with gateway(fleet) as client:
+    async with open_fleet(redis_url, without=TALKER) as (fleet, client):
 
-            async def starts() -> bool:
-                return (await role_of(client, TALKER)).starting == 1
+        async def starts() -> bool:
+            return (await role_of(client, TALKER)).starting == 1
 
-            with StartAnnouncement(redis_url, fleet.config.role(TALKER)) as start:
-                await await_until(starts, "the start to be announced")
-                stream = await submit(fleet, client)
-                fleet.add_worker(TALKER)
-                start.joined()
-                view = await role_of(client, TALKER)
-                assert (view.starting, view.workers) == (0, 1)
-            assert await num_tokens(stream) == NUM_TOKENS
-            assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
+        with StartAnnouncement(redis_url, fleet.config.role(TALKER)) as start:
+            await await_until(starts, "the start to be announced")
+            stream = await submit(fleet, client)
+            fleet.add_worker(TALKER)
+            start.joined()
+            view = await role_of(client, TALKER)
+            assert (view.starting, view.workers) == (0, 1)
+        assert await num_tokens(stream) == NUM_TOKENS
+        assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
 
 
 async def test_worker_that_cannot_load_is_not_expected(redis_url: str) -> None:
-    with thread_fleet(redis_url, without=TALKER) as fleet:
-        async with gateway(fleet) as client:
-            with pytest.raises(MemoryError), StartAnnouncement(redis_url, fleet.config.role(TALKER)):
-                raise MemoryError
-            with pytest.raises(NoWorker, match=TALKER):
-                await submit(fleet, client)
+    async with open_fleet(redis_url, without=TALKER) as (fleet, client):
+        with pytest.raises(MemoryError), StartAnnouncement(redis_url, fleet.config.role(TALKER)):
+            raise MemoryError
+        with pytest.raises(NoWorker, match=TALKER):
+            await submit(fleet, client)
 
 
 def test_stopped_loading_process_is_not_counted_as_failed_start(own_redis: RedisProcess) -> None:
@@ -147,57 +142,53 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
 async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
     """The failure of the second request shows that the conductor checks continue after the grace time."""
-    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as fleet:
-        async with gateway(fleet) as client:
-            run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
-            kill(fleet, THINKER)
-            set_time_since_loss(fleet, THINKER, 60.0)
-            text_spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
-            waiting = await client.requests.submit(text_spec, None)
-            speech_stream = await submit(fleet, client)
-            kill(fleet, TALKER)
-            with pytest.raises(FleetError, match="no worker serves the role talker"):
-                await num_tokens(speech_stream)
-            assert await client.telemetry.num_live() == 1
-            if joins:
-                fleet.add_worker(THINKER)
-                assert await num_tokens(waiting) == NUM_TOKENS
-            else:
-                run(fleet.clients[0], scripts.end_start(THINKER, "test:9"))
-                with pytest.raises(FleetError, match="no worker serves the role thinker"):
-                    await num_tokens(waiting)
+    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as (fleet, client):
+        run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
+        kill(fleet, THINKER)
+        set_time_since_loss(fleet, THINKER, 60.0)
+        text_spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+        waiting = await client.requests.submit(text_spec, None)
+        speech_stream = await submit(fleet, client)
+        kill(fleet, TALKER)
+        with pytest.raises(FleetError, match="no worker serves the role talker"):
+            await num_tokens(speech_stream)
+        assert await client.telemetry.num_live() == 1
+        if joins:
+            fleet.add_worker(THINKER)
+            assert await num_tokens(waiting) == NUM_TOKENS
+        else:
+            run(fleet.clients[0], scripts.end_start(THINKER, "test:9"))
+            with pytest.raises(FleetError, match="no worker serves the role thinker"):
+                await num_tokens(waiting)
 
 
 async def test_drained_role_refuses_requests_until_it_is_resumed(redis_url: str) -> None:
-    with thread_fleet(redis_url) as fleet:
-        async with gateway(fleet) as client:
-            worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
-            run(fleet.clients[0], scripts.order(worker, "drain"))
-            with pytest.raises(NoWorker, match="start one with `fleet worker thinker` or resume one, then try again"):
-                await submit(fleet, client)
-            run(fleet.clients[0], scripts.order(worker, "resume"))
-            assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
+    async with open_fleet(redis_url) as (fleet, client):
+        worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
+        run(fleet.clients[0], scripts.order(worker, "drain"))
+        with pytest.raises(NoWorker, match="start one with `fleet worker thinker` or resume one, then try again"):
+            await submit(fleet, client)
+        run(fleet.clients[0], scripts.order(worker, "resume"))
+        assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
 
 
 async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
-    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT) as fleet:
-        async with gateway(fleet) as client:
-            run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
-            kill(fleet, THINKER)
-            stream = await submit(fleet, client)
-            fleet.add_worker(THINKER)
-            assert await num_tokens(stream) == NUM_TOKENS
+    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT) as (fleet, client):
+        run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
+        kill(fleet, THINKER)
+        stream = await submit(fleet, client)
+        fleet.add_worker(THINKER)
+        assert await num_tokens(stream) == NUM_TOKENS
 
 
 async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
-    with thread_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as fleet:
-        async with gateway(fleet) as client:
-            kill(fleet, THINKER)
-            streams = [await submit(fleet, client) for _ in range(2)]
-            with pytest.raises(Overloaded):
-                await submit(fleet, client)
-            fleet.add_worker(THINKER)
-            assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
+    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as (fleet, client):
+        kill(fleet, THINKER)
+        streams = [await submit(fleet, client) for _ in range(2)]
+        with pytest.raises(Overloaded):
+            await submit(fleet, client)
+        fleet.add_worker(THINKER)
+        assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
 
 
 async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: RedisProcess, tmp_path: Path) -> None:

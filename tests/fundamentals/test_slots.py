@@ -7,7 +7,7 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.engine.fake import FakeEngine, _Running  # pyright: ignore[reportPrivateUsage]
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
-from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
+from tests.harness import answer, assert_same, fake_spec, gateway, open_fleet, thread_fleet
 from tests.support import await_until
 
 THINKER, THOUGHT = StageName("thinker"), EdgeName("thought")
@@ -16,25 +16,24 @@ NUM_TOKENS = 60
 
 
 async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_url: str) -> None:
-    with thread_fleet(redis_url, *FEW_SLOTS, "stages.thinker.max_batch=1", "edges.thought.credits=2") as fleet:
-        async with gateway(fleet) as client:
-            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
-            expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
-            answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
-            first, second = (spec.id for spec in specs)
+    async with open_fleet(redis_url, *FEW_SLOTS, "stages.thinker.max_batch=1", "edges.thought.credits=2") as (fleet, client):
+        specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
+        expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
+        answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
+        first, second = (spec.id for spec in specs)
 
-            async def first_speaks_and_second_waits() -> bool:
-                views = [await client.telemetry.trace(request) for request in (first, second)]
-                if None in views:
-                    return False
-                edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
-                return edges[THOUGHT] > 2 and len(fleet.owner(first, THINKER).tasks) == 1
+        async def first_speaks_and_second_waits() -> bool:
+            views = [await client.telemetry.trace(request) for request in (first, second)]
+            if None in views:
+                return False
+            edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
+            return edges[THOUGHT] > 2 and len(fleet.owner(first, THINKER).tasks) == 1
 
-            await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
-            fleet.kill(fleet.owner(first, THINKER))
-            fleet.add_worker("thinker")
-            for pending_answer, expected_answer in zip(answers, expected, strict=True):
-                assert_same(await pending_answer, expected_answer)
+        await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
+        fleet.kill(fleet.owner(first, THINKER))
+        fleet.add_worker("thinker")
+        for pending_answer, expected_answer in zip(answers, expected, strict=True):
+            assert_same(await pending_answer, expected_answer)
 
 
 class DelayedPrefillEngine(FakeEngine):

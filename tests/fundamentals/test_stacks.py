@@ -9,9 +9,8 @@ import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run
+from fleet.control.connect import run
 from fleet.control.log_stream import shipping
-from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.worker import lease as leases
 from fleet.worker.lease import Lease
@@ -33,11 +32,10 @@ def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
 
 
 @pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    client = connect(redis_url)
-    run(client, scripts.register(WorkerId(WORKER), "lm", 60_000_000, {"kind": "test"}))
-    yield client
-    client.close()
+def client(client: redis.Redis) -> redis.Redis:
+    """A client of a Redis in which the worker is registered."""
+    run(client, scripts.register(WORKER, "lm", 60_000_000, {"kind": "test"}))
+    return client
 
 
 def traces(client: redis.Redis) -> list[str]:

@@ -1,12 +1,10 @@
 """A standby worker is loaded and claims nothing; when a worker of its role is lost it is promoted, in the same script."""
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import run, text
 from fleet.core.ids import EdgeName, StageName, WorkerId
 from fleet.graphs import get_graph
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
@@ -44,13 +42,6 @@ class RoleBench:
     def num_promotions(self, name: str) -> int:
         """Return the number of promotions the worker was notified of."""
         return self.client.xlen(keys.inbox(WorkerId(name)))
-
-
-@pytest.fixture
-def client(redis_url: str) -> Iterator[redis.Redis]:
-    client = connect(redis_url)
-    yield client
-    client.close()
 
 
 def test_workers_fill_replicas_then_standby_then_capacity(client: redis.Redis) -> None:

@@ -13,7 +13,7 @@ from fleet.core.ids import Epoch, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, in_step, open_fleet, stop_claims
 from tests.support import wait_until
 
 STAGE = StageName("lm")
@@ -55,27 +55,20 @@ async def begin_answer(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) 
 
 @asynccontextmanager
 async def open_busy_fleet(url: str) -> AsyncGenerator[BusyFleet]:
-    with thread_fleet(url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE) as fleet:
-        async with gateway(fleet) as client:
-            first = fleet.add_worker(STAGE)
-            suspect = await begin_answer(client, fleet, first)
-            answers = {first: await begin_answer(client, fleet, first)}
-            await asyncio.to_thread(drain, first)
-            second = fleet.add_worker(STAGE)
-            answers[second] = await begin_answer(client, fleet, second)
-            first.availability.draining = False
-            busy_fleet = BusyFleet(fleet=fleet, client=client, answers=answers, suspect=suspect)
-            # Two deaths are recorded in the task's hash, and no worker owns it.
-            fleet.clients[0].hset(keys.task(suspect[0].id, STAGE), "deaths", 2)
-            run(fleet.clients[0], scripts.redeliver(suspect[0].id, STAGE, Epoch(0)))
-            await asyncio.to_thread(wait_until, busy_fleet.reserving_workers, "a worker to reserve the suspect")
-            yield busy_fleet
-
-
-def drain(loop: WorkerLoop) -> None:
-    """Stop the worker's claims, from its next read on."""
-    last_poll, loop.availability.draining = loop.maintenance.next_poll_s, True
-    wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "the worker to stop claiming")
+    async with open_fleet(url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE) as (fleet, client):
+        first = fleet.add_worker(STAGE)
+        suspect = await begin_answer(client, fleet, first)
+        answers = {first: await begin_answer(client, fleet, first)}
+        await asyncio.to_thread(stop_claims, first)
+        second = fleet.add_worker(STAGE)
+        answers[second] = await begin_answer(client, fleet, second)
+        first.availability.draining = False
+        busy_fleet = BusyFleet(fleet=fleet, client=client, answers=answers, suspect=suspect)
+        # Two deaths are recorded in the task's hash, and no worker owns it.
+        fleet.clients[0].hset(keys.task(suspect[0].id, STAGE), "deaths", 2)
+        run(fleet.clients[0], scripts.redeliver(suspect[0].id, STAGE, Epoch(0)))
+        await asyncio.to_thread(wait_until, busy_fleet.reserving_workers, "a worker to reserve the suspect")
+        yield busy_fleet
 
 
 async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: str) -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+import redis
 
 from fleet.config import load_config
-from fleet.control import scripts
-from fleet.control.connect import connect, run
 from fleet.core.errors import VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.worker.main import WorkerProcess, build_stage
+from tests.fundamentals.control_plane import join
 
 SPLIT = load_config(None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}"))
 PREFILL, DECODE = WorkerId("thinker.prefill@there:1:a"), RoleName("thinker.decode")
@@ -20,12 +20,10 @@ DTYPE_AND_SIZE = "dtype and page_size_tokens for both halves"
     ("field", "listed_value", "own_value"), [("dtype", "bfloat16", "float32"), ("page_size_tokens", "32", "16")]
 )
 def test_split_worker_with_different_page_layout_does_not_join(
-    redis_url: str, field: str, listed_value: str, own_value: str
+    redis_url: str, client: redis.Redis, field: str, listed_value: str, own_value: str
 ) -> None:
-    client = connect(redis_url)
-    fields: dict[str, str | bytes] = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: listed_value}
-    run(client, scripts.register(PREFILL, "thinker.prefill", 60_000_000, fields))
-    client.close()
+    fields = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: listed_value}
+    assert join(client, PREFILL, **fields) == ["ok"]
     worker = WorkerProcess(SPLIT, DECODE, redis_url, build_stage(SPLIT, StageName("thinker"), Path()), dtype="float32")
     with pytest.raises(
         VersionSkew, match=f"its {field} is {own_value}, that of {PREFILL} is {listed_value}; .* set one {DTYPE_AND_SIZE}"

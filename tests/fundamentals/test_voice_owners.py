@@ -4,22 +4,14 @@ from typing import cast
 
 import redis
 
-from fleet.control import keys, scripts
-from fleet.control.connect import pairs, run, text
+from fleet.control import keys
+from fleet.control.connect import pairs, text
 from fleet.core.ids import WorkerId
 from tests.fundamentals.control_plane import GATEWAY, Control
+from tests.fundamentals.test_fencing_voice import KEEP_MS, OTHER, end, hold, save
 
-OTHER = WorkerId("gateway@other:1:b")
 API, SECRET, ANOTHER = "", "secret:1a2b", "secret:3c4d"
-KEEP_MS = 60_000
 HOUR_US = 3_600_000_000
-
-
-def hold(
-    control: Control, session: str, owner: str, *, new: bool = False, holder: WorkerId = GATEWAY, bound: int = 1
-) -> list[object]:
-    call = scripts.hold_voice(session, holder, KEEP_MS, owner, new=new, bound=bound)
-    return cast("list[object]", run(control.client, call))
 
 
 def open_session(control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1) -> bool:
@@ -28,10 +20,6 @@ def open_session(control: Control, session: str, owner: str, *, holder: WorkerId
 
 def resume_session(control: Control, session: str, owner: str) -> bool:
     return len(hold(control, session, owner)) > 1
-
-
-def save(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
-    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
 
 
 def sessions_of(control: Control, owner: str) -> set[str]:
@@ -62,9 +50,9 @@ def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None
 
 def test_secret_opens_another_session_once_its_session_has_ended(control: Control) -> None:
     held = hold(control, "a", SECRET, new=True)
-    assert control.run(scripts.end_voice("a", int(text(held[0])))) == "ok"
+    assert end(control, "a", held[0]) == "ok"
     assert open_session(control, "b", SECRET)
-    assert control.run(scripts.end_voice("b", None)) == "ok"
+    assert end(control, "b") == "ok"
     assert open_session(control, "c", SECRET) and sessions_of(control, SECRET) == {"c"}
 
 
@@ -114,6 +102,6 @@ def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Co
 
 def test_operator_end_is_shown_to_the_owner_alone(control: Control) -> None:
     assert open_session(control, "a", SECRET) and open_session(control, "b", API)
-    assert control.run(scripts.end_voice("a", None)) == control.run(scripts.end_voice("b", None)) == "ok"
+    assert end(control, "a") == end(control, "b") == "ok"
     ended = {name: text(control.client.get(keys.voice_ended(name))) for name in ("a", "b")}
     assert ended == {"a": f"1{SECRET}", "b": "1"}

@@ -18,14 +18,14 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import is_nobodys, missed_facts, read_live, read_request
+from fleet.conductor.driver.snapshot import is_grant_lost, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
-from fleet.conductor.state import ConductorState, TaskRecord, TaskState
+from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, exchange, run, text
+from fleet.control.connect import connect, exchange, first_text, run, text
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -167,7 +167,7 @@ class Driver:
             return
         calls = [self._call(command) for command in commands]
         for command, reply in zip(commands, exchange(self.client, calls), strict=True):
-            answer = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+            answer = first_text(reply)
             if answer == "not_leader":
                 self.leader = ""
             elif answer not in ("ok", "ended", "duplicate", "stale", "owned", "alive"):
@@ -180,11 +180,10 @@ class Driver:
             case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
                 return scripts.set_walk(self.leader, request, stage, edge, index, walk)
             case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
-                keep = scripts.Retention(request_s=self.config.retention_s)
-                return scripts.end_request(self.leader, request, state, code, message, param, keep, dead_stage=dead)
+                keep_s = self.config.retention_s
+                return scripts.end_request(self.leader, request, state, code, message, param, keep_s, dead_stage=dead)
             case AbandonRequest(request=request, client_epoch=epoch):
-                keep = scripts.Retention(request_s=self.config.retention_s)
-                return scripts.abort(request, epoch, "the gateway that held the client is gone", keep)
+                return scripts.abort(request, epoch, "the gateway that held the client is gone", self.config.retention_s)
             case FenceWorker(worker=worker):
                 return scripts.fence_worker(self.leader, worker)
             case _:
@@ -221,18 +220,14 @@ class Driver:
                 self.granted_at[request, stage] = now
                 self._overdue(request, stage, deserted)
 
-    def _task(self, request: RequestId, stage: StageName) -> TaskRecord | None:
-        record = self.state.requests.get(request)
-        return record.tasks.get(stage) if record else None
-
     def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName]) -> None:
-        task = self._task(request, stage)
+        task = self.state.task(request, stage)
         if task is None:
             self.granted_at.pop((request, stage), None)
             return
         if granted_role(self.state, task) in deserted:
             self._apply(ev.RoleDeserted(request=request, stage=stage, epoch=task.epoch))
-        elif is_nobodys(self.client, request, stage):
+        elif is_grant_lost(self.client, request, stage):
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
@@ -241,7 +236,7 @@ class Driver:
         Empty until this conductor has led for `no_worker_timeout_s`: Redis may have been away for longer than that.
         """
         grace_s = self.config.lease.no_worker_timeout_s
-        tasks = [self._task(request, stage) for request, stage in overdue]
+        tasks = [self.state.task(request, stage) for request, stage in overdue]
         roles = sorted({granted_role(self.state, task) for task in tasks if task is not None})
         if not roles or time.monotonic() - self.took_over_at <= grace_s:
             return frozenset()

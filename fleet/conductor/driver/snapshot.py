@@ -7,7 +7,7 @@ import redis
 
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
-from fleet.control.connect import exchange, text
+from fleet.control.connect import entry_order, exchange, stream_entries, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
@@ -50,17 +50,10 @@ def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkApp
     for edge in get_graph(record.graph).edges_for(record.outputs):
         if not edge.transitions:
             continue
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.edge(record.id, edge.name)))
-        for chunk in (decode_chunk(fields[b"h"]) for _, fields in entries):
+        for _, fields in stream_entries(client.xrange(keys.edge(record.id, edge.name))):
+            chunk = decode_chunk(fields["h"])
             if chunk.boundary:
-                yield ChunkAppended(
-                    request=record.id,
-                    edge=edge.name,
-                    index=chunk.index,
-                    boundary=True,
-                    producer_walk=chunk.producer_walk,
-                    ordinal=chunk.ordinal,
-                )
+                yield ChunkAppended.of(chunk)
 
 
 def _read_tasks(client: redis.Redis, request: RequestId, stages: Sequence[StageName]) -> dict[StageName, TaskRecord]:
@@ -86,7 +79,7 @@ def _read_fields(
     return {stage: [text(f) for f in cast("list[object]", reply)] for stage, reply in zip(stages, replies, strict=True)}
 
 
-def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
+def is_grant_lost(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
     """Return True if an unclaimed grant may be lost: no worker holds it, and it has left its role's queue.
 
     A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved for a worker had a free slot
@@ -101,7 +94,7 @@ def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> boo
         return False
     groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))
     last = text(groups[0]["last-delivered-id"]) if groups else "0-0"
-    return _id(entry) <= _id(last)
+    return entry_order(entry) <= entry_order(last)
 
 
 def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
@@ -113,8 +106,3 @@ def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
     replies = exchange(client, (), *held, *flags)
     closed = [any(text(flag) for flag in cast("list[object]", reply)) for reply in replies[len(serving) :]]
     return any(not tasks and not is_closed for tasks, is_closed in zip(replies, closed, strict=False))
-
-
-def _id(entry: str) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence or 0)

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import answer_of, pairs, run_async, text, unreachable
+from fleet.control.connect import answer_of, run_async, stream_entries, text, unreachable
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
 from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, says
@@ -63,8 +63,8 @@ class Telemetry:
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
         """Return the retained chunks of an edge, from the first; audio is retained for a minute only."""
-        entries = cast("list[tuple[bytes, object]]", await answer_of(self._redis.xrange(keys.edge(request, edge))))
-        return [decode_chunk(pairs(raw)["h"]) for _, raw in entries]
+        reply = await answer_of(self._redis.xrange(keys.edge(request, edge)))
+        return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
 
     async def has_edge_log(self, request: RequestId, edge: EdgeName) -> bool:
         return bool(await answer_of(self._redis.exists(keys.edge(request, edge))))

@@ -11,7 +11,7 @@ from typing import cast
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from fleet.control.connect import pairs, text
+from fleet.control.connect import entry_order, stream_entries, text
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +31,17 @@ class Feed:
         self._tail: asyncio.Task[None] | None = None
 
     async def newest(self) -> str:
-        found = cast("list[tuple[bytes, object]]", await self._client.xrevrange(self._key, count=1))
-        return text(found[0][0]) if found else "0-0"
+        found = stream_entries(await self._client.xrevrange(self._key, count=1))
+        return found[0][0] if found else "0-0"
 
     async def kept(self, after: str) -> bool:
         """Return True if all entries after this one are still stored."""
         if after == "0-0":
             return True
-        found = cast("list[tuple[bytes, object]]", await self._client.xrange(self._key, count=1))
-        return not found or _order(after) >= _order(text(found[0][0])) or await self._is_there(after)
-
-    async def _is_there(self, entry: str) -> bool:
-        return bool(await self._client.xrange(self._key, min=entry, max=entry))
+        found = stream_entries(await self._client.xrange(self._key, count=1))
+        if not found or entry_order(after) >= entry_order(found[0][0]):
+            return True
+        return bool(await self._client.xrange(self._key, min=after, max=after))
 
     async def follow(self, after: str) -> AsyncGenerator[Entry, None]:
         """Yield the entries after `after`, in order, without end. Raises: redis-py's errors."""
@@ -52,10 +51,10 @@ class Feed:
         try:
             while True:
                 woken = self._woken
-                found = cast("list[tuple[bytes, object]]", await self._client.xrange(self._key, min=f"({after}", count=COUNT))
-                for entry, raw in found:
-                    after = text(entry)
-                    yield after, pairs(raw)
+                found = stream_entries(await self._client.xrange(self._key, min=f"({after}", count=COUNT))
+                for entry in found:
+                    after = entry[0]
+                    yield entry
                 if not found:
                     await woken.wait()
                     await asyncio.sleep(GATHER_S)
@@ -95,8 +94,3 @@ class Feed:
         reply = await self._client.xread({self._key: last}, count=COUNT, block=BLOCK_MS)
         streams = cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or [])
         return text(streams[0][1][-1][0]) if streams else last
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence or 0)

@@ -7,7 +7,7 @@ from typing import cast
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control.connect import number, stream_entries, text
 from fleet.core.errors import BadInput
 from fleet.core.telemetry import LEVELS, LogLine, LogPage, LogQuery
 
@@ -47,11 +47,9 @@ async def _scan(client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit:
     lines: list[LogLine] = []
     batch = limit + 1 if wanted == LogQuery() else BATCH
     while True:
-        entries = await client.xrevrange(keys.LOGS, max=f"({last}" if last else "+", count=batch)
-        found = cast("list[tuple[bytes, object]]", entries)
-        for place, (entry, raw) in enumerate(found):
-            last = text(entry)
-            line = line_of(last, pairs(raw))
+        found = stream_entries(await client.xrevrange(keys.LOGS, max=f"({last}" if last else "+", count=batch))
+        for place, (last, fields) in enumerate(found):
+            line = line_of(last, fields)
             lines += [line] if says(line, wanted) else []
             if len(lines) == limit:
                 return lines, last if place + 1 < len(found) or len(found) == batch else ""
@@ -63,7 +61,7 @@ def line_of(entry: str, fields: Mapping[str, bytes]) -> LogLine:
     level = text(fields.get("l"))
     return LogLine(
         id=entry,
-        at_us=int(text(fields.get("t")) or 0),
+        at_us=number(fields, "t"),
         level=level if level in LEVELS else "info",
         logger=text(fields.get("n")),
         message=fields.get("m", b"").decode(errors="replace"),
@@ -71,7 +69,7 @@ def line_of(entry: str, fields: Mapping[str, bytes]) -> LogLine:
         worker=text(fields.get("w")),
         stage=text(fields.get("s")),
         request=text(fields.get("r")),
-        epoch=int(text(fields.get("e")) or 0),
+        epoch=number(fields, "e"),
         trace=fields.get("x", b"").decode(errors="replace"),
     )
 

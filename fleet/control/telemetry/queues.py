@@ -7,8 +7,8 @@ import msgspec
 import redis.asyncio
 
 from fleet.control import keys, scripts
-from fleet.control.connect import pairs, run_async, text
-from fleet.control.dead_letters import DeadLetter, letter_of, spec_of
+from fleet.control.connect import entry_order, number, run_async, stream_entries, text
+from fleet.control.dead_letters import DeadLetter, letters_of, spec_of
 from fleet.control.telemetry.workers import read_workers
 from fleet.core.errors import NotFound, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
@@ -66,42 +66,36 @@ async def read_queues(
 
 def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float) -> RoleQueue:
     delivered = _delivered(groups)
-    found = cast("list[tuple[bytes, object]]", entries) if isinstance(entries, list) else []
+    found = stream_entries(entries) if isinstance(entries, list) else []
     return RoleQueue(
         **msgspec.structs.asdict(role),
         stage=stage,
         in_per_s=round(rates["in"].get(role.role, 0.0), 3),
         out_per_s=round(rates["out"].get(role.role, 0.0), 3),
-        pending=tuple(_pending(text(entry), pairs(raw), delivered, now_ms) for entry, raw in found),
+        pending=tuple(_pending(entry, fields, delivered, now_ms) for entry, fields in found),
     )
 
 
 def _delivered(groups: object) -> tuple[int, int]:
     """Return the id of the last entry that a worker has read."""
     found = cast("list[dict[str, object]]", groups) if isinstance(groups, list) else []
-    return max((_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition("-")
-    return int(milliseconds), int(sequence)
+    return max((entry_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
 
 
 def _pending(entry: str, fields: Mapping[str, bytes], delivered: tuple[int, int], now_ms: float) -> PendingGrant:
     return PendingGrant(
         request=RequestId(text(fields.get("r"))),
         stage=StageName(text(fields.get("s"))),
-        epoch=Epoch(int(text(fields.get("e")) or 0)),
-        age_s=round(max(0.0, now_ms - _order(entry)[0]) / 1000, 3),
+        epoch=Epoch(number(fields, "e")),
+        age_s=round(max(0.0, now_ms - entry_order(entry)[0]) / 1000, 3),
         alone=fields.get("a") == b"1",
-        read=_order(entry) <= delivered,
+        read=entry_order(entry) <= delivered,
     )
 
 
 async def read_letters_async(client: redis.asyncio.Redis) -> list[DeadLetter]:
     """Return all letters, the newest first."""
-    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await client.xrevrange(keys.DEAD))
-    return [letter_of(text(entry), fields) for entry, fields in entries]
+    return letters_of(await client.xrevrange(keys.DEAD))
 
 
 async def find_letter(client: redis.asyncio.Redis, request: RequestId) -> DeadLetter:

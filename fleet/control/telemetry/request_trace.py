@@ -7,7 +7,7 @@ from typing import cast
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control.connect import number, pairs, stream_entries, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
@@ -59,10 +59,8 @@ async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request:
     for stage in stages:
         pipe.xrange(keys.edge(request, outputs[stage][0].name), count=1)
     claimed, *firsts = cast("list[object]", await pipe.execute())
-    first_us: dict[str, int] = {}
-    for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
-        if entries:
-            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).made_us
+    first = {stage: fields for stage, reply in zip(stages, firsts, strict=True) for _, fields in stream_entries(reply)}
+    first_us: dict[str, int] = {stage: decode_chunk(fields["h"]).made_us for stage, fields in first.items()}
     return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
@@ -70,7 +68,7 @@ def _build_trace(
     spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], events: Sequence[TraceEvent], now_us: int
 ) -> RequestTrace:
     graph, state = get_graph(spec.graph), text(head.get("state"))
-    ended_us = _number(head, "ended_us")
+    ended_us = number(head, "ended_us")
     edges = tuple(_edges(graph, spec, hashes))
     failed = text(head.get("failed_stage"))
     return RequestTrace(
@@ -82,7 +80,7 @@ def _build_trace(
         code=text(head.get("code")),
         error=text(head.get("message")) or None,
         param=text(head.get("param")),
-        created_us=_number(head, "created_us"),
+        created_us=number(head, "created_us"),
         ended_us=ended_us,
         now_us=now_us,
         session=spec.session,
@@ -109,13 +107,13 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
         role=text(fields.get("role")),
         owner=text(fields.get("holder")),
         walk=text(fields.get("walk")),
-        epoch=Epoch(_number(fields, "epoch")),
-        granted_us=_number(fields, "granted_us"),
-        claimed_us=_number(fields, "claimed_us"),
+        epoch=Epoch(number(fields, "epoch")),
+        granted_us=number(fields, "granted_us"),
+        claimed_us=number(fields, "claimed_us"),
         first_us=min(first, default=0),
-        finished_us=_number(fields, "finished_us"),
-        deaths=_number(fields, "deaths"),
-        cached_rows=_number(fields, "cached_rows"),
+        finished_us=number(fields, "finished_us"),
+        deaths=number(fields, "deaths"),
+        cached_rows=number(fields, "cached_rows"),
         hand_off=decode_hand_off(fields["meta:hand_off"]) if "meta:hand_off" in fields else None,
         receipts=_receipts(fields),
     )
@@ -134,14 +132,14 @@ def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) 
             name=edge.name,
             source=edge.source,
             target=edge.target,
-            produced=_number(source, f"produced:{edge.name}"),
-            consumed=_number(target, f"consumed:{edge.name}"),
-            items=_number(source, f"items:{edge.name}"),
-            rows=_number(source, f"rows:{edge.name}"),
-            num_bytes=_number(source, f"bytes:{edge.name}"),
+            produced=number(source, f"produced:{edge.name}"),
+            consumed=number(target, f"consumed:{edge.name}"),
+            items=number(source, f"items:{edge.name}"),
+            rows=number(source, f"rows:{edge.name}"),
+            num_bytes=number(source, f"bytes:{edge.name}"),
             remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(target) if receipt.edge == edge.name),
-            first_us=_number(source, f"first_us:{edge.name}"),
-            last_us=_number(source, f"last_us:{edge.name}"),
+            first_us=number(source, f"first_us:{edge.name}"),
+            last_us=number(source, f"last_us:{edge.name}"),
             medium=graph.media.get(EdgeName(edge.name), ""),
         )
 
@@ -152,8 +150,8 @@ def _event(line: str) -> TraceEvent | None:
     if len(parts) != 6 or not parts[0].isdecimal():
         return None
     at_us, what, stage, epoch, worker, detail = parts
-    number = Epoch(int(epoch) if epoch.isdecimal() else 0)
-    return TraceEvent(at_us=int(at_us), what=what, stage=stage, epoch=number, worker=worker, detail=detail)
+    at = Epoch(int(epoch) if epoch.isdecimal() else 0)
+    return TraceEvent(at_us=int(at_us), what=what, stage=stage, epoch=at, worker=worker, detail=detail)
 
 
 def _kv(events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int) -> Iterator[KVSpan]:
@@ -176,7 +174,3 @@ def _playback_report(line: str) -> PlaybackReport | None:
         return None
     played, underruns, at_us = (int(part) for part in line.split(","))
     return PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
-
-
-def _number(fields: Fields, name: str) -> int:
-    return int(text(fields.get(name)) or 0)

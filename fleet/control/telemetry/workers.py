@@ -1,12 +1,12 @@
 """Views of workers, recent former ones included, and totals of their transfers. Knows no request's trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import cast
 
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control.connect import number, pairs, text
 from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.pulls import PullCounts, decode_pulls
@@ -37,64 +37,56 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
     now_us = seconds * 1_000_000 + micros
     listed_views = [
-        _present(worker, pairs(fields), (deadline - now_us) / 1e6, cast("set[bytes]", held))
+        _worker(worker, pairs(fields), lease_left_s=(deadline - now_us) / 1e6, held=cast("set[bytes]", held))
         for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
         if fields
     ]
-    gone_views = [_gone(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
+    gone_views = [_worker(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
     return [*sorted(listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *gone_views]
-
-
-def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerView:
-    return _worker(worker, fields, _state(fields, lease_left_s), lease_left_s=round(lease_left_s, 3), held=held)
 
 
 def _state(fields: Fields, lease_left_s: float) -> str:
     if lease_left_s <= 0:
         return "late"
     for state in ("leaving", "draining", "standby"):
-        if _number(fields, state):
+        if number(fields, state):
             return state
     return "ready"
 
 
-def _gone(worker: WorkerId, fields: Fields) -> WorkerView:
-    return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=_number(fields, "ended_us"))
-
-
-def _worker(
-    worker: WorkerId, fields: Fields, state: str, *, lease_left_s: float = 0.0, ended_us: int = 0, held: set[bytes] | None = None
-) -> WorkerView:
+def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = None, held: Set[bytes] = frozenset()) -> WorkerView:
+    """`lease_left_s` None: the worker is gone."""
     hops = decode_hops(text(fields.get("hops")))
-    tasks = sorted(text(pair).partition("|") for pair in held or ())[:MAX_TASKS]
+    tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
+    is_gone = lease_left_s is None
     return WorkerView(
         id=worker,
         role=text(fields.get("role")),
         host=text(fields.get("host")),
-        pid=_number(fields, "pid"),
-        state=state,
-        started_us=_number(fields, "started_us"),
-        ended_us=ended_us,
+        pid=number(fields, "pid"),
+        state=(text(fields.get("how")) or "left") if lease_left_s is None else _state(fields, lease_left_s),
+        started_us=number(fields, "started_us"),
+        ended_us=number(fields, "ended_us") if is_gone else 0,
         cause=text(fields.get("cause")),
-        lease_left_s=lease_left_s,
+        lease_left_s=round(lease_left_s or 0.0, 3),
         device=text(fields.get("device")),
         package=text(fields.get("package")),
         checkpoint=text(fields.get("checkpoint")),
         protocol=text(fields.get("protocol")),
-        running=0 if ended_us else _number(fields, "running"),
-        capacity=_number(fields, "capacity"),
-        memory_bytes=_number(fields, "memory_bytes"),
-        cpu_percent=_number(fields, "cpu_percent"),
+        running=0 if is_gone else number(fields, "running"),
+        capacity=number(fields, "capacity"),
+        memory_bytes=number(fields, "memory_bytes"),
+        cpu_percent=number(fields, "cpu_percent"),
         gpu=text(fields.get("gpu")),
-        gpu_total_bytes=_number(fields, "gpu_total_bytes"),
-        gpu_used_bytes=_number(fields, "gpu_used_bytes"),
-        gpu_own_bytes=_number(fields, "gpu_own_bytes"),
-        gpu_percent=_number(fields, "gpu_percent") if "gpu_percent" in fields else None,
-        pages_used=_number(fields, "pages_used"),
-        pages_total=_number(fields, "pages_total"),
-        pages_kept=_number(fields, "pages_kept"),
-        rows_reused=_number(fields, "rows_reused"),
-        slots_used=_number(fields, "slots_used"),
+        gpu_total_bytes=number(fields, "gpu_total_bytes"),
+        gpu_used_bytes=number(fields, "gpu_used_bytes"),
+        gpu_own_bytes=number(fields, "gpu_own_bytes"),
+        gpu_percent=number(fields, "gpu_percent") if "gpu_percent" in fields else None,
+        pages_used=number(fields, "pages_used"),
+        pages_total=number(fields, "pages_total"),
+        pages_kept=number(fields, "pages_kept"),
+        rows_reused=number(fields, "rows_reused"),
+        slots_used=number(fields, "slots_used"),
         hop_p50_us=hops.percentile_us(50),
         hop_p95_us=hops.percentile_us(95),
         tasks=tuple(TaskRef(request=RequestId(request), stage=StageName(stage)) for request, _, stage in tasks),
@@ -111,9 +103,9 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
         worker=worker,
         role=text(fields.get("role")),
         backend=backend,
-        registered_bytes=_number(fields, "registered_bytes"),
-        used_bytes=_number(fields, "used_bytes"),
-        slots_used=_number(fields, "slots_used"),
+        registered_bytes=number(fields, "registered_bytes"),
+        used_bytes=number(fields, "used_bytes"),
+        slots_used=number(fields, "slots_used"),
         in_flight=sum(counts.in_flight for counts in pulls),
         num_pulls=sum(counts.num_pulls for counts in pulls),
         num_failed=sum(counts.num_failed for counts in pulls),
@@ -167,7 +159,3 @@ def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
 def _ms(durations: HopCounts, percent: float) -> float | None:
     found = durations.percentile_us(percent)
     return None if found is None else round(found / MS, 3)
-
-
-def _number(fields: Fields, name: str) -> int:
-    return int(text(fields.get(name)) or 0)
