@@ -60,7 +60,7 @@ def create_app(
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
-    app.state.detach_all = gateway.detach_all
+    app.state.detach_all = client.requests.detach_all
     app.state.close = gateway.close
     return app
 

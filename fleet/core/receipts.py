@@ -30,8 +30,8 @@ class Receipts:
 
     _arrivals: dict[EdgeName, _Arrivals] = field(default_factory=dict[EdgeName, _Arrivals])
 
-    def arrived(self, edge: EdgeName, at_us: int, made_us: int) -> None:
-        arrivals, age_us = self._arrivals.setdefault(edge, _Arrivals()), max(0, at_us - made_us)
+    def arrived(self, edge: EdgeName, at_us: int, produced_us: int) -> None:
+        arrivals, age_us = self._arrivals.setdefault(edge, _Arrivals()), max(0, at_us - produced_us)
         arrivals.num_chunks += 1
         arrivals.first_us = arrivals.first_us or at_us
         arrivals.last_us = at_us

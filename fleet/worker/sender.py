@@ -116,7 +116,7 @@ def _append(
         boundary=draft.boundary,
         ordinal=draft.ordinal,
         final=draft.final,
-        made_us=now_us(),
+        produced_us=now_us(),
         first_row=draft.first_row,
     )
     return Append(

@@ -89,7 +89,7 @@ class Axis:
 
 def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs, colour_of: Mapping[str, int]) -> Waterfall:
     """Build the lanes. `logs`: the chunks of edges; an edge without an entry has no ticks."""
-    ticks = {edge: [chunk.made_us for chunk in chunks] for edge, chunks in logs.items()}
+    ticks = {edge: [chunk.produced_us for chunk in chunks] for edge, chunks in logs.items()}
     axis = Axis(trace.created_us, max(trace.ended_us or trace.now_us, trace.created_us + 1))
     lanes = [_request_lane(trace, axis)]
     for task in (task for task in trace.tasks if task.stage != CLIENT):
@@ -132,7 +132,7 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Map
 def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     took = formats.ms((axis.end_us - axis.start_us) / 1000)
     span = axis.span(axis.start_us, axis.end_us, "whole", f"request {trace.state}, {took}")
-    events = [event for event in trace.marks if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
+    events = [event for event in trace.events if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
     points = [_point(event, axis) for event in events]
     if trace.state in STRIKE and trace.ended_us:
         points.append(LanePoint(x=axis.x(trace.ended_us), kind=trace.state, detail=f"{trace.state} {axis.at(trace.ended_us)}"))
@@ -145,7 +145,7 @@ def _point(event: TraceEvent, axis: Axis) -> LanePoint:
 
 
 def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis, colour: int) -> Lane:
-    events = [event for event in trace.marks if event.stage == task.stage]
+    events = [event for event in trace.events if event.stage == task.stage]
     spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
     points = tuple(_point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off"))
     return Lane(
@@ -280,10 +280,10 @@ def _describe_receipt(receipt: Receipt) -> str:
     return text
 
 
-def _ticks(made_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
+def _ticks(produced_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
     """Return a tick for each chunk; of very many, as many as can be distinguished."""
-    every = max(1, -(-len(made_us) // MAX_TICKS))
-    return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in made_us[::every] if at)
+    every = max(1, -(-len(produced_us) // MAX_TICKS))
+    return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in produced_us[::every] if at)
 
 
 def _kv_lane(task: TaskTrace, owned: Sequence[KVSpan], axis: Axis, colour_of: Mapping[str, int]) -> list[Lane]:

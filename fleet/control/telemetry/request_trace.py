@@ -62,7 +62,7 @@ async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request:
     first_us: dict[str, int] = {}
     for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
         if entries:
-            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).made_us
+            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).produced_us
     return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
@@ -95,9 +95,9 @@ def _build_trace(
         audio=tuple(AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio),
         tasks=tuple(_task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()),
         edges=edges,
-        marks=tuple(events),
+        events=tuple(events),
         kv=tuple(_kv(events, list(hashes), ended_us)),
-        heard=_playback_report(text(head.get("playback"))),
+        playback=_playback_report(text(head.get("playback"))),
     )
 
 

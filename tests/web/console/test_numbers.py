@@ -76,7 +76,7 @@ def test_lanes_stay_on_the_axis_for_any_clock(
     trace = build_trace(tuple(events), created_us, created_us + length_us)
     walks = ("prefill", "decode")
     chunks = [
-        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), made_us=at, producer_walk=Walk(walks[at % 2]))
+        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), produced_us=at, producer_walk=Walk(walks[at % 2]))
         for n, at in enumerate(ticks)
     ]
     drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks}, {"thinker": 0})
@@ -104,7 +104,7 @@ def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) ->
         last_us=created_us + 9,
     )
     times = {"created_us": created_us, "ended_us": 0, "now_us": now_us}
-    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), marks=events, **times)
+    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), events=events, **times)
 
 
 @cache

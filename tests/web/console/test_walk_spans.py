@@ -37,8 +37,8 @@ def test_walk_spans_follow_the_chunk_markers() -> None:
 def test_walk_spans_exclude_times_without_owner() -> None:
     trace, logs = finished_trace()
     spans = find_walk_spans(trace, next(task for task in trace.tasks if task.stage == THINKER), GRAPH, logs)
-    lost = next(event.at_us for event in trace.marks if event.what == "lost")
-    claimed = next(event.at_us for event in trace.marks if event.what == "claimed" and event.at_us > lost)
+    lost = next(event.at_us for event in trace.events if event.what == "lost")
+    claimed = next(event.at_us for event in trace.events if event.what == "claimed" and event.at_us > lost)
     assert list(dict.fromkeys(span.walk for span in spans)) == ["prefill", "decode"] and len({s.worker for s in spans}) == 2
     assert not any(span.from_us < claimed and span.to_us > lost for span in spans)
 

@@ -91,7 +91,7 @@ class OneRequestPage(LivePage):
             waterfall=build_waterfall(detail, self._gateway.graph, logs, self._colours),
             tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
             edges=detail.edges,
-            events=detail.marks,
+            events=detail.events,
             colours=self._colours,
             player=await self._read_player(detail),
             lines=tuple(reversed(logged.lines)),
@@ -101,7 +101,7 @@ class OneRequestPage(LivePage):
         edge = self._gateway.edges.audio
         if edge is None or not detail.audio_samples or not detail.audio_rate_hz:
             return None
-        report = detail.heard
+        report = detail.playback
         return AudioPlayer(
             src=f"/v1/fleet/requests/{detail.id}/audio",
             total_s=detail.audio_samples / detail.audio_rate_hz,
