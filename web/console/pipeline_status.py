@@ -4,25 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import CLIENT, RequestId, stage_of
+from fleet.core.ids import RequestId, stage_of
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.core.telemetry import WorkerView
-from fleet.graphs import Edge, Graph
+from fleet.graphs import Graph
 from web.gateway.gateway import Gateway
 
 ENDED = frozenset({"finished", "failed", "aborted"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeRow:
-    """Units: `produced` and `consumed` count chunks, `items` the items in them."""
-
-    name: str
-    target: str
-    to_client: bool
-    produced: int
-    consumed: int
-    items: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +21,6 @@ class StageCard:
     """
 
     name: str
-    colour: int
     up: int
     draining: int
     standby: int
@@ -42,7 +29,7 @@ class StageCard:
     state: str
     owner: str
     walk: str
-    edges: tuple[EdgeRow, ...]
+    edges: tuple[EdgeTrace, ...]
 
     @property
     def busy(self) -> bool:
@@ -77,23 +64,21 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
 
 
 def build_pipeline_status(
-    graph: Graph,
-    workers: Sequence[WorkerView],
-    request_id: RequestId | None,
-    request: RequestTrace | None,
-    *,
-    trouble: str,
+    graph: Graph, workers: Sequence[WorkerView], request_id: RequestId | None, request: RequestTrace | None, *, trouble: str
 ) -> PipelineStatus:
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []
-    for colour, stage in enumerate(graph.stages):
+    for stage in graph.stages:
         of_stage = [view for view in workers if stage_of(view.role) == stage.name]
         task = tasks.get(stage.name)
-        edges = [_edge_row(graph, edge, counts.get(edge.name)) for edge in graph.edges_from(stage.name)]
+        edges = [
+            counts.get(edge.name)
+            or EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
+            for edge in graph.edges_from(stage.name)
+        ]
         card = StageCard(
             name=stage.name,
-            colour=colour % 6,
             up=sum(_accepts_tasks(view) for view in of_stage),
             draining=sum(view.draining for view in of_stage),
             standby=sum(view.standby and not view.draining for view in of_stage),
@@ -115,14 +100,3 @@ def build_pipeline_status(
 
 def _accepts_tasks(view: WorkerView) -> bool:
     return not view.draining and not view.standby
-
-
-def _edge_row(graph: Graph, edge: Edge, view: EdgeTrace | None) -> EdgeRow:
-    return EdgeRow(
-        name=edge.name,
-        target=edge.target,
-        to_client=edge.target == CLIENT,
-        produced=view.produced if view else 0,
-        consumed=view.consumed if view else 0,
-        items=view.items if view else 0,
-    )

@@ -7,16 +7,23 @@ from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fleet.core.ids import stage_of
+from fleet.graphs import Graph
 from web.console import formats
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+NUM_COLOURS = 6
 
 
 class Templates:
-    """Renders pages and single blocks of them. A name missing from the context is an error."""
+    """Renders pages and single blocks of them. A name missing from the context is an error.
 
-    def __init__(self) -> None:
+    The filter `colour` returns the colour number of a stage or role, by the stage's position in the graph; -1 for others.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        colours = {stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)}
         self._environment = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -25,6 +32,7 @@ class Templates:
             lstrip_blocks=True,
         )
         self._environment.filters.update({form.__name__: form for form in formats.FILTERS})
+        self._environment.filters["colour"] = lambda name: colours.get(stage_of(name), -1)
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
         # a global, since a block rendered by itself does not see the imports of its template

@@ -93,9 +93,7 @@ class SpeechStream:
 
     def usage(self) -> SpeechUsage:
         return SpeechUsage(
-            input_tokens=self._num_input,
-            output_tokens=self._num_output,
-            total_tokens=self._num_input + self._num_output,
+            input_tokens=self._num_input, output_tokens=self._num_output, total_tokens=self._num_input + self._num_output
         )
 
     async def _submit_with_retries(self, piece: str) -> ActiveRequest:

@@ -21,6 +21,7 @@ from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.forms import open_form
+from web.http.json_response import json_response
 from web.http.middleware import request_id_of
 from web.http.sse import event, send_stream
 from web.schema.audio import ONE_FILE, TranscriptionForm, parse_transcription
@@ -154,7 +155,7 @@ def _response(form_fields: TranscriptionForm, answer: AnswerStream, text: str, h
     transcription: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
     if form_fields.response_format == "verbose_json":
         transcription = _verbose(form_fields, answer, text)
-    return Response(msgspec.json.encode(transcription), media_type="application/json", headers=headers)
+    return json_response(transcription, headers=headers)
 
 
 def _verbose(form_fields: TranscriptionForm, answer: AnswerStream, text: str) -> VerboseTranscription:

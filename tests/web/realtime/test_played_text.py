@@ -83,7 +83,7 @@ def test_learned_rate_estimates_missing_speech(char_s: float, text: str, share: 
     assume(text.strip())
     rate = SpeakingRate()
     rate.learn("v", "x" * 100, 100 * char_s)
-    whole_s = rate.whole_s("v", text, share * char_s * len(text), text_whole=True)
+    whole_s = rate.whole_s("v", text, share * char_s * len(text))
     assert char_s * len(text) <= whole_s <= 1.06 * char_s * len(text)
 
 
