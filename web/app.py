@@ -61,7 +61,7 @@ def create_app(
     )
     app.state.closing = gateway.closing
     app.state.detach_all = client.requests.detach_all
-    app.state.close = gateway.close
+    app.state.close = gateway.audio.close
     return app
 
 

@@ -33,7 +33,6 @@ from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
 from web.http.json_response import json_response
-from web.ports import FleetPort
 
 MAX_PAGE, MAX_LINES = 200, 1000
 MAX_JOB_BODY_BYTES = 64 * 1024
@@ -132,7 +131,7 @@ class FleetApi:
     """One method per route; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self._client = gateway, gateway.client
 
     def routes(self) -> list[BaseRoute]:
         root = "/v1/fleet"
@@ -174,7 +173,7 @@ class FleetApi:
         """Abort a request; `aborted` is false if it had ended already."""
         request_id = _request_id(request)
         aborted = await self._client.requests.abort(request_id)
-        if not aborted and await self._gateway.client.telemetry.trace(request_id) is None:
+        if not aborted and await self._client.telemetry.trace(request_id) is None:
             raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
 
@@ -191,7 +190,7 @@ class FleetApi:
     async def trace(self, request: Request) -> Response:
         """Send the trace in Chrome's format, which Perfetto opens."""
         request_id = _request_id(request)
-        found = await self._gateway.client.telemetry.trace(request_id)
+        found = await self._client.telemetry.trace(request_id)
         if found is None:
             raise request_not_found(request_id)
         trace = chrome_trace_of(found, self._gateway.graph, await read_logs_without_audio(self._gateway, found))
@@ -215,7 +214,7 @@ class FleetApi:
             msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE)
             for view in await self._client.telemetry.workers(with_gone=True)
         ]
-        missing = await self._gateway.client.telemetry.missing_roles()
+        missing = await self._client.telemetry.missing_roles()
         live, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
         return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
@@ -291,10 +290,6 @@ class FleetApi:
         job_id = str(request.path_params["job_id"])
         await self._client.jobs.delete(job_id)
         return json_response(DeletionResult(id=job_id, object="fleet.job"))
-
-    @property
-    def _client(self) -> FleetPort:
-        return self._gateway.client
 
 
 def read_request_filter(params: Mapping[str, str]) -> RequestFilter:

@@ -73,17 +73,13 @@ class Gateway:
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end, and unfinished answers can be resumed at another gateway."""
-        self._audio = AudioPreparation(client, frontend, config.limits)
+        self.audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
 
     @property
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
-
-    def close(self) -> None:
-        """Stop the decoder processes, after the last request."""
-        self._audio.close()
 
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming the field `where`."""
@@ -106,18 +102,18 @@ class Gateway:
         messages: tuple[Message, ...],
         request_id: RequestId,
         *,
-        stored: str,
+        stored: str | None = None,
         kind: str = "",
         given: GivenAnswer = (),
         where: str = "messages",
         voice_where: str = "audio.voice",
         continues: bool = False,
     ) -> ActiveRequest:
-        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`. `stored`: its stored body.
+        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`.
 
-        `kind`: kind of the request in the request index; by default speech or text. `given`: the answer, or its beginning.
-        `where` and `voice_where` name the fields of prompt and voice in errors. `continues`: the audio follows other audio, so
-        all of its leading silence is sent.
+        `stored`: its stored body, by default that of the options and messages. `kind`: kind of the request in the request index,
+        by default speech or text. `given`: the answer, or its beginning. `where` and `voice_where` name the fields of prompt and
+        voice in errors. `continues`: the audio follows other audio, so all of its leading silence is sent.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -138,12 +134,12 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
+        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self.audio.decode(chat))
         spec = msgspec.structs.replace(
             spec,
             reply=reply_of(options) | (self._leading_silence_param() if spoken and not continues else {}),
             session=session_of(options),
-            body=stored,
+            body=stored_body(options, messages) if stored is None else stored,
             model=self.model,
             kind=kind or ("speech" if spoken else "text"),
         )

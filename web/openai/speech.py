@@ -19,7 +19,6 @@ from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import Message, TextPart
 from web.gateway.answer import AudioPiece
 from web.gateway.gateway import ActiveRequest, Gateway
-from web.gateway.stored_body import stored_body
 from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
@@ -112,7 +111,6 @@ class SpeechStream:
             self._options,
             messages,
             request_id,
-            stored=stored_body(self._options, messages),
             given=TextPart(text=piece, where="input"),
             where="input",
             voice_where="voice",

@@ -38,6 +38,8 @@ Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
 
 
 class Milestone(Enum):
+    """Event in the delivery of a response, which its session handles."""
+
     STARTED = "started"
     """The first output was sent: audio, or text where the response is not spoken."""
     VOICED = "voiced"

@@ -103,7 +103,8 @@ SESSION_TABLE: dict[tuple[UserActivity, ResponseActivity], SessionState] = {
 }
 
 
-StateT, InputT = TypeVar("StateT"), TypeVar("InputT")
+StateT = TypeVar("StateT")
+InputT = TypeVar("InputT")
 
 
 def next_state(table: Mapping[tuple[StateT, InputT], StateT], state: StateT, happened: InputT) -> StateT:

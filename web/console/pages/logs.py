@@ -94,7 +94,8 @@ class LogStream:
             try:
                 async for lines in groups:
                     after = lines[0].id
-                    yield format_message(after, {"lines": self._render_lines(lines)}, swap="afterbegin")
+                    html = self._templates.render("parts/lines.html", lines=lines)
+                    yield format_message(after, {"lines": html}, swap="afterbegin")
             except FleetError as error:
                 yield self._trouble(error.message, after)
                 await wait_for_any(RETRY_S, self._gateway.closing)
@@ -126,9 +127,6 @@ class LogStream:
         async for line in self._gateway.client.telemetry.follow_logs(query, after=after):
             await lines.put(line)
             arrived.set()
-
-    def _render_lines(self, lines: list[LogLine]) -> str:
-        return self._templates.render("parts/lines.html", lines=lines)
 
     def _trouble(self, text: str, last_id: str) -> bytes:
         return format_message(last_id or "0-0", {"trouble": self._templates.render("parts/trouble.html", message=text)})

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from fleet.core.ids import CLIENT, RequestId
-from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEvent
+from fleet.core.request_trace import LIVE_STATES, TaskTrace
 from fleet.core.telemetry import LogLine, LogQuery
 from web.console.page_context import LivePage, PageContext, Query
 from web.console.waterfall import Waterfall, build_waterfall
@@ -41,8 +41,6 @@ class OneRequestContext(PageContext):
     detail: RequestDetail | None = None
     waterfall: Waterfall | None = None
     tasks: tuple[TaskTrace, ...] = ()
-    edges: tuple[EdgeTrace, ...] = ()
-    events: tuple[TraceEvent, ...] = ()
     player: AudioPlayer | None = None
     lines: tuple[LogLine, ...] = ()
 
@@ -81,8 +79,6 @@ class OneRequestPage(LivePage):
             detail=detail,
             waterfall=build_waterfall(detail, self._gateway.graph, logs),
             tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
-            edges=detail.edges,
-            events=detail.events,
             player=await self._read_player(detail),
             lines=tuple(reversed(logged.lines)),
         )

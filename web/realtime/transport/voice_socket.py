@@ -87,7 +87,9 @@ class VoiceSocket:
                 self._store_early(message.get("text") or message.get("bytes") or "")
                 reading = asyncio.ensure_future(self._websocket.receive())
             self._session = entering.result()
-            await self._replay_early(self._session)
+            for frame in self._drop_early():
+                await self._receive(self._session, frame)
+                await asyncio.sleep(0)
             message = await reading
             while message["type"] == "websocket.receive":
                 await self._receive(self._session, message.get("text") or message.get("bytes") or "")
@@ -105,11 +107,6 @@ class VoiceSocket:
         if self._early_bytes > MAX_EARLY_BYTES or self._registry.early_bytes > MAX_ALL_EARLY_BYTES:
             raise BadInput("too much was sent before the session was created; wait for session.created")
         self._early.append(frame)
-
-    async def _replay_early(self, session: Session) -> None:
-        for frame in self._drop_early():
-            await self._receive(session, frame)
-            await asyncio.sleep(0)
 
     def _drop_early(self) -> list[str | bytes]:
         frames, self._early = self._early, []
