@@ -162,12 +162,12 @@ OPERATIONS: tuple[Operation, ...] = (
 )  # fmt: skip
 
 
-def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
+def document(model: str) -> Schema:
     """Return the OpenAPI 3.1 document of a server of this model."""
-    bodies = [body for op in operations for body in (op.body, op.form) if body is not None]
+    bodies = [body for op in OPERATIONS for body in (op.body, op.form) if body is not None]
     models = [body for body in bodies if issubclass(body, BaseModel)]
     structs = [body for body in bodies if issubclass(body, msgspec.Struct)]
-    structs += [answer for op in operations for answer in _shapes(op)]
+    structs += [answer for op in OPERATIONS for answer in _shapes(op)]
     _, of_models = models_json_schema([(body, "validation") for body in models], ref_template=REF.replace("name", "model"))
     _, of_structs = msgspec.json.schema_components([*structs, ErrorEnvelope], ref_template=REF)
     schemas = {**cast(Schema, of_models["$defs"]), **of_structs}
@@ -176,7 +176,7 @@ def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema
         if "model" in properties:
             properties["model"] = {"type": "string", "enum": [model]}
     paths: dict[str, Schema] = {}
-    for op in operations:
+    for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method.lower()] = _operation(op)
     return {
         "openapi": "3.1.0",

@@ -65,7 +65,6 @@ class Waterfall:
 
     lanes: tuple[Lane, ...]
     labels: tuple[tuple[float, str], ...]
-    num_spans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterf
         lanes += [_hop_lane(edge, trace, ticks, axis) for edge in trace.edges if edge.source == task.stage]
         lanes += _kv_lane(task.stage, trace.kv, axis)
     labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
-    return Waterfall(lanes=tuple(lanes), labels=labels, num_spans=sum(len(lane.spans) for lane in lanes))
+    return Waterfall(lanes=tuple(lanes), labels=labels)
 
 
 def _labels(total_ms: float) -> Iterator[tuple[float, str]]:

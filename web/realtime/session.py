@@ -222,7 +222,6 @@ class Session:
                     self._spawn(self._send_timing(response))
             case Milestone.ENDED:
                 self.responses.release(response)
-                self.stats.server_underruns += response.playhead.underruns
                 self.turns.on_response_ended()
                 self.publish()
 

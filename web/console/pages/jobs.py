@@ -9,7 +9,6 @@ from web.console.page_context import LivePage, PageContext, Query
 
 MAX_ROWS = 100
 UNREADABLE = "unreadable"
-ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +18,6 @@ class JobsContext(PageContext):
     jobs: tuple[Job, ...] = ()
     arguments: tuple[str, ...] = ()
     num_more: int = 0
-    ended: tuple[str, ...] = ENDED
     measures: tuple[str, ...] = tuple(MEASURE_TAKES)
 
 

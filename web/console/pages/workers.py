@@ -39,7 +39,6 @@ class WorkersContext(PageContext):
     more: str
     here: tuple[WorkerRow, ...]
     gone: tuple[WorkerRow, ...]
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,6 @@ class WorkersPage(_WorkerPage):
             remedy=f"fleet worker {missing[0]}" if missing else "",
             here=tuple(self._row(view, here) for view in shown),
             gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
-            missing=tuple(missing),
         )
 
     def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
