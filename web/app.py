@@ -47,21 +47,21 @@ def create_app(
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = VoiceRefusalLog()
     rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    templates = Templates()
+    templates = Templates(gateway.graph)
     login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
         routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, templates)],
         middleware=[
             Middleware(Cors, origins=origins),
-            Middleware(ErrorPages, gateway=gateway),
+            Middleware(ErrorPages, gateway=gateway, templates=templates),
             Middleware(RequestContext, responses=gateway.metrics.http, bodies=BodyMemory(config.web.body_memory_mib)),
             Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, refusal_log=refusal_log)),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
-    app.state.detach_all = gateway.detach_all
-    app.state.close = gateway.close
+    app.state.detach_all = client.requests.detach_all
+    app.state.close = gateway.audio.close
     return app
 
 

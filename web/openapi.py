@@ -48,7 +48,7 @@ REF = "#/components/schemas/{name}"
 Schema = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one route.
 
@@ -72,115 +72,102 @@ class Operation:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="POST", path="/v1/chat/completions", summary="Answer a conversation in text and speech, streamed or whole",
+        "POST", "/v1/chat/completions", "Answer a conversation in text and speech, streamed or whole",
         body=ChatBody, answer=ChatCompletion, media=(EVENTS,),
     ),
     Operation(
-        method="POST", path="/v1/audio/speech", summary="Convert text to speech, streamed",
-        body=SpeechBody, media=(*MEDIA_TYPES.values(), EVENTS),
+        "POST", "/v1/audio/speech", "Convert text to speech, streamed", body=SpeechBody, media=(*MEDIA_TYPES.values(), EVENTS)
     ),
     Operation(
-        method="POST", path="/v1/audio/transcriptions", summary="Transcribe speech",
+        "POST", "/v1/audio/transcriptions", "Transcribe speech",
         form=TranscriptionForm, answer=Transcription, others=(VerboseTranscription,), media=(TEXT, EVENTS),
     ),
-    Operation(method="POST", path="/v1/audio/translations", summary="Not served: always 404", statuses=()),
-    Operation(method="GET", path="/v1/realtime", summary="A WebSocket; over plain HTTP always 426", statuses=()),
-    Operation(method="GET", path="/v1/audio/voices", summary="The voices, the default one first", answer=VoiceList),
-    Operation(method="GET", path="/v1/audio/models", summary="The model, if it speaks", answer=SpeechModelList),
-    Operation(method="GET", path="/v1/models", summary="The one model that is served", answer=ModelList),
-    Operation(method="GET", path="/v1/models/{model}", summary="That model", answer=Model),
+    Operation("POST", "/v1/audio/translations", "Not served: always 404", statuses=()),
+    Operation("GET", "/v1/realtime", "A WebSocket; over plain HTTP always 426", statuses=()),
+    Operation("GET", "/v1/audio/voices", "The voices, the default one first", answer=VoiceList),
+    Operation("GET", "/v1/audio/models", "The model, if it speaks", answer=SpeechModelList),
+    Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),
+    Operation("GET", "/v1/models/{model}", "That model", answer=Model),
     Operation(
-        method="POST", path="/v1/realtime/client_secrets", summary="A short-lived key for one voice session of a browser",
+        "POST", "/v1/realtime/client_secrets", "A short-lived key for one voice session of a browser",
         body=SecretBody, answer=Secret,
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests", summary="Requests, newest first", answer=RequestList,
+        "GET", "/v1/fleet/requests", "Requests, newest first",
+        answer=RequestList,
         query={
             "state": "in this state", "stage": "with a task of this stage", "worker": "that this worker had",
-            "kind": "of this kind", "model": "to this model", "min_ms": "minimum duration in ms",
-            "q": "a part of the id", "limit": "rows", "before": "`next` of the previous page",
+            "kind": "of this kind", "model": "to this model", "min_ms": "minimum duration in ms", "q": "a part of the id",
+            "limit": "rows", "before": "`next` of the previous page",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's trace", answer=RequestDetail),
-    Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=AbortResult),
+    Operation("GET", "/v1/fleet/requests/{request_id}", "A request's trace", answer=RequestDetail),
+    Operation("DELETE", "/v1/fleet/requests/{request_id}", "Abort a request", answer=AbortResult),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/stream",
-        summary="Resume a streamed answer; refused if web.read_only is set",
+        "GET", "/v1/fleet/requests/{request_id}/stream", "Resume a streamed answer; refused if web.read_only is set",
         media=(EVENTS,), headers={"Last-Event-ID": "id of the last received event"},
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/audio", summary="The answer's audio, while it is stored",
-        media=(MEDIA_TYPES["wav"],),
+        "GET", "/v1/fleet/requests/{request_id}/audio", "The answer's audio, while it is stored", media=(MEDIA_TYPES["wav"],)
+    ),
+    Operation("GET", "/v1/fleet/requests/{request_id}/trace", "The trace as Perfetto reads it", media=(JSON,)),
+    Operation(
+        "POST", "/v1/fleet/requests/{request_id}/retry", "Submit the same request again", answer=RetryResult, statuses=(201,)
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/trace", summary="The trace as Perfetto reads it", media=(JSON,)
+        "POST", "/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver",
+        "Take a stage's task back from its worker, to be granted again",
+        answer=RedeliveryResult, query={"epoch": "refuse if the task has another epoch by now"},
     ),
+    Operation("GET", "/v1/fleet/workers", "Workers, recently ended workers, and roles without a worker", answer=WorkerList),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Submit the same request again", answer=RetryResult,
-        statuses=(201,),
+        "POST", "/v1/fleet/workers/{worker_id}/{order}", "Order a worker: drain, resume, stop or dump", answer=WorkerOrderResult
     ),
+    Operation("GET", "/v1/fleet/queues", "Queue and workers of each role", answer=QueueList),
+    Operation("GET", "/v1/fleet/dead-letters", "Requests that killed workers", answer=DeadLetterList),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=RedeliveryResult,
-        summary="Take a stage's task back from its worker, to be granted again",
-        query={"epoch": "refuse if the task has another epoch by now"},
+        "POST", "/v1/fleet/dead-letters/{request_id}/retry", "Submit its request again", answer=RetryResult, statuses=(201,)
     ),
+    Operation("DELETE", "/v1/fleet/dead-letters/{request_id}", "Delete a dead letter", answer=DeletionResult),
+    Operation("GET", "/v1/fleet/transfers", "Tensors between workers, by edge", answer=Transfers),
+    Operation("GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList),
     Operation(
-        method="GET", path="/v1/fleet/workers", summary="Workers, recently ended workers, and roles without a worker",
-        answer=WorkerList,
-    ),
-    Operation(
-        method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume, stop or dump",
-        answer=WorkerOrderResult,
-    ),
-    Operation(method="GET", path="/v1/fleet/queues", summary="Queue and workers of each role", answer=QueueList),
-    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=DeadLetterList),
-    Operation(
-        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Submit its request again", answer=RetryResult,
-        statuses=(201,),
-    ),
-    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Delete a dead letter", answer=DeletionResult),
-    Operation(method="GET", path="/v1/fleet/transfers", summary="Tensors between workers, by edge", answer=Transfers),
-    Operation(method="GET", path="/v1/fleet/series", summary="Time series of the last fifteen minutes", answer=SeriesList),
-    Operation(
-        method="GET", path="/v1/fleet/logs", summary="Log lines of all processes, newest first", answer=LogList,
+        "GET", "/v1/fleet/logs", "Log lines of all processes, newest first",
+        answer=LogList,
         query={
             "q": "a part of the message", "level": "this level and above", "worker": "of this worker",
             "request": "about this request", "process": "of this process", "limit": "lines",
             "before": "`next` of the previous page",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=JobList),
-    Operation(method="POST", path="/v1/fleet/jobs", summary="Start a job", body=JobBody, answer=Job, statuses=(201,)),
-    Operation(method="GET", path="/v1/fleet/jobs/{job_id}", summary="One job", answer=Job),
-    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Delete a finished job", answer=DeletionResult),
+    Operation("GET", "/v1/fleet/jobs", "Background jobs", answer=JobList),
+    Operation("POST", "/v1/fleet/jobs", "Start a job", body=JobBody, answer=Job, statuses=(201,)),
+    Operation("GET", "/v1/fleet/jobs/{job_id}", "One job", answer=Job),
+    Operation("DELETE", "/v1/fleet/jobs/{job_id}", "Delete a finished job", answer=DeletionResult),
     Operation(
-        method="GET", path="/v1/fleet/jobs/{job_id}/files/{name}", media=(JSON, "image/png"),
-        summary="A file of a job's report: report.json or report.png",
+        "GET", "/v1/fleet/jobs/{job_id}/files/{name}", "A file of a job's report: report.json or report.png",
+        media=(JSON, "image/png"),
     ),
+    Operation("POST", "/v1/fleet/jobs/{job_id}/retry", "Run a job again", answer=Job, statuses=(201,)),
+    Operation("POST", "/v1/fleet/jobs/{job_id}/stop", "Stop a running job", answer=Job),
+    Operation("GET", "/v1/fleet/sessions", "Live voice sessions of every gateway", answer=SessionList),
+    Operation("DELETE", "/v1/fleet/sessions/{session_id}", "End a voice session", answer=SessionEnded),
+    Operation("GET", "/health", "This process is up", answer=Health),
+    Operation("GET", "/ready", "Every role has a worker", answer=Readiness, statuses=(200, 503)),
     Operation(
-        method="POST", path="/v1/fleet/jobs/{job_id}/retry", summary="Run a job again", answer=Job, statuses=(201,)
+        "GET", "/metrics", "Metrics, as Prometheus reads them; with the API key where one is set, unless web.open_metrics is",
+        media=(TEXT,),
     ),
-    Operation(method="POST", path="/v1/fleet/jobs/{job_id}/stop", summary="Stop a running job", answer=Job),
-    Operation(method="GET", path="/v1/fleet/sessions", summary="Live voice sessions of every gateway", answer=SessionList),
-    Operation(method="DELETE", path="/v1/fleet/sessions/{session_id}", summary="End a voice session", answer=SessionEnded),
-    Operation(method="GET", path="/health", summary="This process is up", answer=Health),
-    Operation(
-        method="GET", path="/ready", summary="Every role has a worker", answer=Readiness, statuses=(200, 503)
-    ),
-    Operation(
-        method="GET", path="/metrics", media=(TEXT,),
-        summary="Metrics, as Prometheus reads them; with the API key where one is set, unless web.open_metrics is",
-    ),
-    Operation(method="GET", path="/openapi.json", summary="This document", media=(JSON,)),
+    Operation("GET", "/openapi.json", "This document", media=(JSON,)),
 )  # fmt: skip
 
 
-def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
+def document(model: str) -> Schema:
     """Return the OpenAPI 3.1 document of a server of this model."""
-    bodies = [body for op in operations for body in (op.body, op.form) if body is not None]
+    bodies = [body for op in OPERATIONS for body in (op.body, op.form) if body is not None]
     models = [body for body in bodies if issubclass(body, BaseModel)]
     structs = [body for body in bodies if issubclass(body, msgspec.Struct)]
-    structs += [answer for op in operations for answer in _shapes(op)]
+    structs += [answer for op in OPERATIONS for answer in _shapes(op)]
     _, of_models = models_json_schema([(body, "validation") for body in models], ref_template=REF.replace("name", "model"))
     _, of_structs = msgspec.json.schema_components([*structs, ErrorEnvelope], ref_template=REF)
     schemas = {**cast(Schema, of_models["$defs"]), **of_structs}
@@ -189,7 +176,7 @@ def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema
         if "model" in properties:
             properties["model"] = {"type": "string", "enum": [model]}
     paths: dict[str, Schema] = {}
-    for op in operations:
+    for op in OPERATIONS:
         paths.setdefault(op.path, {})[op.method.lower()] = _operation(op)
     return {
         "openapi": "3.1.0",

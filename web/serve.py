@@ -22,7 +22,6 @@ from fleet.core.errors import FleetError
 from fleet.core.gc_freeze import freeze_gc
 from fleet.processing import load_frontend
 from web.app import create_app
-from web.http.protocol.bounds import Bounds
 from web.http.protocol.config import BoundedConfig
 from web.http.protocol.descriptors import connection_bound
 from web.http.protocol.http import BoundedHttp
@@ -119,10 +118,10 @@ def uvicorn_config(
     app: Starlette, config: FleetConfig, tls: TlsFiles | None = None, max_connections: int | None = None
 ) -> BoundedConfig:
     """Return uvicorn's configuration. `max_connections`: limit of the process; None: that of the deployment."""
-    bounds = Bounds.of(config.web, max_connections or config.web.max_connections)
+    web = config.web.model_copy(update={"max_connections": max_connections or config.web.max_connections})
     return BoundedConfig(
         app,
-        ConnectionTable(bounds),
+        ConnectionTable(web),
         _tls_context(tls) if tls is not None else None,
         http=BoundedHttp,
         ws=BoundedWebSocket,

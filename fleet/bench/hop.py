@@ -169,7 +169,7 @@ def _confirm(producer: IO[bytes]) -> None:
 
 
 def _ages(result: TurnResult, arrived_us: float) -> list[float]:
-    return [arrived_us - notice.chunk.made_us for notice in result.notices if isinstance(notice, ChunkNotice)]
+    return [arrived_us - notice.chunk.produced_us for notice in result.notices if isinstance(notice, ChunkNotice)]
 
 
 def _produce(task: _ProducerTask) -> list[float]:
@@ -186,7 +186,7 @@ def _produce(task: _ProducerTask) -> list[float]:
             index=index,
             epoch=task.epoch,
             tensors={"codes": WireTensor("int32", (1, PAYLOAD_CODES), data)},
-            made_us=now_us(),
+            produced_us=now_us(),
         )
         item = scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
         began_s = time.perf_counter()

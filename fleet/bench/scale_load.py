@@ -89,7 +89,7 @@ class StreamLoad:
     async def _receive(self, stream: Stream) -> None:
         try:
             async for chunk in await self._client.requests.submit(stream.spec, None):
-                self._arrived.add(now_us() - chunk.made_us)
+                self._arrived.add(now_us() - chunk.produced_us)
                 if chunk.index != stream.num_chunks[chunk.edge]:
                     stream.fault = f"chunk {chunk.index} of {chunk.edge} arrived as number {stream.num_chunks[chunk.edge]}"
                 stream.num_chunks[chunk.edge] += 1

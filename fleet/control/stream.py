@@ -57,7 +57,7 @@ class ClientStream:
         if edge is None or not edge.wants(chunk):
             return
         if not from_log:
-            self._receipts.arrived(chunk.edge, now_us(), chunk.made_us)
+            self._receipts.arrived(chunk.edge, now_us(), chunk.produced_us)
         self._ready.extend(edge.put(chunk))
         self._wake.set()
 

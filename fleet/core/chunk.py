@@ -50,7 +50,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `boundary`: a transition begins at this chunk; `walk` names it, or the conductor's notice if the conductor drives walks.
     `ordinal` counts the producer's items in `producer_walk` before this chunk.
     `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be empty.
-    `made_us`: wall clock of the producer when it produced the chunk, for the trace only.
+    `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
     `first_row`: position of its first row in the edge; it does not depend on how earlier rows were divided into chunks.
     """
 
@@ -64,7 +64,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     boundary: bool = False
     ordinal: int = 0
     final: bool = False
-    made_us: int = 0
+    produced_us: int = 0
     version: int = WIRE_VERSION
     first_row: int = 0
 

@@ -16,8 +16,8 @@ class Receipts:
     _receipts: dict[EdgeName, Receipt] = field(default_factory=dict[EdgeName, Receipt])
     _hops_us: Counter[EdgeName] = field(default_factory=Counter[EdgeName])
 
-    def arrived(self, edge: EdgeName, at_us: int, made_us: int) -> None:
-        receipt, age_us = self._of(edge), max(0, at_us - made_us)
+    def arrived(self, edge: EdgeName, at_us: int, produced_us: int) -> None:
+        receipt, age_us = self._of(edge), max(0, at_us - produced_us)
         receipt.num_chunks += 1
         receipt.first_us = receipt.first_us or at_us
         receipt.last_us = at_us

@@ -182,7 +182,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One request, complete. `retry_of`: the request that this one repeats. `now_us`: time of the read. `body`: the client's
     request without its audio; "" if it was not retained.
 
-    `prompt_ids` has one placeholder id per audio position. `marks` are its trace events, in order.
+    `prompt_ids` has one placeholder id per audio position. `events` are in order. `playback`: the last report of the client.
     """
 
     id: RequestId
@@ -206,6 +206,6 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     audio: tuple[AudioIn, ...]
     tasks: tuple[TaskTrace, ...]
     edges: tuple[EdgeTrace, ...]
-    marks: tuple[TraceEvent, ...] = ()
+    events: tuple[TraceEvent, ...] = ()
     kv: tuple[KVSpan, ...] = ()
-    heard: PlaybackReport | None = None
+    playback: PlaybackReport | None = None

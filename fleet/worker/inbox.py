@@ -35,7 +35,7 @@ class Inbox:
             case ChunkNotice(chunk=chunk, location=location):
                 task = self._tasks.get(chunk.request)
                 if task is not None and chunk.edge in task.inbound:
-                    task.receipts.arrived(chunk.edge, now_us(), chunk.made_us)
+                    task.receipts.arrived(chunk.edge, now_us(), chunk.produced_us)
                     task.inbound[chunk.edge].put(chunk, location)
             case CreditNotice(request=request, edge=edge, consumed=consumed):
                 task = self._tasks.get(request)

@@ -98,7 +98,7 @@ class RedisLink:
             elif notice:
                 notices.append(notice)
             if isinstance(notice, ChunkNotice):
-                self.hops.add(arrived_us - notice.chunk.made_us)
+                self.hops.add(arrived_us - notice.chunk.produced_us)
 
     def find_workers(self, role: RoleName) -> list[WorkerId]:
         """Return every listed worker of a role."""

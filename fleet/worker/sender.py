@@ -72,7 +72,7 @@ class Sender:
                 boundary=draft.boundary,
                 ordinal=draft.ordinal,
                 final=draft.final,
-                made_us=now_us(),
+                produced_us=now_us(),
                 first_row=draft.first_row,
             )
             append = Append(

@@ -42,7 +42,7 @@ def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Cli
     wait_until(lambda: http.get(f"/v1/fleet/requests/{request}").json()["ended_us"], "the request to end", timeout_s=60)
     trace = http.get(f"/v1/fleet/requests/{request}").json()
     assert trace["state"] == "finished" and trace["kind"] == "speech" and trace["model"] == model
-    events = {(mark["what"], mark["stage"]) for mark in trace["marks"]}
+    events = {(mark["what"], mark["stage"]) for mark in trace["events"]}
     assert {(what, stage) for what in ("granted", "claimed", "output", "finished") for stage in ROLES} <= events
     assert trace["audio_samples"] > 0 and http.get(f"/v1/fleet/requests/{request}/audio").content.startswith(b"RIFF")
     again = http.post(f"/v1/fleet/requests/{request}/retry").json()["id"]

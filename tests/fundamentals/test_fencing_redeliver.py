@@ -93,7 +93,7 @@ async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -
         received = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
         assert all(np.array_equal(received[edge], expected[edge]) for edge in spec.outputs)
         trace = await client.telemetry.trace(spec.id)
-        assert trace is not None and "revoked" in {mark.detail for mark in trace.marks}
+        assert trace is not None and "revoked" in {mark.detail for mark in trace.events}
         assert all(task.deaths == 0 for task in trace.tasks)
 
 

@@ -31,7 +31,7 @@ async def test_pulls_are_counted_by_worker_and_in_the_trace(redis_url: str, pull
             counted[edge] = counted[edge] + counts if edge in counted else counts
     assert counted[remote.name].num_bytes == remote_edge.remote_bytes and counted[remote.name].num_failed == 0
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"
-    assert any(mark.what == "handed_off" for mark in trace.marks) and any(span.how == "taken over" for span in trace.kv)
+    assert any(mark.what == "handed_off" for mark in trace.events) and any(span.how == "taken over" for span in trace.kv)
 
 
 @pytest.mark.parametrize("config", ["colocated", "thinker_pd", "both_pd"])

@@ -23,7 +23,7 @@ IN_STEP = "edges.audio.credits=4"
 
 
 def events_of_stage(trace: RequestTrace, stage: str) -> list[str]:
-    return [mark.what for mark in trace.marks if mark.stage == stage]
+    return [mark.what for mark in trace.events if mark.stage == stage]
 
 
 async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
@@ -32,8 +32,8 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
         received = await answer(client, spec)
         trace = await wait_ended(client, spec.id)
     assert trace.state == "finished" and trace.error is None and trace.kind == "speech" and trace.prompt_ids == spec.prompt_ids
-    assert [mark.at_us for mark in trace.marks] == sorted(mark.at_us for mark in trace.marks)
-    assert trace.marks[0].what == "submitted" and trace.marks[-1].what == "ended"
+    assert [mark.at_us for mark in trace.events] == sorted(mark.at_us for mark in trace.events)
+    assert trace.events[0].what == "submitted" and trace.events[-1].what == "ended"
     graph = fleet.config.graph_declaration()
     for stage in graph.stages:
         events = events_of_stage(trace, stage.name)
@@ -79,7 +79,7 @@ async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> 
             gone = [view for view in await client.telemetry.workers(with_gone=True) if view.gone]
     events = events_of_stage(trace, "talker")
     assert events.count("claimed") == 2 and events.index("lost") > events.index("claimed")
-    (mark,) = [mark for mark in trace.marks if mark.what == "lost"]
+    (mark,) = [mark for mark in trace.events if mark.what == "lost"]
     assert mark.worker == lost and mark.detail == "died"
     first, second = [span for span in trace.kv if span.stage == "talker"]
     assert first.worker == lost != second.worker and first.to_us == mark.at_us <= second.from_us
@@ -177,8 +177,8 @@ async def test_trace_contains_the_playback_report(redis_url: str) -> None:
         await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
         await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
         trace = await client.telemetry.trace(spec.id)
-        assert trace is not None and trace.heard is not None
-        assert (trace.heard.played_samples, trace.heard.underruns) == (123, 2)
+        assert trace is not None and trace.playback is not None
+        assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
 
 
 async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:

@@ -366,9 +366,6 @@ class FakeClient:
         present = [stage.name for stage in self.graph.stages if stage.name not in self.missing]
         return [*(worker_view(f"{role}@host:1:a", role, running=running) for role in present), worker_view(self.id, "")]
 
-    async def ping(self) -> bool:
-        return self.unreachable is None
-
     def check_reachable(self) -> None:
         if self.unreachable is not None:
             raise self.unreachable

@@ -119,8 +119,8 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         self.heard.append((request, played_samples, underruns))
         if request in self.traces:
-            heard = PlaybackReport(played_samples=played_samples, underruns=underruns, at_us=now_us())
-            self.traces[request] = msgspec.structs.replace(self.traces[request], heard=heard)
+            report = PlaybackReport(played_samples=played_samples, underruns=underruns, at_us=now_us())
+            self.traces[request] = msgspec.structs.replace(self.traces[request], playback=report)
 
     def record_underruns(self, count: int) -> None:
         self.underruns += count
@@ -206,7 +206,7 @@ class FakeOperations(Operations):
         again = new_request_id()
         self._fleet.on_retry(request, again)
         event = TraceEvent(at_us=now_us(), what="submitted")
-        self._fleet.traces[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(event,))
+        self._fleet.traces[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", events=(event,))
         self._fleet.rows.append(
             RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)
         )

@@ -68,8 +68,8 @@ def busy(graph: Graph) -> FakeTelemetry:
         trace = _build_trace(number, start, graph)
         fake.traces[trace.id] = trace
         ids = _chunk(trace.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
-        made_us = trace.edges[0].first_us
-        fake.edge_logs[trace.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), made_us=made_us)]
+        produced_us = trace.edges[0].first_us
+        fake.edge_logs[trace.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), produced_us=produced_us)]
         sine = (8000 * np.sin(np.arange(48_000) * 2 * math.pi * 440 / 24_000)).astype("<i2")
         fake.edge_logs[trace.id, "audio"] = [_chunk(trace.id, EdgeName("audio"), "pcm", "int16", sine)]
     fake.worker_list = _workers(stages, now, [row.id for row in fake.rows if row.state == "running"])
@@ -169,9 +169,9 @@ def _build_trace(number: int, start: int, graph: Graph) -> RequestTrace:
         audio=(AudioIn(duration_s=2.4),),
         tasks=tasks,
         edges=edges,
-        marks=_marks(row, stages),
+        events=_events(row, stages),
         kv=_kv(row, stages),
-        heard=PlaybackReport(played_samples=40_000, underruns=1, at_us=at + 900_000) if row.state != "submitted" else None,
+        playback=PlaybackReport(played_samples=40_000, underruns=1, at_us=at + 900_000) if row.state != "submitted" else None,
     )
 
 
@@ -218,26 +218,28 @@ def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: 
     )
 
 
-def _marks(row: RequestRow, stages: list[StageName]) -> tuple[TraceEvent, ...]:
+def _events(row: RequestRow, stages: list[StageName]) -> tuple[TraceEvent, ...]:
     at = row.created_us
-    marks = [TraceEvent(at_us=at, what="submitted", detail="30 prompt tokens")]
+    events = [TraceEvent(at_us=at, what="submitted", detail="30 prompt tokens")]
     if row.state == "submitted":
-        return tuple(marks)
+        return tuple(events)
     for n, stage in enumerate(stages):
-        marks.append(TraceEvent(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800)))
-        marks.append(TraceEvent(at_us=at + 2_300, what="claimed", stage=stage, epoch=Epoch(at + 800), worker=worker_id(stage, 9)))
-        marks.append(TraceEvent(at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)))
+        events.append(TraceEvent(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800)))
+        events.append(
+            TraceEvent(at_us=at + 2_300, what="claimed", stage=stage, epoch=Epoch(at + 800), worker=worker_id(stage, 9))
+        )
+        events.append(TraceEvent(at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)))
     lost, later = stages[0], at + 300_000
-    marks.append(TraceEvent(at_us=later, what="lost", stage=lost, epoch=Epoch(later), worker=worker_id(lost, 9), detail="died"))
-    marks.append(TraceEvent(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900)))
-    marks.append(TraceEvent(at_us=later + 2_000, what="claimed", stage=lost, epoch=Epoch(later + 900), worker=worker_id(lost)))
+    events.append(TraceEvent(at_us=later, what="lost", stage=lost, epoch=Epoch(later), worker=worker_id(lost, 9), detail="died"))
+    events.append(TraceEvent(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900)))
+    events.append(TraceEvent(at_us=later + 2_000, what="claimed", stage=lost, epoch=Epoch(later + 900), worker=worker_id(lost)))
     if row.ended_us:
-        marks += [
+        events += [
             TraceEvent(at_us=row.ended_us - 30_000, what="finished", stage=stage, worker=worker_id(stage)) for stage in stages
         ]
-        marks.append(TraceEvent(at_us=row.ended_us - 5_000, what="delivered", stage=CLIENT))
-        marks.append(TraceEvent(at_us=row.ended_us, what="ended", detail=row.state))
-    return tuple(sorted(marks, key=lambda mark: mark.at_us))
+        events.append(TraceEvent(at_us=row.ended_us - 5_000, what="delivered", stage=CLIENT))
+        events.append(TraceEvent(at_us=row.ended_us, what="ended", detail=row.state))
+    return tuple(sorted(events, key=lambda event: event.at_us))
 
 
 def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KVSpan, ...]:

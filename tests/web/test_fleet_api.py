@@ -54,7 +54,9 @@ def test_requests_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> 
 def test_request_detail_has_texts_and_audio(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
     request = fleet.rows[-1].id
     trace = gateway.http.get(f"/v1/fleet/requests/{request}").json()
-    assert trace["prompt"] and trace["answer"] and trace["marks"][0]["what"] == "submitted" and trace["heard"]["underruns"] == 1
+    assert (
+        trace["prompt"] and trace["answer"] and trace["events"][0]["what"] == "submitted" and trace["playback"]["underruns"] == 1
+    )
     sound = gateway.http.get(f"/v1/fleet/requests/{request}/audio")
     with wave.open(io.BytesIO(sound.content)) as file:
         assert sound.headers["content-type"] == "audio/wav" and file.getnframes() == 48_000 and file.getframerate() == 24_000

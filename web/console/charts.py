@@ -28,10 +28,6 @@ class Chart:
     description: str
     lines: tuple[ChartLine, ...]
 
-    @property
-    def empty(self) -> bool:
-        return not any(line.path for line in self.lines)
-
 
 def draw_path(values: Sequence[float | None], top: float) -> str:
     """Return an SVG path from left to right: None leaves a gap, a single point becomes a dot."""

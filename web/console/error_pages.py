@@ -14,22 +14,17 @@ from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
 
 API_PATHS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-TITLES = {
-    404: "Page not found",
-    405: "Method not allowed",
-    500: "Internal server error",
-    503: "Not available now",
-}
+TITLES = {404: "Page not found", 405: "Method not allowed", 500: "Internal server error", 503: "Not available now"}
 _decoder = msgspec.json.Decoder(ErrorEnvelope)
 
 
 class ErrorPages:
     """Middleware that replaces a JSON error by a page if a person opened the address. Programs and buttons receive the JSON."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, templates: Templates) -> None:
         self.app = app
         self._gateway = gateway
-        self._templates = Templates()
+        self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, _ErrorPageSender(self, scope, send) if wants_page(scope) else send)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, NotFound
 from web.console.login import NO_STORE
-from web.console.page_context import LivePage, PageContext, Query
+from web.console.page_context import LIVE, LivePage, PageContext, Query, build_path
 from web.console.refresh import RefreshTimer
 from web.console.shell import Shell, build_shell, find_origin
 from web.console.templating import Templates
@@ -43,7 +43,13 @@ class LivePages:
     def _serve(self, page: LivePage) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
             context = await self._read(page, {**request.query_params, **request.path_params}, None)
-            html = self._templates.render(f"{page.key}.html", page=context, shell=self._shell(page, request))
+            html = self._templates.render(
+                f"{page.key}.html",
+                page=context,
+                shell=self._shell(page, request),
+                title=request.path_params.get("id", page.key.capitalize()),
+                stream=build_path(LIVE + page.key, context.stream_query),
+            )
             return HTMLResponse(html, status_code=context.status, headers=NO_STORE)
 
         return serve

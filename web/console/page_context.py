@@ -2,15 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from fleet.graphs import Graph
 from web.gateway.gateway import Gateway
 
 LIVE = "/console/live/"
-NUM_COLOURS = 6
 
 Query = Mapping[str, str]
 """A page's path and query parameters, together."""
@@ -20,13 +18,12 @@ Query = Mapping[str, str]
 class PageContext:
     """Data that the template of every live page needs.
 
-    `stream`: the path of the page's event stream. `trouble`: the problem to show first, and `remedy` the command that solves it;
-    both empty without one. `known`: False until the fleet could be read, so that an empty list is not shown as "none".
+    `stream_query`: parameters of the page's event stream. `trouble`: the problem to show first, and `remedy` the command that
+    solves it; both empty without one. `known`: False until the fleet could be read, so that an empty list is not shown as "none".
     `status`: the HTTP status.
     """
 
-    title: str
-    stream: str
+    stream_query: Query = field(default_factory=dict[str, str])
     trouble: str = ""
     remedy: str = ""
     known: bool = True
@@ -38,7 +35,6 @@ class FilterLink:
     """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered list that match it."""
 
     name: str
-    colour: int = -1
     count: int
     path: str
     chosen: bool
@@ -47,37 +43,29 @@ class FilterLink:
 class LivePage(ABC):
     """A page with the template `KEY.html` at `path`, shown in the navigation under `active`.
 
-    `live` names the blocks that are sent again when they change; each is one element whose id is the block's name.
+    `live` names the blocks that are sent again when they change; each is one element whose id is the block's name. `context` is
+    the class of the page's context, shown with its defaults when the fleet cannot be read.
     """
 
     key: ClassVar[str]
     active: ClassVar[str]
     path: ClassVar[str]
     live: ClassVar[tuple[str, ...]]
+    context: ClassVar[type[PageContext]]
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._colours = assign_colours(gateway.graph)
 
     @abstractmethod
     async def read(self, query: Query) -> PageContext:
         """Raises: FleetError, which the page then shows."""
 
-    @abstractmethod
     def empty(self, query: Query) -> PageContext:
         """Return the context to show when the fleet cannot be read."""
-
-
-def stream_path(key: str, query: Query) -> str:
-    return build_path(LIVE + key, query)
+        return self.context()
 
 
 def build_path(path: str, query: Query) -> str:
     """Return `path` with the parameters that are not empty."""
     used = {name: value for name, value in query.items() if value}
     return path + (f"?{urlencode(used)}" if used else "")
-
-
-def assign_colours(graph: Graph) -> dict[str, int]:
-    """Return the colour number of each stage, by its position in the graph."""
-    return {stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)}

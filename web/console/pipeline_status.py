@@ -1,48 +1,31 @@
 """The live status of the pipeline: the stages with their workers, and one request's edges with their counts. Knows no HTML."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import CLIENT, RequestId, stage_of
-from fleet.core.request_trace import EdgeTrace, RequestTrace
+from fleet.core.ids import RequestId, stage_of
+from fleet.core.request_trace import EdgeTrace, TaskTrace
 from fleet.core.telemetry import WorkerView
-from fleet.graphs import Edge, Graph
 from web.gateway.gateway import Gateway
 
 ENDED = frozenset({"finished", "failed", "aborted"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeRow:
-    """Units: `produced` and `consumed` count chunks, `items` the items in them."""
-
-    name: str
-    target: str
-    to_client: bool
-    produced: int
-    consumed: int
-    items: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
     """`up`, `draining` and `standby` count workers; `up` workers accept tasks, and `capacity` counts their slots.
 
-    `state`, `owner` and `walk` are those of the shown request's task, empty without one.
+    `task` is that of the shown request, if any.
     """
 
     name: str
-    colour: int
     up: int
     draining: int
     standby: int
     running: int
     capacity: int
-    state: str
-    owner: str
-    walk: str
-    edges: tuple[EdgeRow, ...]
+    task: TaskTrace | None
+    edges: tuple[EdgeTrace, ...]
 
     @property
     def busy(self) -> bool:
@@ -65,64 +48,40 @@ class PipelineStatus:
 
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
     """Read the current status; an unreachable Redis becomes its `trouble`."""
+    graph = gateway.graph
     try:
         workers = [view for view in await gateway.client.telemetry.workers() if view.lease_left_s > 0]
         request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
-        return build_pipeline_status(gateway.graph, [], None, None, trouble=error.message)
-    served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
-    missing = [stage.name for stage in gateway.graph.stages if stage.name not in served]
-    trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
-    return build_pipeline_status(gateway.graph, workers, request_id, request, trouble=trouble)
-
-
-def build_pipeline_status(
-    graph: Graph,
-    workers: Sequence[WorkerView],
-    request_id: RequestId | None,
-    request: RequestTrace | None,
-    *,
-    trouble: str,
-) -> PipelineStatus:
+        workers, request_id, request, trouble = list[WorkerView](), None, None, error.message
+    else:
+        served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
+        missing = [stage.name for stage in graph.stages if stage.name not in served]
+        trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []
-    for colour, stage in enumerate(graph.stages):
+    for stage in graph.stages:
         of_stage = [view for view in workers if stage_of(view.role) == stage.name]
-        task = tasks.get(stage.name)
-        edges = [_edge_row(graph, edge, counts.get(edge.name)) for edge in graph.edges_from(stage.name)]
+        edges = [
+            counts.get(edge.name)
+            or EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
+            for edge in graph.edges_from(stage.name)
+        ]
         card = StageCard(
             name=stage.name,
-            colour=colour % 6,
             up=sum(_accepts_tasks(view) for view in of_stage),
             draining=sum(view.draining for view in of_stage),
             standby=sum(view.standby and not view.draining for view in of_stage),
             running=sum(view.running for view in of_stage),
             capacity=sum(view.capacity for view in of_stage if _accepts_tasks(view)),
-            state=task.state if task else "",
-            owner=(task.owner or "") if task else "",
-            walk=(task.walk or "") if task else "",
+            task=tasks.get(stage.name),
             edges=tuple(edges),
         )
         cards.append(card)
-    return PipelineStatus(
-        stages=tuple(cards),
-        request_id=str(request_id or ""),
-        state=request.state if request is not None else "",
-        trouble=trouble,
-    )
+    state = request.state if request is not None else ""
+    return PipelineStatus(stages=tuple(cards), request_id=request_id or "", state=state, trouble=trouble)
 
 
 def _accepts_tasks(view: WorkerView) -> bool:
     return not view.draining and not view.standby
-
-
-def _edge_row(graph: Graph, edge: Edge, view: EdgeTrace | None) -> EdgeRow:
-    return EdgeRow(
-        name=edge.name,
-        target=edge.target,
-        to_client=edge.target == CLIENT,
-        produced=view.produced if view else 0,
-        consumed=view.consumed if view else 0,
-        items=view.items if view else 0,
-    )

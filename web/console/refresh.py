@@ -27,7 +27,9 @@ class RefreshTimer:
     async def wait_for_changes(self) -> AsyncGenerator[str, None]:
         """Yield the last event's id each time a page is due, beginning immediately, until the gateway closes."""
         closing = self._gateway.closing
-        self._add_page()
+        self._num_pages += 1
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._follow_events())
         try:
             while not closing.is_set():
                 changed = self._changed
@@ -35,18 +37,10 @@ class RefreshTimer:
                 await wait_for_any(MIN_INTERVAL_S, closing)
                 await wait_for_any(MAX_INTERVAL_S - MIN_INTERVAL_S, closing, changed)
         finally:
-            self._remove_page()
-
-    def _add_page(self) -> None:
-        self._num_pages += 1
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._follow_events())
-
-    def _remove_page(self) -> None:
-        self._num_pages -= 1
-        if self._num_pages == 0 and self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
+            self._num_pages -= 1
+            if self._num_pages == 0:
+                self._reader.cancel()
+                self._reader = None
 
     async def _follow_events(self) -> None:
         while True:

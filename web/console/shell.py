@@ -7,26 +7,19 @@ from starlette.requests import Request
 from fleet.core.clock import now_us
 from web.gateway.gateway import Gateway
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NavItem:
-    key: str
-    path: str
-    label: str
-
-
 NAV = (
-    NavItem(key="voice", path="/", label="Voice"),
-    NavItem(key="overview", path="/overview", label="Overview"),
-    NavItem(key="requests", path="/requests", label="Requests"),
-    NavItem(key="workers", path="/workers", label="Workers"),
-    NavItem(key="queues", path="/queues", label="Queues"),
-    NavItem(key="transfers", path="/transfers", label="Transfers"),
-    NavItem(key="sessions", path="/sessions", label="Sessions"),
-    NavItem(key="jobs", path="/jobs", label="Jobs"),
-    NavItem(key="logs", path="/logs", label="Logs"),
-    NavItem(key="docs", path="/docs", label="API"),
+    ("voice", "/", "Voice"),
+    ("overview", "/overview", "Overview"),
+    ("requests", "/requests", "Requests"),
+    ("workers", "/workers", "Workers"),
+    ("queues", "/queues", "Queues"),
+    ("transfers", "/transfers", "Transfers"),
+    ("sessions", "/sessions", "Sessions"),
+    ("jobs", "/jobs", "Jobs"),
+    ("logs", "/logs", "Logs"),
+    ("docs", "/docs", "API"),
 )
+"""Key, path and label of each page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +37,7 @@ class Shell:
     locked: bool
     now_us: int
     origin: str
-    nav: tuple[NavItem, ...] = NAV
+    nav: tuple[tuple[str, str, str], ...] = NAV
 
 
 def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:

@@ -7,16 +7,20 @@ from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fleet.core.ids import stage_of
+from fleet.graphs import Graph
 from web.console import formats
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
+NUM_COLOURS = 6
 
 
 class Templates:
     """Renders pages and single blocks of them. A name missing from the context is an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: Graph) -> None:
+        self._colours = {stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)}
         self._environment = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -25,18 +29,25 @@ class Templates:
             lstrip_blocks=True,
         )
         self._environment.filters.update({form.__name__: form for form in formats.FILTERS})
+        self._environment.filters["colour"] = self._colour_of
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
         # a global, since a block rendered by itself does not see the imports of its template
         globals_["ui"] = self._environment.get_template("parts/ui.html").module
 
+    def _colour_of(self, role: str) -> int:
+        """Return the colour number of a stage or role, by the stage's position in the graph; -1 for others."""
+        return self._colours.get(stage_of(role), -1)
+
     def render(self, name: str, **values: object) -> str:
         return self._environment.get_template(name).render(**values)
 
     def render_block(self, name: str, block: str, **values: object) -> str:
-        """Render one `{% block %}` of a template as in the whole page."""
-        template = self._environment.get_template(name)
-        return "".join(template.blocks[block](template.new_context(values)))
+        """Render one `{% block %}` of a live page, its own or one of the base template."""
+        context = self._environment.get_template(name).new_context(values)
+        for inherited, render in self._environment.get_template("live.html").blocks.items():
+            context.blocks.setdefault(inherited, []).append(render)
+        return "".join(context.blocks[block][0](context))
 
 
 @cache

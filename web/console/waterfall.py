@@ -48,12 +48,12 @@ class LanePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """`colour`: of its stage, -1 without one. `note`: text beside the lane, such as bytes or owners."""
+    """`stage`: the stage whose colour it has, "" without one. `note`: text beside the lane, such as bytes or owners."""
 
     key: str
     label: str
     kind: str
-    colour: int
+    stage: str
     note: str
     spans: tuple[LaneSpan, ...]
     points: tuple[LanePoint, ...] = ()
@@ -65,7 +65,6 @@ class Waterfall:
 
     lanes: tuple[Lane, ...]
     labels: tuple[tuple[float, str], ...]
-    num_spans: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +86,20 @@ class Axis:
         return f"at {formats.ms((us - self.start_us) / 1000)}"
 
 
-def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs, colour_of: Mapping[str, int]) -> Waterfall:
+def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterfall:
     """Build the lanes. `logs`: the chunks of edges; an edge without an entry has no ticks."""
-    ticks = {edge: [chunk.made_us for chunk in chunks] for edge, chunks in logs.items()}
+    ticks = {edge: [chunk.produced_us for chunk in chunks] for edge, chunks in logs.items()}
     axis = Axis(trace.created_us, max(trace.ended_us or trace.now_us, trace.created_us + 1))
     lanes = [_request_lane(trace, axis)]
     for task in (task for task in trace.tasks if task.stage != CLIENT):
-        lanes.append(_stage_lane(task, trace, axis, colour_of.get(task.stage, -1)))
-        lanes += _walk_lane(find_walk_spans(trace, task, graph, logs), task.stage, axis, colour_of)
+        lanes.append(_stage_lane(task, trace, axis))
+        lanes += _walk_lane(find_walk_spans(trace, task, graph, logs), task.stage, axis)
         if task.hand_off is not None:
-            lanes.append(_hand_off_lane(task, axis, colour_of.get(task.stage, -1)))
-        lanes += [_hop_lane(edge, trace, ticks, axis, colour_of) for edge in trace.edges if edge.source == task.stage]
-        lanes += _kv_lane(task, trace.kv, axis, colour_of)
+            lanes.append(_hand_off_lane(task, axis))
+        lanes += [_hop_lane(edge, trace, ticks, axis) for edge in trace.edges if edge.source == task.stage]
+        lanes += _kv_lane(task.stage, trace.kv, axis)
     labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
-    return Waterfall(lanes=tuple(lanes), labels=labels, num_spans=sum(len(lane.spans) for lane in lanes))
+    return Waterfall(lanes=tuple(lanes), labels=labels)
 
 
 def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
@@ -113,7 +112,7 @@ def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
             yield x, f"{at / 1000:g} s" if total_ms >= 2000 else f"{at:g} ms"
 
 
-def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Mapping[str, int]) -> Iterator[Lane]:
+def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis) -> Iterator[Lane]:
     if not spans:
         return
     took: dict[str, int] = {}
@@ -125,18 +124,17 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Map
         one = axis.span(span.from_us, span.to_us, "walk", detail)
         drawn.append(replace(one, label=span.walk if one.width >= LABEL_WIDTH * len(span.walk) else ""))
     note = ", ".join(f"{walk} {formats.ms(us / 1000)}" for walk, us in took.items())
-    colour = colour_of.get(stage, -1)
-    yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", colour=colour, note=note, spans=tuple(drawn))
+    yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", stage=stage, note=note, spans=tuple(drawn))
 
 
 def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     took = formats.ms((axis.end_us - axis.start_us) / 1000)
     span = axis.span(axis.start_us, axis.end_us, "whole", f"request {trace.state}, {took}")
-    events = [event for event in trace.marks if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
+    events = [event for event in trace.events if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
     points = [_point(event, axis) for event in events]
     if trace.state in STRIKE and trace.ended_us:
         points.append(LanePoint(x=axis.x(trace.ended_us), kind=trace.state, detail=f"{trace.state} {axis.at(trace.ended_us)}"))
-    return Lane(key="request", label="request", kind="request", colour=-1, note=took, spans=(span,), points=tuple(points))
+    return Lane(key="request", label="request", kind="request", stage="", note=took, spans=(span,), points=tuple(points))
 
 
 def _point(event: TraceEvent, axis: Axis) -> LanePoint:
@@ -144,12 +142,12 @@ def _point(event: TraceEvent, axis: Axis) -> LanePoint:
     return LanePoint(x=axis.x(event.at_us), kind=event.what, detail=", ".join(part for part in parts if part))
 
 
-def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis, colour: int) -> Lane:
-    events = [event for event in trace.marks if event.stage == task.stage]
+def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis) -> Lane:
+    events = [event for event in trace.events if event.stage == task.stage]
     spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
     points = tuple(_point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off"))
     return Lane(
-        key=f"stage-{task.stage}", label=task.stage, kind="stage", colour=colour, note=task.state, spans=spans, points=points
+        key=f"stage-{task.stage}", label=task.stage, kind="stage", stage=task.stage, note=task.state, spans=spans, points=points
     )
 
 
@@ -223,7 +221,7 @@ def _spans_of_task(task: TaskTrace, axis: Axis) -> Iterator[LaneSpan]:
             yield axis.span(begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {text}, {took}")
 
 
-def _hand_off_lane(task: TaskTrace, axis: Axis, colour: int) -> Lane:
+def _hand_off_lane(task: TaskTrace, axis: Axis) -> Lane:
     times = task.hand_off
     assert times is not None
     steps = (
@@ -242,12 +240,10 @@ def _hand_off_lane(task: TaskTrace, axis: Axis, colour: int) -> Lane:
     last = times.resumed_us or times.opened_us
     note = f"{formats.ms((last - times.prefilled_us) / 1000)} in all"
     label = f"{task.stage} hand-off"
-    return Lane(key=f"hand-off-{task.stage}", label=label, kind="hand-off", colour=colour, note=note, spans=tuple(spans))
+    return Lane(key=f"hand-off-{task.stage}", label=label, kind="hand-off", stage=task.stage, note=note, spans=tuple(spans))
 
 
-def _hop_lane(
-    edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis, colour_of: Mapping[str, int]
-) -> Lane:
+def _hop_lane(edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis) -> Lane:
     receipts = [receipt for task in trace.tasks for receipt in task.receipts if receipt.edge == edge.name]
     parts = [f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through the log"]
     parts += [_describe_receipt(receipt) for receipt in receipts]
@@ -257,7 +253,7 @@ def _hop_lane(
         key=f"hop-{edge.name}",
         label=f"{edge.name} → {target}",
         kind="hop",
-        colour=colour_of.get(edge.source, -1),
+        stage=edge.source,
         note=_volume(edge, receipts),
         spans=spans,
         points=_ticks(ticks.get(edge.name, ()), axis),
@@ -280,25 +276,20 @@ def _describe_receipt(receipt: Receipt) -> str:
     return text
 
 
-def _ticks(made_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
+def _ticks(produced_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
     """Return a tick for each chunk; of very many, as many as can be distinguished."""
-    every = max(1, -(-len(made_us) // MAX_TICKS))
-    return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in made_us[::every] if at)
+    every = max(1, -(-len(produced_us) // MAX_TICKS))
+    return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in produced_us[::every] if at)
 
 
-def _kv_lane(task: TaskTrace, owned: Sequence[KVSpan], axis: Axis, colour_of: Mapping[str, int]) -> list[Lane]:
-    spans_of_task = [span for span in owned if span.stage == task.stage]
-    if not spans_of_task:
-        return []
-    spans = tuple(
+def _kv_lane(stage: str, owned: Sequence[KVSpan], axis: Axis) -> Iterator[Lane]:
+    spans = [
         axis.span(
-            span.from_us,
-            span.to_us or axis.end_us,
-            "kv",
-            f"{span.worker} owns the KV cache, {span.how}, {axis.at(span.from_us)}",
+            span.from_us, span.to_us or axis.end_us, "kv", f"{span.worker} owns the KV cache, {span.how}, {axis.at(span.from_us)}"
         )
-        for span in spans_of_task
-    )
-    note = f"{len(spans_of_task)} owner{'' if len(spans_of_task) == 1 else 's'}"
-    colour = colour_of.get(task.stage, -1)
-    return [Lane(key=f"kv-{task.stage}", label=f"{task.stage} KV owner", kind="kv", colour=colour, note=note, spans=spans)]
+        for span in owned
+        if span.stage == stage
+    ]
+    if spans:
+        note = f"{len(spans)} owner{'' if len(spans) == 1 else 's'}"
+        yield Lane(key=f"kv-{stage}", label=f"{stage} KV owner", kind="kv", stage=stage, note=note, spans=tuple(spans))

@@ -56,7 +56,7 @@ def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Chrome
         events += [_span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker}) for span in spans]
     for span in trace.kv:
         events.append(_span(span.worker, span.from_us, span.to_us or end, number[f"kv {span.stage}"], {"how": span.how}))
-    for event in trace.marks:
+    for event in trace.events:
         lane = number.get(event.stage, number["request"])
         args: dict[str, str | int] = {"worker": event.worker, "epoch": event.epoch, "detail": event.detail}
         events.append(ChromeTraceEvent(name=event.what, ph="i", ts=event.at_us, tid=lane, s="t", args=args))

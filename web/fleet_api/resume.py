@@ -4,8 +4,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
+from web.fleet_api.request_detail import request_not_found
 from web.gateway.answer import Position
 from web.gateway.gateway import Gateway
 from web.http.disconnect import is_stalled, until_disconnect
@@ -35,7 +35,7 @@ class ResumeEndpoint:
     async def _resume(self, request_id: RequestId, sent: Position, scope: Scope, send: Send) -> None:
         answer = await self._gateway.resume(request_id)
         if answer is None:
-            raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
+            raise request_not_found(request_id)
         async with answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = ChatEnvelope.of(answer.spec, self._gateway.model)

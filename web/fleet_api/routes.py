@@ -3,7 +3,7 @@
 Knows no stage and no page.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
 import msgspec
@@ -33,7 +33,6 @@ from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
 from web.http.json_response import json_response
-from web.ports import FleetPort
 
 MAX_PAGE, MAX_LINES = 200, 1000
 MAX_JOB_BODY_BYTES = 64 * 1024
@@ -132,7 +131,7 @@ class FleetApi:
     """One method per route; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self._client = gateway, gateway.client
 
     def routes(self) -> list[BaseRoute]:
         root = "/v1/fleet"
@@ -165,24 +164,16 @@ class FleetApi:
     async def requests(self, request: Request) -> Response:
         """List requests, newest first; the parameters filter, `q` by a part of the id."""
         params = request.query_params
-        filter_ = RequestFilter(
-            state=choice_param(request, "state", STATES),
-            stage=params.get("stage", ""),
-            worker=params.get("worker", ""),
-            kind=params.get("kind", ""),
-            model=params.get("model", ""),
-            min_ms=int_param(request, "min_ms", 0, 10**9),
-            text=params.get("q", ""),
-        )
-        limit = int_param(request, "limit", 50, MAX_PAGE, least=1)
-        page = await self._client.telemetry.list_requests(filter_, before=params.get("before", ""), limit=limit)
+        wanted = read_request_filter(params)
+        limit = int_param(params, "limit", 50, MAX_PAGE, least=1)
+        page = await self._client.telemetry.list_requests(wanted, before=params.get("before", ""), limit=limit)
         return json_response(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
 
     async def abort(self, request: Request) -> Response:
         """Abort a request; `aborted` is false if it had ended already."""
         request_id = _request_id(request)
         aborted = await self._client.requests.abort(request_id)
-        if not aborted and await self._gateway.client.telemetry.trace(request_id) is None:
+        if not aborted and await self._client.telemetry.trace(request_id) is None:
             raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
 
@@ -199,7 +190,7 @@ class FleetApi:
     async def trace(self, request: Request) -> Response:
         """Send the trace in Chrome's format, which Perfetto opens."""
         request_id = _request_id(request)
-        found = await self._gateway.client.telemetry.trace(request_id)
+        found = await self._client.telemetry.trace(request_id)
         if found is None:
             raise request_not_found(request_id)
         trace = chrome_trace_of(found, self._gateway.graph, await read_logs_without_audio(self._gateway, found))
@@ -214,7 +205,7 @@ class FleetApi:
     async def redeliver(self, request: Request) -> Response:
         """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the task has another epoch by now."""
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
-        epoch = Epoch(int_param(request, "epoch", 0, MAX_EPOCH))
+        epoch = Epoch(int_param(request.query_params, "epoch", 0, MAX_EPOCH))
         await self._client.operations.redeliver(request_id, stage, epoch)
         return json_response(RedeliveryResult(id=request_id, stage=stage))
 
@@ -223,7 +214,7 @@ class FleetApi:
             msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE)
             for view in await self._client.telemetry.workers(with_gone=True)
         ]
-        missing = await self._gateway.client.telemetry.missing_roles()
+        missing = await self._client.telemetry.missing_roles()
         live, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
         return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
@@ -258,15 +249,9 @@ class FleetApi:
     async def logs(self, request: Request) -> Response:
         """List log lines, newest first; the parameters filter, `q` by a part of the message, `level` by that level and above."""
         params = request.query_params
-        query = LogQuery(
-            text=params.get("q", ""),
-            level=choice_param(request, "level", LEVELS),
-            worker=params.get("worker", ""),
-            request=params.get("request", ""),
-            process=params.get("process", ""),
-        )
-        limit = int_param(request, "limit", 200, MAX_LINES, least=1)
-        page = await self._client.telemetry.logs(query, before=params.get("before", ""), limit=limit)
+        wanted = read_log_query(params)
+        limit = int_param(params, "limit", 200, MAX_LINES, least=1)
+        page = await self._client.telemetry.logs(wanted, before=params.get("before", ""), limit=limit)
         return json_response(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
 
     async def jobs(self, _request: Request) -> Response:
@@ -306,22 +291,42 @@ class FleetApi:
         await self._client.jobs.delete(job_id)
         return json_response(DeletionResult(id=job_id, object="fleet.job"))
 
-    @property
-    def _client(self) -> FleetPort:
-        return self._gateway.client
+
+def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
+    """Raises: BadInput naming the parameter."""
+    return RequestFilter(
+        state=choice_param(params, "state", STATES),
+        stage=params.get("stage", ""),
+        worker=params.get("worker", ""),
+        kind=params.get("kind", ""),
+        model=params.get("model", ""),
+        min_ms=int_param(params, "min_ms", 0, 10**9),
+        text=params.get("q", ""),
+    )
 
 
-def choice_param(request: Request, name: str, known: Sequence[str]) -> str:
+def read_log_query(params: Mapping[str, str]) -> LogQuery:
+    """Raises: BadInput naming the parameter."""
+    return LogQuery(
+        text=params.get("q", ""),
+        level=choice_param(params, "level", LEVELS),
+        worker=params.get("worker", ""),
+        request=params.get("request", ""),
+        process=params.get("process", ""),
+    )
+
+
+def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> str:
     """Return a query parameter, "" if absent. Raises: BadInput naming the valid values."""
-    value = request.query_params.get(name, "")
+    value = params.get(name, "")
     if value and value not in known:
         raise BadInput(f"{name}: {value[:40]!r} is none of {', '.join(known)}", param=name)
     return value
 
 
-def int_param(request: Request, name: str, default: int, most: int, *, least: int = 0) -> int:
+def int_param(params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0) -> int:
     """Return a query parameter as a number. Raises: BadInput naming the limits."""
-    value = request.query_params.get(name, "")
+    value = params.get(name, "")
     if not value:
         return default
     if not (value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most):

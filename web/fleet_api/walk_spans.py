@@ -34,7 +34,7 @@ def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: Ed
     begins = [(0, str(stage.walks[0])), *_transitions(task, graph, logs)]
     ends = [at for at, _ in begins[1:]] + [trace.ended_us or trace.now_us]
     spans: list[WalkSpan] = []
-    for worker, from_us, to_us in _find_owners(task, [event for event in trace.marks if event.stage == task.stage], ends[-1]):
+    for worker, from_us, to_us in _find_owners(task, [event for event in trace.events if event.stage == task.stage], ends[-1]):
         for (begin, walk), end in zip(begins, ends, strict=True):
             first, last = max(begin, from_us), min(end, to_us)
             if first < last:
@@ -49,13 +49,13 @@ def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[in
     inputs = graph.edges_to(task.stage)
     if inputs:
         times = [
-            (chunk.made_us, chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal))
+            (chunk.produced_us, chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal))
             for edge in inputs
             for chunk in logs.get(edge.name, ())
             if chunk.boundary and chunk.producer_walk is not None
         ]
     else:
-        times = [(c.made_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
+        times = [(c.produced_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
     order = {str(walk): index for index, walk in enumerate(graph.stage(task.stage).walks)}
     last = 0
     changes: list[tuple[int, str]] = []

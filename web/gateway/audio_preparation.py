@@ -52,5 +52,5 @@ class AudioPreparation:
         return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True)
 
     def close(self) -> None:
-        """End the decoder processes."""
+        """End the decoder processes, after the last request."""
         self._pool.close()

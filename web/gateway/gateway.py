@@ -58,21 +58,6 @@ class ActiveRequest:
         return headers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOverrides:
-    """Overrides of a chat body by routes other than chat.
-
-    `messages` replace those of the body; `given` is the answer, or its beginning; `where` and `voice_where` name the fields of
-    prompt and voice in errors. `continues`: the audio follows other audio, so all of its leading silence is sent.
-    """
-
-    messages: tuple[Message, ...] = ()
-    given: GivenAnswer = ()
-    where: str = "messages"
-    voice_where: str = "audio.voice"
-    continues: bool = False
-
-
 class Gateway:
     """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling is wrong."""
 
@@ -88,7 +73,7 @@ class Gateway:
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end, and unfinished answers can be resumed at another gateway."""
-        self._audio = AudioPreparation(client, frontend, config.limits)
+        self.audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
 
@@ -96,46 +81,39 @@ class Gateway:
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
-    def detach_all(self) -> None:
-        """End the remaining answers of this gateway with GatewayStopping; see `FleetPort.detach_all`."""
-        self.client.requests.detach_all()
-
-    def close(self) -> None:
-        """Stop the decoder processes, after the last request."""
-        self._audio.close()
-
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming the field `where`."""
         if wanted != self.model and wanted not in self.config.web.model_aliases:
             others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
             raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
 
-    async def submit(
-        self, body: ChatBody, request_id: RequestId, overrides: RequestOverrides | None = None, *, kind: str = ""
-    ) -> ActiveRequest:
+    async def submit(self, body: ChatBody, request_id: RequestId) -> ActiveRequest:
         """Check, prepare and submit a request. If the caller is cancelled meanwhile, no request remains.
-
-        `kind`: kind of the request in the request index; by default speech or text, by the body's modalities.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
         self.check_model(body.model)
         self.outputs(spoken="audio" in body.wants)
-        overrides = overrides or RequestOverrides()
-        messages = overrides.messages or await self._messages(body)
-        return await self.submit_chat(body, messages, request_id, overrides, stored=stored_body(body), kind=kind)
+        return await self.submit_chat(body, await self._messages(body), request_id, stored=stored_body(body))
 
     async def submit_chat(
         self,
         options: ChatOptions,
         messages: tuple[Message, ...],
         request_id: RequestId,
-        overrides: RequestOverrides,
         *,
-        stored: str,
+        stored: str | None = None,
         kind: str = "",
+        given: GivenAnswer = (),
+        where: str = "messages",
+        voice_where: str = "audio.voice",
+        continues: bool = False,
     ) -> ActiveRequest:
-        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`. `stored`: its stored body.
+        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`.
+
+        `stored`: its stored body, by default that of the options and messages. `kind`: kind of the request in the request index,
+        by default speech or text. `given`: the answer, or its beginning. `where` and `voice_where` name the fields of prompt and
+        voice in errors. `continues`: the audio follows other audio, so all of its leading silence is sent.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -151,29 +129,29 @@ class Gateway:
             sampling=resolve_sampling(options, self.config, self._defaults, stages, seed),
             spoken=spoken,
             voice=voice_name(options.audio.voice) if options.audio is not None else None,
-            given=overrides.given,
+            given=given,
             created_us=now_us(),
-            where=overrides.where,
-            voice_where=overrides.voice_where,
+            where=where,
+            voice_where=voice_where,
         )
-        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
+        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self.audio.decode(chat))
         spec = msgspec.structs.replace(
             spec,
-            reply=reply_of(options) | self._leading_silence_param(overrides, spoken=spoken),
+            reply=reply_of(options) | (self._leading_silence_param() if spoken and not continues else {}),
             session=session_of(options),
-            body=stored,
+            body=stored_body(options, messages) if stored is None else stored,
             model=self.model,
             kind=kind or ("speech" if spoken else "text"),
         )
-        if isinstance(overrides.given, TextPart):
+        if isinstance(given, TextPart):
             spec = self._with_length_of_given(spec)
         stream = await self._submit_spec(spec, blob)
         return ActiveRequest(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
-    def _leading_silence_param(self, overrides: RequestOverrides, *, spoken: bool) -> dict[str, str]:
+    def _leading_silence_param(self) -> dict[str, str]:
         """The limit of leading silence, stored with the request so that audio positions are the same at every gateway."""
         max_ms = self.config.web.max_leading_silence_ms
-        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if spoken and max_ms is not None and not overrides.continues else {}
+        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if max_ms is not None else {}
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
         """Set max_tokens of an answer that is given in full to its own length."""

@@ -48,11 +48,7 @@ def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str,
 
 
 def resolve_sampling(
-    body: ChatOptions,
-    config: FleetConfig,
-    defaults: Mapping[StageName, Sampling],
-    stages: tuple[StageName, ...],
-    seed: int,
+    body: ChatOptions, config: FleetConfig, defaults: Mapping[StageName, Sampling], stages: tuple[StageName, ...], seed: int
 ) -> dict[StageName, Sampling]:
     """Return the sampling of each of `stages`.
 

@@ -107,9 +107,7 @@ RefuseSocket = Callable[[WebSocket, FleetError], Awaitable[None]]
 class Guard:
     """Middleware that applies the rules: a refused program gets the error, a refused browser the login page."""
 
-    def __init__(
-        self, app: ASGIApp, rules: AccessRules, refuse_socket: Callable[[WebSocket, FleetError], Awaitable[None]]
-    ) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules, refuse_socket: RefuseSocket) -> None:
         self.app = app
         self._rules = rules
         self._refuse_socket = refuse_socket

@@ -19,6 +19,10 @@ async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     return await asyncio.get_running_loop().run_in_executor(_reader, lambda: read(*args, **kwargs))
 
 
+async def read_input(is_large: bool, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `read`, in the thread if its input is large."""
+    return await read_in_thread(read, *args, **kwargs) if is_large else read(*args, **kwargs)
+
+
 async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
-    """Parse a body, in the thread if it is large."""
-    return parse(raw) if len(raw) <= INLINE_BYTES else await read_in_thread(parse, raw)
+    return await read_input(len(raw) > INLINE_BYTES, parse, raw)

@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import ipaddress
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError
-from fleet.core.private import make_private_folder
+from fleet.core.private import make_private_folder, write_private
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)
@@ -88,13 +87,5 @@ def _create_certificate(files: TlsFiles, names: list[x509.GeneralName]) -> None:
         .sign(key, hashes.SHA256())
     )
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    _write(files.key, pem, 0o600)
-    _write(files.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write the file atomically, with its mode from the beginning."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    write_private(files.key, pem.decode())
+    write_private(files.cert, cert.public_bytes(serialization.Encoding.PEM).decode())

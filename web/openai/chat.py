@@ -5,7 +5,6 @@ import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +17,7 @@ from web.gateway.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
+from web.http.json_response import json_response
 from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
@@ -27,7 +27,6 @@ from web.schema.responses import AnswerMessage, AudioDelta, AudioMessage, ChatCh
 
 STREAMED_FORMATS = ("pcm16", "wav")
 """A streamed `wav` is PCM16 without headers too, as other servers of this API send it."""
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +116,7 @@ class ChatEndpoint:
             file = await asyncio.to_thread(encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind)
             expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
             audio = AudioMessage(
-                id=reply.audio_id,
-                data=base64.b64encode(file).decode("ascii"),
-                expires_at=expires_at,
-                transcript=transcript,
+                id=reply.audio_id, data=base64.b64encode(file).decode("ascii"), expires_at=expires_at, transcript=transcript
             )
         message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
         completion = ChatCompletion(
@@ -130,7 +126,7 @@ class ChatEndpoint:
             choices=[Choice(message=message, finish_reason=answer.finish_reason)],
             usage=answer.usage(),
         )
-        return Response(_encode(completion), media_type="application/json", headers=headers)
+        return json_response(completion, headers=headers)
 
 
 async def chat_events(

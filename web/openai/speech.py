@@ -8,8 +8,7 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -19,7 +18,7 @@ from fleet.core.errors import BadInput, FleetError, InputTooLarge, Overloaded, U
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import Message, TextPart
 from web.gateway.answer import AudioPiece
-from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
+from web.gateway.gateway import ActiveRequest, Gateway
 from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
@@ -28,7 +27,7 @@ from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import MEDIA_TYPES, open_encoder
 from web.schema.audio import SpeechBody, parse_speech
-from web.schema.chat import AudioOptions, ChatBody, MessageBody, voice_name
+from web.schema.chat import AudioOptions, ChatOptions, voice_name
 
 log = logging.getLogger("fleet.web")
 
@@ -58,33 +57,31 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechStream:
-    """The audio of one text; an async context manager, which aborts the current request when left before the end.
+    """The audio of one text. `answer` holds the current request, which is aborted when the stack is closed before its end.
 
     Each piece is a request of its own, submitted when the audio of the previous one is complete: playback is far behind by then.
     """
 
-    def __init__(self, gateway: Gateway, body: SpeechBody, pieces: list[str]) -> None:
-        self._gateway, self._body, self._pieces = gateway, body, pieces
-        self._answer = AsyncExitStack()
+    def __init__(self, gateway: Gateway, body: SpeechBody, pieces: list[str], answer: AsyncExitStack) -> None:
+        self._gateway, self._pieces, self._answer = gateway, pieces, answer
+        self._options = ChatOptions(
+            model=body.model,
+            modalities=["audio"],
+            audio=AudioOptions(voice=voice_name(body.voice)),
+            temperature=body.temperature,
+            seed=body.seed,
+            fleet=body.fleet,
+        )
         self._num_input, self._num_output = 0, 0
-        self._active: ActiveRequest | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._answer.aclose()
 
     async def begin(self, request_id: RequestId) -> ActiveRequest:
         """Submit the first piece. Raises: the errors of `Gateway.submit`."""
-        self._active = await self._submit(self._pieces[0], request_id)
-        return self._active
+        return await self._submit(self._pieces[0], request_id)
 
-    async def audio(self) -> AsyncIterator[bytes]:
-        """Yield PCM16 of all pieces, after `begin`. Raises: FleetError if one fails."""
-        active = self._active
-        for following in [*self._pieces[1:], None]:
-            assert active is not None, "begin() was not called"
+    async def audio(self, first: ActiveRequest) -> AsyncIterator[bytes]:
+        """Yield PCM16 of all pieces; `first` is that of `begin`. Raises: FleetError if one fails."""
+        for number, text in enumerate(self._pieces):
+            active = await self._submit_with_retries(text) if number else first
             async for piece in active.answer.pieces():
                 if isinstance(piece, AudioPiece):
                     yield piece.pcm
@@ -92,13 +89,10 @@ class SpeechStream:
             self._num_input += usage.prompt_tokens
             self._num_output += usage.completion_tokens_details.audio_tokens
             await self._answer.aclose()
-            active = await self._submit_with_retries(following) if following is not None else None
 
     def usage(self) -> SpeechUsage:
         return SpeechUsage(
-            input_tokens=self._num_input,
-            output_tokens=self._num_output,
-            total_tokens=self._num_input + self._num_output,
+            input_tokens=self._num_input, output_tokens=self._num_output, total_tokens=self._num_input + self._num_output
         )
 
     async def _submit_with_retries(self, piece: str) -> ActiveRequest:
@@ -112,14 +106,16 @@ class SpeechStream:
     async def _submit(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
         """`continues`: the piece follows another one, so its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
-        overrides = RequestOverrides(
-            messages=(Message(role="user", content=prompt),),
+        messages = (Message(role="user", content=prompt),)
+        active = await self._gateway.submit_chat(
+            self._options,
+            messages,
+            request_id,
             given=TextPart(text=piece, where="input"),
             where="input",
             voice_where="voice",
             continues=continues,
         )
-        active = await self._gateway.submit(_as_chat(self._body, prompt.text), request_id, overrides)
         await self._answer.enter_async_context(active.answer)
         return active
 
@@ -135,7 +131,7 @@ class SpeechEndpoint:
         body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
         pieces = await asyncio.to_thread(self._pieces, body.input)
-        await until_disconnect(receive, self._answer(SpeechStream(self._gateway, body, pieces), body, scope, send))
+        await until_disconnect(receive, self._answer(body, pieces, scope, send))
 
     def _pieces(self, text: str) -> list[str]:
         """Raises: BadInput, InputTooLarge naming the field."""
@@ -150,20 +146,21 @@ class SpeechEndpoint:
             raise BadInput("input: holds nothing that this model can say", param="input")
         return pieces
 
-    async def _answer(self, speech: SpeechStream, body: SpeechBody, scope: Scope, send: Send) -> None:
-        async with speech:
+    async def _answer(self, body: SpeechBody, pieces: list[str], scope: Scope, send: Send) -> None:
+        async with AsyncExitStack() as answer:
+            speech = SpeechStream(self._gateway, body, pieces, answer)
             active = await speech.begin(request_id_of(scope))
             headers = active.headers(body.ignored())
-            file = self._file(speech, body)
+            file = self._file(speech.audio(active), body)
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))
             else:
                 await _send_file(send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file)
 
-    async def _file(self, speech: SpeechStream, body: SpeechBody) -> AsyncIterator[bytes]:
+    async def _file(self, audio: AsyncIterator[bytes], body: SpeechBody) -> AsyncIterator[bytes]:
         """Yield the encoded file, no empty pieces."""
         encoder = open_encoder(body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0)
-        async for pcm in speech.audio():
+        async for pcm in audio:
             # encoding takes a hundredth of the duration of the speech: other streams of this process must not wait for it
             if data := await asyncio.to_thread(encoder.feed, pcm):
                 yield data
@@ -194,16 +191,3 @@ async def _events(speech: SpeechStream, file: AsyncIterator[bytes]) -> AsyncIter
         yield event(envelope_of(error))
         return
     yield event(SpeechDone(usage=speech.usage()))
-
-
-def _as_chat(body: SpeechBody, prompt: str) -> ChatBody:
-    """Return the chat body from which sampling and voice are resolved."""
-    return ChatBody(
-        model=body.model,
-        messages=[MessageBody(role="user", content=prompt)],
-        modalities=["audio"],
-        audio=AudioOptions(voice=voice_name(body.voice)),
-        temperature=body.temperature,
-        seed=body.seed,
-        fleet=body.fleet,
-    )

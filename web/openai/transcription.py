@@ -15,15 +15,17 @@ from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, Recording, TextPart
 from fleet.processing.base import AudioSource
 from web.gateway.answer import AnswerStream, TextPiece
-from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
+from web.gateway.gateway import ActiveRequest, Gateway
+from web.gateway.stored_body import stored_body
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.forms import open_form
+from web.http.json_response import json_response
 from web.http.middleware import request_id_of
 from web.http.sse import event, send_stream
 from web.schema.audio import ONE_FILE, TranscriptionForm, parse_transcription
-from web.schema.chat import ChatBody, MessageBody
+from web.schema.chat import ChatOptions
 
 UNKNOWN_LANGUAGE = "unknown"
 
@@ -106,12 +108,11 @@ async def submit_transcription(
     gateway: Gateway, audio: AudioSource, request_id: RequestId, *, temperature: float | None = None
 ) -> ActiveRequest:
     """Submit a transcription, greedy by default. Raises: the errors of `Gateway.submit`."""
-    prompt = gateway.frontend.transcription_prompt()
-    content = (AudioPart(data=audio, where="file"), TextPart(text=prompt, where="prompt"))
-    body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
-    return await gateway.submit(
-        body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file")
-    )
+    prompt = TextPart(text=gateway.frontend.transcription_prompt(), where="prompt")
+    messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
+    options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
+    stored = stored_body(options, (Message(role="user", content=prompt),))
+    return await gateway.submit_chat(options, messages, request_id, stored=stored, where="file")
 
 
 class TranscriptionEndpoint:
@@ -154,7 +155,7 @@ def _response(form_fields: TranscriptionForm, answer: AnswerStream, text: str, h
     transcription: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
     if form_fields.response_format == "verbose_json":
         transcription = _verbose(form_fields, answer, text)
-    return Response(msgspec.json.encode(transcription), media_type="application/json", headers=headers)
+    return json_response(transcription, headers=headers)
 
 
 def _verbose(form_fields: TranscriptionForm, answer: AnswerStream, text: str) -> VerboseTranscription:

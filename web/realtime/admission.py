@@ -28,7 +28,8 @@ class Admission:
         self._voice = voice
         self._max_by_secret = max(1, _share_of(voice.max_sessions, voice.secret_share))
         self._max_queued_by_secret = _share_of(voice.max_waiting, voice.secret_share)
-        self._num_by_key = self._num_by_secret = 0
+        self._num_open = {False: 0, True: 0}
+        """Open sessions, by whether a client secret opened them."""
         self._queue: list[QueuedClient] = []
 
     def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> QueuedClient:
@@ -59,24 +60,18 @@ class Admission:
 
     def add(self, *, by_secret: bool) -> None:
         """Count a session, even beyond the bound: one that another gateway held is not refused."""
-        if by_secret:
-            self._num_by_secret += 1
-        else:
-            self._num_by_key += 1
+        self._num_open[by_secret] += 1
 
     def release(self, *, by_secret: bool) -> None:
-        if by_secret:
-            self._num_by_secret -= 1
-        else:
-            self._num_by_key -= 1
+        self._num_open[by_secret] -= 1
         self._admit_next()
 
     def _has_place(self, *, by_secret: bool) -> bool:
-        has_room = self._num_by_key + self._num_by_secret < self._voice.max_sessions
+        has_room = sum(self._num_open.values()) < self._voice.max_sessions
         if by_secret:
-            return has_room and self._num_by_secret < self._max_by_secret
+            return has_room and self._num_open[True] < self._max_by_secret
         # Any number of sessions by secret may come from other gateways; the API key's places stay reserved even then.
-        return has_room or self._num_by_key < self._voice.max_sessions - self._max_by_secret
+        return has_room or self._num_open[False] < self._voice.max_sessions - self._max_by_secret
 
     def _admit_next(self) -> None:
         """Admit the first clients for which there is a place; a secret without one blocks no client behind it."""
@@ -89,7 +84,7 @@ class Admission:
 
     def _report_positions(self) -> None:
         """Secrets whose share is used up do not count before clients with the API key, which enter earlier."""
-        is_blocked = self._num_by_secret >= self._max_by_secret
+        is_blocked = self._num_open[True] >= self._max_by_secret
         for number, client in enumerate(self._queue, 1):
             passed = sum(other.by_secret for other in self._queue[: number - 1]) if is_blocked and not client.by_secret else 0
             if client.position != number - passed:

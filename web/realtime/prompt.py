@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from fleet.core.ids import RequestId
 from fleet.processing import Message
-from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
+from web.gateway.gateway import ActiveRequest, Gateway
 from web.gateway.sampling import new_seed
-from web.gateway.stored_body import stored_body
 from web.schema.chat import AudioOptions, ChatOptions
 
 
@@ -19,9 +18,7 @@ class Prompt:
     async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
         """Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable."""
         gateway.check_num_messages(len(self.messages))
-        overrides = RequestOverrides(where="conversation")
-        stored = stored_body(self.options, self.messages)
-        return await gateway.submit_chat(self.options, self.messages, request_id, overrides, stored=stored, kind="voice")
+        return await gateway.submit_chat(self.options, self.messages, request_id, kind="voice", where="conversation")
 
     def shortened(self) -> "Prompt | None":
         """Drop the oldest third of the turns and retain the instructions; None if there is nothing left to drop."""

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from web.realtime.conversation import Item, Part, PlayedSpeech
 from web.realtime.generation import Generation
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import OUTPUT_RATE_HZ
-from web.realtime.states import ResponseInput, ResponseState, next_response_state
+from web.realtime.states import RESPONSE_TABLE, ResponseInput, ResponseState, next_state
 
 log = logging.getLogger("fleet.web")
 
@@ -36,28 +37,18 @@ CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "
 Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseStarted:
+class Milestone(Enum):
+    """Event in the delivery of a response, which its session handles."""
+
+    STARTED = "started"
     """The first output was sent: audio, or text where the response is not spoken."""
-
-    response: "ResponseStream"
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseVoiced:
+    VOICED = "voiced"
     """The first voiced sample was sent; not emitted for a response that another gateway began to send."""
-
-    response: "ResponseStream"
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseEnded:
+    ENDED = "ended"
     """The response was sent completely, failed or was cancelled."""
 
-    response: "ResponseStream"
 
-
-ResponseEvent = ResponseStarted | ResponseVoiced | ResponseEnded
+ResponseEvent = tuple["ResponseStream", Milestone]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +160,7 @@ class ResponseStream:
         self.generation.stop()
         self._close(CANCELLED, server.StatusDetails(type=CANCELLED, reason=reason))
         self.truncate_text(played)
-        self._events.emit(ResponseEnded(self))
+        self._events.emit((self, Milestone.ENDED))
 
     def truncate_text(self, played: int) -> None:
         if self.item is not None and self.plan.spoken:
@@ -227,7 +218,7 @@ class ResponseStream:
         if self.outcome == FAILED or self._limit is not None:
             # The words of a failed response are ahead of audio that never arrives.
             self.truncate_text(self.playhead.sent)
-        self._events.emit(ResponseEnded(self))
+        self._events.emit((self, Milestone.ENDED))
 
     async def _resend(self) -> None:
         while self.playhead.sent < self.num_samples:
@@ -255,10 +246,10 @@ class ResponseStream:
             self.outcome = FAILED
             self._happened(ResponseInput.ENDED)
             self._context.send(server.ResponseDone(response=self.body()))
-            self._events.emit(ResponseEnded(self))
+            self._events.emit((self, Milestone.ENDED))
 
     def _happened(self, happened: ResponseInput) -> None:
-        self.state = next_response_state(self.state, happened)
+        self.state = next_state(RESPONSE_TABLE, self.state, happened)
 
     def _is_all_sent(self) -> bool:
         return self.sent_chars >= len(self.text) and self.playhead.sent >= self.num_samples
@@ -308,7 +299,7 @@ class ResponseStream:
         if self.is_waiting:
             self._happened(ResponseInput.OUTPUT_SENT)
             self.timestamps.first_sent = self._clock.now()
-            self._events.emit(ResponseStarted(self))
+            self._events.emit((self, Milestone.STARTED))
 
     def _find_voice(self, first: int, pcm: bytes, now: float) -> None:
         """Search audio that is sent for the first time, unless another gateway sent the part before it, which is unknown here."""
@@ -320,7 +311,7 @@ class ResponseStream:
         if self._voice.sample is not None:
             self.timestamps.first_voiced = self._voice.at_s
             self._context.send(server.Voiced(response_id=self.id, sample=self._voice.sample))
-            self._events.emit(ResponseVoiced(self))
+            self._events.emit((self, Milestone.VOICED))
 
     def _open_item(self) -> None:
         if self.item is not None:
@@ -390,7 +381,7 @@ class ResponseStream:
         if not self.generation.is_complete:
             # The words are ahead of the audio, whose full length will never be known.
             rate = self._context.shared.rate
-            whole = int(rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ, text_whole=True) * OUTPUT_RATE_HZ)
+            whole = int(rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ) * OUTPUT_RATE_HZ)
         played = played if self._limit is None else min(played, self._limit)
         speech = PlayedSpeech(text=text, whole=whole, sent=self.playhead.sent, played=played, silent=silent)
         self.item.parts[0].speech = speech

@@ -16,7 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.offload import read_in_thread
+from web.http.offload import read_in_thread, read_input
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import EventQueue, SessionContext, SharedAudio
 from web.realtime.conversation import Conversation
@@ -26,7 +26,7 @@ from web.realtime.protocol import server_events as server
 from web.realtime.protocol.session_update import apply_update
 from web.realtime.protocol.settings import ServerVad, Settings
 from web.realtime.response_manager import ResponseManager
-from web.realtime.response_stream import ResponseEnded, ResponseEvent, ResponseStarted, ResponseStream, ResponseVoiced
+from web.realtime.response_stream import Milestone, ResponseEvent, ResponseStream
 from web.realtime.session_stats import SessionStats, timing_parts
 from web.realtime.session_views import SessionView, shown_id
 from web.realtime.states import SESSION_TABLE, SessionState
@@ -83,16 +83,12 @@ class Session:
         await self._throttle()
         is_large = len(raw) > client.MAX_PLAIN_BYTES
         try:
-            if is_large:
-                event = await read_in_thread(client.parse_event, raw)
-                await self._handle_large(event)
-            else:
-                event = client.parse_event(raw)
-                await self._handle(event)
+            event = await read_input(is_large, client.parse_event, raw)
+            await self._handle(event, is_large=is_large)
             if isinstance(event, client.BufferAppend):
                 return
         except FleetError as error:
-            self.send_error(error, await read_in_thread(client.event_id_of, raw) if is_large else client.event_id_of(raw))
+            self.send_error(error, await read_input(is_large, client.event_id_of, raw))
         self.publish()
 
     async def receive_audio(self, pcm: bytes, event_id: str | None = None) -> None:
@@ -124,64 +120,15 @@ class Session:
             self.send_error(no_input_format("audio"), event_id)
         return False
 
-    async def _handle_large(self, event: client.AnyClientEvent) -> None:
-        """Decode and resample long audio in a thread."""
-        reader = ItemReader(self._gateway, self.settings)
+    async def _handle(self, event: client.AnyClientEvent, *, is_large: bool) -> None:
+        """`is_large`: audio of the event is decoded and resampled in a thread."""
         match event:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
-                    await self.receive_audio(await read_in_thread(client.decode_pcm, event.audio, "audio"), event.event_id)
+                    await self.receive_audio(await read_input(is_large, client.decode_pcm, event.audio, "audio"), event.event_id)
             case client.ItemCreate():
-                item, clips = await read_in_thread(reader.item, event.item, "item")
-                self.context.add_item(item, clips, event.previous_item_id)
-            case client.ResponseCreate(response=client.ResponsePatch(input=list(patches)) as patch):
-                known = self._conversation.snapshot()
-                self._create_response(patch, await read_in_thread(reader.items, patches, known, "response.input"))
-            case _:
-                await self._handle(event)
-
-    async def _handle(self, event: client.AnyClientEvent) -> None:
-        match event:
-            case client.BufferAppend():
-                if self._has_input_format(event.event_id):
-                    await self.receive_audio(client.decode_pcm(event.audio, "audio"), event.event_id)
-            case client.ItemRetrieve():
-                await self._retrieve(event.item_id)
-            case client.SessionUpdate():
-                self.update(event.session, event.event_id)
-            case client.BufferCommit():
-                self.turns.commit()
-            case client.BufferClear():
-                self.turns.clear()
-            case client.ItemCreate() | client.ItemDelete() | client.ItemTruncate():
-                self._handle_item(event)
-            case client.ResponseCreate():
-                self._create_response(event.response or client.ResponsePatch())
-            case client.ResponseCancel():
-                self.responses.cancel(event.response_id)
-            case client.Played():
-                self._record_playback(event)
-            case client.OutputClear():
-                message = "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
-                raise UnsupportedValue(message, param="type")
-
-    def _create_response(self, patch: client.ResponsePatch, conversation: Conversation | None = None) -> None:
-        self.responses.create(patch, conversation)
-        self._log_ignored("response.tools" if patch.tools else "")
-
-    async def _retrieve(self, item_id: str) -> None:
-        """Send an item with its audio, minutes of which are resampled in a thread."""
-        item = self._conversation.find(item_id)
-        if self.settings.audio.input.format is not None and any(part.clip for part in item.parts):
-            body = await read_in_thread(self._conversation.body, item, with_audio=True)
-        else:
-            body = self._conversation.body(item)
-        self._send(server.ItemRetrieved(item=body))
-
-    def _handle_item(self, event: client.ItemCreate | client.ItemDelete | client.ItemTruncate) -> None:
-        match event:
-            case client.ItemCreate():
-                item, clips = ItemReader(self._gateway, self.settings).item(event.item, "item")
+                reader = ItemReader(self._gateway, self.settings)
+                item, clips = await read_input(is_large, reader.item, event.item, "item")
                 self.context.add_item(item, clips, event.previous_item_id)
             case client.ItemDelete():
                 self._conversation.remove(event.item_id)
@@ -190,6 +137,38 @@ class Session:
                 self.responses.prepare_truncation(item_id)
                 self._conversation.truncate(item_id, index, end_ms)
                 self._send(server.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms))
+            case client.ItemRetrieve():
+                await self._retrieve(event.item_id)
+            case client.SessionUpdate():
+                self.update(event.session, event.event_id)
+            case client.BufferCommit():
+                self.turns.commit()
+            case client.BufferClear():
+                self.turns.clear()
+            case client.ResponseCreate():
+                await self._create_response(event.response or client.ResponsePatch(), is_large=is_large)
+            case client.ResponseCancel():
+                self.responses.cancel(event.response_id)
+            case client.Played():
+                self._record_playback(event)
+            case client.OutputClear():
+                message = "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
+                raise UnsupportedValue(message, param="type")
+
+    async def _create_response(self, patch: client.ResponsePatch, *, is_large: bool) -> None:
+        conversation = None
+        if is_large and patch.input is not None:
+            reader, known = ItemReader(self._gateway, self.settings), self._conversation.snapshot()
+            conversation = await read_in_thread(reader.items, patch.input, known, "response.input")
+        self.responses.create(patch, conversation)
+        self._log_ignored("response.tools" if patch.tools else "")
+
+    async def _retrieve(self, item_id: str) -> None:
+        """Send an item with its audio, minutes of which are resampled in a thread."""
+        item = self._conversation.find(item_id)
+        with_audio = self.settings.audio.input.format is not None and any(part.clip for part in item.parts)
+        body = await read_input(with_audio, self._conversation.body, item, with_audio=with_audio)
+        self._send(server.ItemRetrieved(item=body))
 
     def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
         """Apply the valid and served fields of a `session.update`, and refuse each other one by its name. `session.updated`
@@ -229,21 +208,20 @@ class Session:
     # events of the responses
 
     def _on_response_event(self, event: ResponseEvent) -> None:
-        response = event.response
-        match event:
-            case ResponseStarted():
-                self.turns.on_response_started()
+        response, milestone = event
+        match milestone:
+            case Milestone.STARTED:
+                self.turns.transcribe_waiting()
                 if response.plan.in_conversation:
                     self.stats.num_turns += 1
                     if not response.plan.spoken:
                         self._spawn(self._send_timing(response))
                 self.publish()
-            case ResponseVoiced():
+            case Milestone.VOICED:
                 if response.plan.in_conversation and response.timestamps.first_sent:
                     self._spawn(self._send_timing(response))
-            case ResponseEnded():
+            case Milestone.ENDED:
                 self.responses.release(response)
-                self.stats.server_underruns += response.playhead.underruns
                 self.turns.on_response_ended()
                 self.publish()
 

@@ -10,14 +10,11 @@ RETAINED_TURNS = 200
 
 
 class SessionStats:
-    """`server_underruns`: how often audio was sent too late for a client that plays it immediately; `underruns` is the clients'
-    own count.
-    """
+    """`underruns`: as the client counts them."""
 
     def __init__(self) -> None:
         self.num_turns = 0
         self.underruns = 0
-        self.server_underruns = 0
         self._voice_to_voice_ms: deque[float] = deque(maxlen=RETAINED_TURNS)
 
     def add(self, voice_to_voice_ms: float) -> None:

@@ -3,7 +3,9 @@
 A missing row is an error. Knows no audio, no event of the protocol and no time.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from fleet.core.errors import TransitionError
 
@@ -101,17 +103,13 @@ SESSION_TABLE: dict[tuple[UserActivity, ResponseActivity], SessionState] = {
 }
 
 
-def next_turn_state(state: TurnState, happened: TurnInput) -> TurnState:
-    """Raises: TransitionError where the table has no row."""
-    try:
-        return TURN_TABLE[state, happened]
-    except KeyError as error:
-        raise TransitionError(f"a turn that is {state} cannot become {happened}") from error
+StateT = TypeVar("StateT")
+InputT = TypeVar("InputT")
 
 
-def next_response_state(state: ResponseState, happened: ResponseInput) -> ResponseState:
+def next_state(table: Mapping[tuple[StateT, InputT], StateT], state: StateT, happened: InputT) -> StateT:
     """Raises: TransitionError where the table has no row."""
     try:
-        return RESPONSE_TABLE[state, happened]
+        return table[state, happened]
     except KeyError as error:
-        raise TransitionError(f"a response that is {state} cannot become {happened}") from error
+        raise TransitionError(f"{type(state).__name__} {state} cannot become {happened}") from error

@@ -23,7 +23,7 @@ from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import INPUT_FORMAT, PcmFormat, Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import TurnTimestamps
-from web.realtime.states import TurnInput, TurnState, UserActivity, next_turn_state
+from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
 
 log = logging.getLogger("fleet.web")
 
@@ -166,13 +166,9 @@ class TurnManager:
         if self._responses.active is None:
             self._responses.respond(TurnTimestamps(decided=now))
 
-    def on_response_started(self) -> None:
-        """Transcribe the user's turns now that the first output was sent."""
-        self._transcribe_waiting()
-
     def on_response_ended(self) -> None:
         """Begin the deferred response once no response of the conversation is active."""
-        self._transcribe_waiting()
+        self.transcribe_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
             self._responses.respond(timestamps)
@@ -185,7 +181,7 @@ class TurnManager:
         return self._context.settings.rules(self._gateway.config.voice.speculate_ms, int(self._max_s * 1000))
 
     def _happened(self, happened: TurnInput) -> None:
-        self.state = next_turn_state(self.state, happened)
+        self.state = next_state(TURN_TABLE, self.state, happened)
 
     def _end(self, happened: TurnInput) -> Turn | None:
         """Return the turn under way, which is over."""
@@ -291,9 +287,10 @@ class TurnManager:
 
     def _transcribe_if_idle(self) -> None:
         if self._responses.active is None:
-            self._transcribe_waiting()
+            self.transcribe_waiting()
 
-    def _transcribe_waiting(self) -> None:
+    def transcribe_waiting(self) -> None:
+        """Transcribe the user's turns, since the response has begun or none is active."""
         items, self._untranscribed = self._untranscribed, []
         for item_id in items:
             clip = self._conversation.clips.get(f"{item_id}.0")

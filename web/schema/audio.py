@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from fleet.core.errors import UnsupportedValue
-from web.http.json_bounds import check_json
-from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input
+from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input, parse_json
 from web.schema.unserved import refuse_content
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
@@ -71,11 +70,7 @@ class TranscriptionForm(Body):
 
 def parse_speech(body: bytes) -> SpeechBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
-    check_json(body)
-    try:
-        speech = SpeechBody.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_input(error) from error
+    speech = parse_json(SpeechBody, body)
     refuse_content(speech)
     return speech
 

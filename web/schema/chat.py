@@ -4,7 +4,7 @@ Knows no stage and no limit of the deployment: `web/gateway/sampling.py` and the
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
@@ -50,6 +50,9 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+BodyT = TypeVar("BodyT", bound=Body)
 
 
 def _format_name(value: object) -> object:
@@ -99,13 +102,13 @@ PartBody = Annotated[
 ]
 
 
-def _content_tag(value: object) -> str:
+def _list_tag(value: object) -> str:
     return ":list" if isinstance(value, list) else ":string"
 
 
 Content = Annotated[
     Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
-    Discriminator(_content_tag),
+    Discriminator(_list_tag),
 ]
 
 
@@ -166,14 +169,10 @@ CacheKey = Annotated[str, Field(min_length=1, max_length=64)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _stop_tag(value: object) -> str:
-    return ":list" if isinstance(value, list) else ":string"
-
-
 Stop = Annotated[
     Annotated[StopString, Tag(":string")]
     | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(":list")],
-    Discriminator(_stop_tag),
+    Discriminator(_list_tag),
 ]
 
 
@@ -246,13 +245,18 @@ class ChatBody(ChatOptions):
 
 def parse_chat(body: bytes) -> ChatBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
-    check_json(body)
-    try:
-        chat = ChatBody.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_input(error) from error
+    chat = parse_json(ChatBody, body)
     _refuse_unserved(chat)
     return chat
+
+
+def parse_json(kind: type[BodyT], body: bytes) -> BodyT:
+    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    check_json(body)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise bad_input(error) from error
 
 
 def _refuse_unserved(chat: ChatBody) -> None:

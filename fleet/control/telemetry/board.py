@@ -173,7 +173,7 @@ class Telemetry:
         """Yield events as they happen, without end; from now on, or from the event after `after`."""
         first = checked_entry(after, "after") if after else await answer_of(self._events.newest())
         try:
-            if after and not await self._events.kept(first):
+            if after and not await self._events.has_all_after(first):
                 first = await self._events.newest()
                 yield FeedEntry(id=first, event=None, missed=True)
             async with aclosing(self._events.follow(first)) as entries:

@@ -34,7 +34,7 @@ class Feed:
         found = stream_entries(await self._client.xrevrange(self._key, count=1))
         return found[0][0] if found else "0-0"
 
-    async def kept(self, after: str) -> bool:
+    async def has_all_after(self, after: str) -> bool:
         """Return True if all entries after this one are still stored."""
         if after == "0-0":
             return True

@@ -60,7 +60,7 @@ async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request:
         pipe.xrange(keys.edge(request, outputs[stage][0].name), count=1)
     claimed, *firsts = cast("list[object]", await pipe.execute())
     first = {stage: fields for stage, reply in zip(stages, firsts, strict=True) for _, fields in stream_entries(reply)}
-    first_us: dict[str, int] = {stage: decode_chunk(fields["h"]).made_us for stage, fields in first.items()}
+    first_us: dict[str, int] = {stage: decode_chunk(fields["h"]).produced_us for stage, fields in first.items()}
     return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
@@ -93,9 +93,9 @@ def _build_trace(
         audio=tuple(AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio),
         tasks=tuple(_task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()),
         edges=edges,
-        marks=tuple(events),
+        events=tuple(events),
         kv=tuple(_kv(events, list(hashes), ended_us)),
-        heard=_playback_report(text(head.get("playback"))),
+        playback=_playback_report(text(head.get("playback"))),
     )
 
 

@@ -49,7 +49,7 @@ def build_chunks(trace: RequestTrace, edge_trace: EdgeTrace, graph: Graph) -> li
             ordinal=ordinal,
             boundary=walk != last_walk,
             walk=walk if walk != last_walk else None,
-            made_us=edge_trace.first_us + number * step_us,
+            produced_us=edge_trace.first_us + number * step_us,
         )
         chunks.append(chunk)
         last_walk = walk

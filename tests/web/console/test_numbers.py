@@ -17,7 +17,6 @@ from fleet.graphs import get_graph
 from tests.web.plausible import busy
 from web.console import formats
 from web.console.charts import HEIGHT, WIDTH, draw_path, find_top
-from web.console.page_context import assign_colours
 from web.console.waterfall import SCALE, Lane, build_waterfall
 
 VALUES = st.lists(st.none() | st.just(0.0) | st.floats(1e-6, 1e9), max_size=200)
@@ -76,10 +75,10 @@ def test_lanes_stay_on_the_axis_for_any_clock(
     trace = build_trace(tuple(events), created_us, created_us + length_us)
     walks = ("prefill", "decode")
     chunks = [
-        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), made_us=at, producer_walk=Walk(walks[at % 2]))
+        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), produced_us=at, producer_walk=Walk(walks[at % 2]))
         for n, at in enumerate(ticks)
     ]
-    drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks}, {"thinker": 0})
+    drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks})
     lanes = [lane.key for lane in drawn.lanes if lane.kind != "walk"]
     assert lanes == ["request", "stage-thinker", "hop-text", "stage-talker"]
     assert all(0 <= x <= SCALE for x, _ in drawn.labels) and drawn.labels[0] == (0.0, "0") and len(drawn.labels) >= 3
@@ -104,7 +103,7 @@ def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) ->
         last_us=created_us + 9,
     )
     times = {"created_us": created_us, "ended_us": 0, "now_us": now_us}
-    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), marks=events, **times)
+    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), events=events, **times)
 
 
 @cache
@@ -114,12 +113,12 @@ def finished_trace() -> RequestTrace:
 
 def test_waterfall_shows_both_owners_after_a_recovery() -> None:
     graph = get_graph("qwen3_omni")
-    lanes = {lane.key: lane for lane in build_waterfall(finished_trace(), graph, {}, assign_colours(graph)).lanes}
+    lanes = {lane.key: lane for lane in build_waterfall(finished_trace(), graph, {}).lanes}
     stage = lanes[f"stage-{graph.stages[0].name}"]
     assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]
     assert [point.kind for point in stage.points] == ["lost"]
     assert lanes[f"kv-{graph.stages[0].name}"].note == "2 owners"
-    assert "GB/s" in volume(lanes) and lanes["request"].colour == -1
+    assert "GB/s" in volume(lanes) and lanes["request"].stage == ""
 
 
 def volume(lanes: dict[str, Lane]) -> str:

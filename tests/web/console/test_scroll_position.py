@@ -87,7 +87,7 @@ def test_request_page_keeps_details_focus_and_selection_on_update(
     selected = page.evaluate(SELECT, "e-codes")
     event = TraceEvent(at_us=now_us(), what="finished", stage="talker", detail="a new event")
     ended = now_us()
-    telemetry.traces[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=ended, marks=(*trace.marks, event))
+    telemetry.traces[trace.id] = msgspec.structs.replace(trace, state="finished", ended_us=ended, events=(*trace.events, event))
     publish_event(telemetry)
     expect(page.locator("#summary .state").first).to_have_text("finished")
     expect(page.locator("#history")).to_contain_text("a new event")

@@ -10,7 +10,6 @@ from fleet.graphs import get_graph
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.console.busy_gateway import build_chunks
 from tests.web.plausible import busy
-from web.console.page_context import assign_colours
 from web.console.waterfall import build_waterfall
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
@@ -37,8 +36,8 @@ def test_walk_spans_follow_the_chunk_markers() -> None:
 def test_walk_spans_exclude_times_without_owner() -> None:
     trace, logs = finished_trace()
     spans = find_walk_spans(trace, next(task for task in trace.tasks if task.stage == THINKER), GRAPH, logs)
-    lost = next(event.at_us for event in trace.marks if event.what == "lost")
-    claimed = next(event.at_us for event in trace.marks if event.what == "claimed" and event.at_us > lost)
+    lost = next(event.at_us for event in trace.events if event.what == "lost")
+    claimed = next(event.at_us for event in trace.events if event.what == "claimed" and event.at_us > lost)
     assert list(dict.fromkeys(span.walk for span in spans)) == ["prefill", "decode"] and len({s.worker for s in spans}) == 2
     assert not any(span.from_us < claimed and span.to_us > lost for span in spans)
 
@@ -52,9 +51,7 @@ def test_walk_spans_are_equal_without_walk_in_chunks() -> None:
 
 def test_waterfall_and_chrome_trace_name_walks() -> None:
     trace, logs = finished_trace()
-    lane = next(
-        lane for lane in build_waterfall(trace, GRAPH, logs, assign_colours(GRAPH)).lanes if lane.key == f"walks-{TALKER}"
-    )
+    lane = next(lane for lane in build_waterfall(trace, GRAPH, logs).lanes if lane.key == f"walks-{TALKER}")
     assert [span.kind for span in lane.spans] == ["walk"] * 3
     assert all(walk in lane.note and walk in span.detail for walk, span in zip(ALL_WALKS, lane.spans, strict=True))
     assert "decode" in {span.label for span in lane.spans}, "a long span has a label"

@@ -17,8 +17,7 @@ from web.realtime.states import (
     TurnInput,
     TurnState,
     UserActivity,
-    next_response_state,
-    next_turn_state,
+    next_state,
 )
 
 S = TypeVar("S")
@@ -60,6 +59,6 @@ def test_session_table_has_a_row_for_every_activity_and_every_state() -> None:
 
 def test_missing_row_is_an_error() -> None:
     with pytest.raises(TransitionError, match="idle cannot become paused"):
-        next_turn_state(TurnState.IDLE, TurnInput.PAUSED)
+        next_state(TURN_TABLE, TurnState.IDLE, TurnInput.PAUSED)
     with pytest.raises(TransitionError, match="ended cannot become output_sent"):
-        next_response_state(ResponseState.ENDED, ResponseInput.OUTPUT_SENT)
+        next_state(RESPONSE_TABLE, ResponseState.ENDED, ResponseInput.OUTPUT_SENT)

@@ -1,15 +1,14 @@
 """Jobs: state, progress, results and errors of background jobs. Knows no kind of job."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments
 from fleet.core.telemetry import Job
-from web.console.page_context import LivePage, PageContext, Query, stream_path
+from web.console.page_context import LivePage, PageContext, Query
 
 MAX_ROWS = 100
 UNREADABLE = "unreadable"
-ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +18,6 @@ class JobsContext(PageContext):
     jobs: tuple[Job, ...] = ()
     arguments: tuple[str, ...] = ()
     num_more: int = 0
-    ended: tuple[str, ...] = ENDED
     measures: tuple[str, ...] = tuple(MEASURE_TAKES)
 
 
@@ -27,15 +25,12 @@ class JobsPage(LivePage):
     key = active = "jobs"
     path = "/jobs"
     live = ("trouble", "jobs")
-
-    def empty(self, query: Query) -> JobsContext:
-        return JobsContext(title="Jobs", stream=stream_path(self.key, {}))
+    context = JobsContext
 
     async def read(self, query: Query) -> JobsContext:
         jobs = await self._gateway.client.jobs.list_jobs()
         shown = tuple(jobs[:MAX_ROWS])
-        return replace(
-            self.empty(query),
+        return JobsContext(
             jobs=shown,
             arguments=tuple(format_arguments(job.arguments) if job.state != UNREADABLE else "" for job in shown),
             num_more=len(jobs[MAX_ROWS:]),

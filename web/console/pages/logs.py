@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import FleetError
 from fleet.core.telemetry import LEVELS, LogLine, LogQuery
 from web.console.live_pages import format_message
-from web.console.page_context import LivePage, PageContext, Query, build_path, stream_path
+from web.console.page_context import LivePage, PageContext, Query, build_path
 from web.console.refresh import wait_for_any
 from web.console.templating import Templates
+from web.fleet_api.routes import read_log_query
 from web.gateway.gateway import Gateway
 from web.http.disconnect import until_disconnect
 from web.http.sse import send_stream
@@ -51,17 +52,16 @@ class LogsPage(LivePage):
     live = ()
 
     def empty(self, query: Query) -> LogsContext:
-        return LogsContext(
-            title="Logs", stream=stream_path(self.key, read_filters(query)), wanted=read_filters(query), follows=False
-        )
+        wanted = read_filters(query)
+        return LogsContext(stream_query=wanted, wanted=wanted, follows=False)
 
     async def read(self, query: Query) -> LogsContext:
         """Raises: BadInput if a filter is invalid."""
         wanted, before = read_filters(query), query.get("before", "")
-        page = await self._gateway.client.telemetry.logs(parse_query(wanted), before=before, limit=PAGE_SIZE)
+        page = await self._gateway.client.telemetry.logs(read_log_query(wanted), before=before, limit=PAGE_SIZE)
         return replace(
             self.empty(query),
-            stream=stream_path(self.key, {**wanted, "after": page.newest or "0-0"}),
+            stream_query={**wanted, "after": page.newest or "0-0"},
             lines=page.lines,
             older=build_path(PATH, {**wanted, "before": page.next}) if page.next else "",
             newest=build_path(PATH, wanted) if before else "",
@@ -74,14 +74,6 @@ def read_filters(query: Query) -> dict[str, str]:
     return {name: query.get(name, "").strip() for name in FIELDS}
 
 
-def parse_query(wanted: Query) -> LogQuery:
-    """Raises: BadInput naming the field."""
-    level = wanted["level"]
-    if level and level not in LEVELS:
-        raise BadInput(f"level: {level[:40]!r} is none of {', '.join(LEVELS)}", param="level")
-    return LogQuery(text=wanted["q"], level=level, process=wanted["process"], worker=wanted["worker"], request=wanted["request"])
-
-
 class LogStream:
     """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting page continues where it was."""
 
@@ -91,7 +83,7 @@ class LogStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
-        query = parse_query(read_filters(request.query_params))
+        query = read_log_query(read_filters(request.query_params))
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
         await until_disconnect(receive, send_stream(send, {}, self._messages(query, after)))
 
@@ -102,7 +94,8 @@ class LogStream:
             try:
                 async for lines in groups:
                     after = lines[0].id
-                    yield format_message(after, {"lines": self._render_lines(lines)}, swap="afterbegin")
+                    html = self._templates.render("parts/lines.html", lines=lines)
+                    yield format_message(after, {"lines": html}, swap="afterbegin")
             except FleetError as error:
                 yield self._trouble(error.message, after)
                 await wait_for_any(RETRY_S, self._gateway.closing)
@@ -134,9 +127,6 @@ class LogStream:
         async for line in self._gateway.client.telemetry.follow_logs(query, after=after):
             await lines.put(line)
             arrived.set()
-
-    def _render_lines(self, lines: list[LogLine]) -> str:
-        return self._templates.render("parts/lines.html", lines=lines)
 
     def _trouble(self, text: str, last_id: str) -> bytes:
         return format_message(last_id or "0-0", {"trouble": self._templates.render("parts/trouble.html", message=text)})

@@ -6,12 +6,12 @@ Knows no stage by name.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.core.ids import StageName, stage_of
+from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter, RequestRow
 from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
-from web.console.page_context import LivePage, PageContext, Query, assign_colours, stream_path
+from web.console.page_context import LivePage, PageContext, Query
 
 NUM_FAILURES = 5
 Pick = Callable[[SeriesPoint], float | None]
@@ -26,7 +26,6 @@ class StageSummary:
     """
 
     name: str
-    colour: int
     up: int
     wanted: int
     standby: int
@@ -88,8 +87,6 @@ class OverviewPage(LivePage):
         dead = [stage.name for stage in stages if not stage.up]
         trouble = f"No worker for {', '.join(dead)}: requests that need it wait, then fail. Start one:" if dead else ""
         return OverviewContext(
-            title="Overview",
-            stream=stream_path(self.key, {}),
             trouble=trouble,
             remedy=f"fleet worker {dead[0]}" if dead else "",
             gateways=sum(1 for view in workers if not view.role and not view.gone),
@@ -103,8 +100,8 @@ class OverviewPage(LivePage):
         self, workers: Sequence[WorkerView], queues: Sequence[RoleQueue], series: Sequence[SeriesPoint]
     ) -> tuple[StageSummary, ...]:
         boxes: list[StageSummary] = []
-        for name, colour in assign_colours(self._gateway.graph).items():
-            stage = self._gateway.graph.stage(StageName(name))
+        for stage in self._gateway.graph.stages:
+            name = stage.name
             serving = [view for view in workers if stage_of(view.role) == name and not view.gone and view.state != "late"]
             waiting = [queue for queue in queues if queue.stage == name]
             at_us = [point.at_us for point in series]
@@ -112,9 +109,8 @@ class OverviewPage(LivePage):
             busy: list[float | None] = [_count_of_stage(point.running, name) for point in series]
             box = StageSummary(
                 name=name,
-                colour=colour,
                 up=sum(1 for view in serving if view.state == "ready"),
-                wanted=sum(role.replicas for role in self._gateway.config.roles_of(stage.name)),
+                wanted=sum(role.replicas for role in self._gateway.config.roles_of(name)),
                 standby=sum(1 for view in serving if view.state == "standby"),
                 draining=sum(1 for view in serving if view.state in ("draining", "leaving")),
                 running=sum(view.running for view in serving),

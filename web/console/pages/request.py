@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass
 
 from fleet.core.ids import CLIENT, RequestId
-from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEvent
+from fleet.core.request_trace import LIVE_STATES, TaskTrace
 from fleet.core.telemetry import LogLine, LogQuery
-from web.console.page_context import LivePage, PageContext, Query, stream_path
+from web.console.page_context import LivePage, PageContext, Query
 from web.console.waterfall import Waterfall, build_waterfall
 from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail
 
@@ -38,12 +38,9 @@ class OneRequestContext(PageContext):
     """`detail` is None for an unknown request."""
 
     id: str
-    detail: RequestDetail | None
-    waterfall: Waterfall | None
+    detail: RequestDetail | None = None
+    waterfall: Waterfall | None = None
     tasks: tuple[TaskTrace, ...] = ()
-    edges: tuple[EdgeTrace, ...] = ()
-    events: tuple[TraceEvent, ...] = ()
-    colours: dict[str, int]
     player: AudioPlayer | None = None
     lines: tuple[LogLine, ...] = ()
 
@@ -68,14 +65,7 @@ class OneRequestPage(LivePage):
     live = ("trouble", "summary", "lanes", "text", "tasks", "edges", "events", "log")
 
     def empty(self, query: Query) -> OneRequestContext:
-        return OneRequestContext(
-            title=query["id"],
-            id=query["id"],
-            stream=stream_path(self.key, {"id": query["id"]}),
-            detail=None,
-            waterfall=None,
-            colours=self._colours,
-        )
+        return OneRequestContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneRequestContext:
         """Raises: NotFound, RedisUnreachable."""
@@ -84,15 +74,11 @@ class OneRequestPage(LivePage):
         logs = await read_logs_without_audio(self._gateway, detail)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
         return OneRequestContext(
-            title=request,
             id=request,
-            stream=stream_path(self.key, {"id": request}),
+            stream_query={"id": request},
             detail=detail,
-            waterfall=build_waterfall(detail, self._gateway.graph, logs, self._colours),
+            waterfall=build_waterfall(detail, self._gateway.graph, logs),
             tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
-            edges=detail.edges,
-            events=detail.marks,
-            colours=self._colours,
             player=await self._read_player(detail),
             lines=tuple(reversed(logged.lines)),
         )
@@ -101,7 +87,7 @@ class OneRequestPage(LivePage):
         edge = self._gateway.edges.audio
         if edge is None or not detail.audio_samples or not detail.audio_rate_hz:
             return None
-        report = detail.heard
+        report = detail.playback
         return AudioPlayer(
             src=f"/v1/fleet/requests/{detail.id}/audio",
             total_s=detail.audio_samples / detail.audio_rate_hz,

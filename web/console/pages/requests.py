@@ -1,14 +1,13 @@
 """Requests: newest first, filtered by the query parameters, paged by id. Knows no stage by name."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from fleet.core.errors import BadInput
 from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
-from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
+from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
+from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
 
 PATH = "/requests"
@@ -20,27 +19,14 @@ MAX_SEARCHED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCell:
-    stage: str
-    colour: int
-    state: str
-    worker: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTableRow:
     """Units: `took_ms` until the end, None while it runs; `first_ms` until the first audio, else the first text, None without
     either or if the clocks disagree.
     """
 
-    id: str
-    state: str
-    kind: str
-    created_us: int
+    view: RequestRow
     took_ms: float | None
     first_ms: float | None
-    error: str
-    tasks: tuple[TaskCell, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +38,6 @@ class RequestsContext(PageContext):
     rows: tuple[RequestTableRow, ...]
     older: str
     newest: str
-    clear: str
     stages: tuple[str, ...]
     kinds: tuple[str, ...] = KINDS
 
@@ -71,13 +56,12 @@ class RequestsPage(LivePage):
 
     async def read(self, query: Query) -> RequestsContext:
         """Raises: BadInput if a filter is invalid."""
-        found = await self._gateway.client.telemetry.list_requests(
-            parse_filter(query), before=query.get("before", ""), limit=PAGE_SIZE
-        )
+        wanted = read_request_filter(read_filters(query))
+        found = await self._gateway.client.telemetry.list_requests(wanted, before=query.get("before", ""), limit=PAGE_SIZE)
         return self._build(query, found)
 
     def _build(self, query: Query, found: RequestPage) -> RequestsContext:
-        wanted = {name: query.get(name, "").strip() for name in FIELDS}
+        wanted = read_filters(query)
         before, counts = query.get("before", ""), {"": sum(found.counts.values()), **found.counts}
         chips = (
             FilterLink(
@@ -89,15 +73,13 @@ class RequestsPage(LivePage):
             for state in ("", *STATES)
         )
         return RequestsContext(
-            title="Requests",
-            stream=stream_path(self.key, {**wanted, "before": before}),
+            stream_query={**wanted, "before": before},
             wanted=wanted,
             chips=tuple(chips),
-            rows=tuple(build_row(row, self._colours, self._gateway) for row in found.rows),
+            rows=tuple(build_row(row, self._gateway) for row in found.rows),
             older=build_path(PATH, {**wanted, "before": found.next}) if found.next else "",
             newest=build_path(PATH, wanted) if before else "",
-            clear=PATH,
-            stages=tuple(self._colours),
+            stages=tuple(stage.name for stage in self._gateway.graph.stages),
         )
 
     async def redirect_to_older(self, request: Request) -> Response:
@@ -117,37 +99,14 @@ def _redirect(request_id: str) -> Response:
     return RedirectResponse(f"{PATH}/{request_id}" if request_id else PATH, status_code=303)
 
 
-def parse_filter(query: Query) -> RequestFilter:
-    """Raises: BadInput naming the field."""
-    values = {name: query.get(name, "").strip() for name in FIELDS}
-    if values["state"] and values["state"] not in STATES:
-        raise BadInput(f"state: {values['state'][:40]!r} is none of {', '.join(STATES)}", param="state")
-    digits = values["min_ms"]
-    if digits and not (digits.isascii() and digits.isdecimal() and len(digits) < 10):
-        raise BadInput(f"min_ms: {digits[:40]!r} is not a whole number of milliseconds", param="min_ms")
-    return RequestFilter(
-        state=values["state"],
-        stage=values["stage"],
-        worker=values["worker"],
-        kind=values["kind"],
-        model=values["model"],
-        min_ms=int(digits or 0),
-        text=values["q"],
-    )
+def read_filters(query: Query) -> dict[str, str]:
+    return {name: query.get(name, "").strip() for name in FIELDS}
 
 
-def build_row(row: RequestRow, colour_of: Mapping[str, int], gateway: Gateway) -> RequestTableRow:
+def build_row(row: RequestRow, gateway: Gateway) -> RequestTableRow:
     first_us = row.first_us.get(gateway.edges.audio or gateway.edges.text) or row.first_us.get(gateway.edges.text, 0)
     return RequestTableRow(
-        id=row.id,
-        state=row.state,
-        kind=row.kind,
-        created_us=row.created_us,
+        view=row,
         took_ms=(row.ended_us - row.created_us) / 1000 if row.ended_us else None,
         first_ms=(first_us - row.created_us) / 1000 if first_us >= row.created_us else None,
-        error=row.error,
-        tasks=tuple(
-            TaskCell(stage=task.stage, colour=colour_of.get(task.stage, 0), state=task.state, worker=task.worker)
-            for task in row.tasks
-        ),
     )

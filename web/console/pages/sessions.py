@@ -1,8 +1,8 @@
 """Sessions: the live voice sessions, with their latencies and underruns. Knows no audio."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from web.console.page_context import LivePage, PageContext, Query, stream_path
+from web.console.page_context import LivePage, PageContext, Query
 from web.realtime.session_views import SessionView, read_views
 
 MAX_ROWS = 100
@@ -20,10 +20,8 @@ class SessionsPage(LivePage):
     key = active = "sessions"
     path = "/sessions"
     live = ("trouble", "sessions")
-
-    def empty(self, query: Query) -> SessionsContext:
-        return SessionsContext(title="Sessions", stream=stream_path(self.key, {}))
+    context = SessionsContext
 
     async def read(self, query: Query) -> SessionsContext:
         newest = await read_views(self._gateway)
-        return replace(self.empty(query), sessions=tuple(newest[:MAX_ROWS]), num_more=len(newest[MAX_ROWS:]))
+        return SessionsContext(sessions=tuple(newest[:MAX_ROWS]), num_more=len(newest[MAX_ROWS:]))

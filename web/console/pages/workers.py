@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.errors import NotFound, quoted
-from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
-from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
+from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
 from web.gateway.metrics import GATEWAY_ROLE
 
@@ -22,7 +21,6 @@ class WorkerRow:
     """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or stands by."""
 
     view: WorkerView
-    colour: int
     commands: tuple[str, ...]
     last: bool
 
@@ -41,7 +39,6 @@ class WorkersContext(PageContext):
     more: str
     here: tuple[WorkerRow, ...]
     gone: tuple[WorkerRow, ...]
-    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class OneWorkerContext(PageContext):
     """`row` is None for an unknown worker."""
 
     id: str
-    row: WorkerRow | None
+    row: WorkerRow | None = None
     requests: tuple[RequestTableRow, ...] = ()
     lines: tuple[LogLine, ...] = ()
 
@@ -58,9 +55,7 @@ class _WorkerPage(LivePage):
     def _row(self, view: WorkerView, workers: Sequence[WorkerView]) -> WorkerRow:
         others = [other for other in workers if other.role == view.role and other.id != view.id]
         last = not any(other.state in ("ready", "standby") for other in others)
-        return WorkerRow(
-            view=view, colour=self._colours.get(stage_of(view.role), -1), commands=find_available_commands(view), last=last
-        )
+        return WorkerRow(view=view, commands=find_available_commands(view), last=last)
 
 
 def find_available_commands(view: WorkerView) -> tuple[str, ...]:
@@ -89,8 +84,7 @@ class WorkersPage(_WorkerPage):
         start = next((place + 1 for place, view in enumerate(matching) if view.id == after), 0)
         shown = matching[start : start + MAX_ROWS]
         return WorkersContext(
-            title="Workers",
-            stream=stream_path(self.key, {"role": role, "after": after}),
+            stream_query={"role": role, "after": after},
             role=role,
             chips=self._chips(here, role),
             first=build_path(PATH, {"role": role}) if start else "",
@@ -99,19 +93,12 @@ class WorkersPage(_WorkerPage):
             remedy=f"fleet worker {missing[0]}" if missing else "",
             here=tuple(self._row(view, here) for view in shown),
             gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
-            missing=tuple(missing),
         )
 
     def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
         counts = {"": len(here), **Counter(view.role or GATEWAY_ROLE for view in here)}
         return tuple(
-            FilterLink(
-                name=role,
-                colour=self._colours.get(stage_of(role), -1),
-                count=count,
-                path=build_path(PATH, {"role": role}),
-                chosen=role == chosen,
-            )
+            FilterLink(name=role, count=count, path=build_path(PATH, {"role": role}), chosen=role == chosen)
             for role, count in counts.items()
         )
 
@@ -123,7 +110,7 @@ class OneWorkerPage(_WorkerPage):
     live = ("trouble", "summary", "tasks", "recent", "log")
 
     def empty(self, query: Query) -> OneWorkerContext:
-        return OneWorkerContext(title=query["id"], id=query["id"], stream=stream_path(self.key, {"id": query["id"]}), row=None)
+        return OneWorkerContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneWorkerContext:
         """Raises: NotFound, RedisUnreachable."""
@@ -135,10 +122,9 @@ class OneWorkerPage(_WorkerPage):
         held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         return OneWorkerContext(
-            title=worker,
             id=worker,
-            stream=stream_path(self.key, {"id": worker}),
+            stream_query={"id": worker},
             row=self._row(view, workers),
-            requests=tuple(build_row(row, self._colours, self._gateway) for row in held.rows),
+            requests=tuple(build_row(row, self._gateway) for row in held.rows),
             lines=logged.lines,
         )

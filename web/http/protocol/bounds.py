@@ -1,8 +1,4 @@
-"""The limits of every connection: those of the deployment, and constants far beyond the needs of any API client."""
-
-from dataclasses import dataclass
-
-from fleet.config.schema import WebConfig
+"""Limits of every connection, far beyond the needs of any API client; those of the deployment are in `WebConfig`."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Size of a request's head: its first line, its header fields, and the trailer fields of its body."""
@@ -28,41 +24,8 @@ MIN_BYTES_PER_S = 500
 LARGE_BODY_BYTES, LARGE_BYTES_PER_S = 1024 * 1024, 8 * 1024
 """Minimum rate of a body that is larger than `LARGE_BODY_BYTES`."""
 SMALL_MESSAGE_BYTES = 64 * 1024
-"""Size of an unfinished WebSocket message that is allowed even when `max_unfinished_bytes` is reached."""
+"""Size of an unfinished WebSocket message that is allowed even when `ConnectionTable.max_unfinished_bytes` is reached."""
 LINGER_S = 2.0
 """Time for which input after a refusal is dropped: closing with unread input would reset the connection before the peer reads
 the answer.
 """
-MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
-SWEEPS_PER_TIMEOUT = 5
-"""A time-out is detected at most a fifth of it late, and at most a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Limits of a deployment. `max_unfinished_bytes`: total of all unfinished WebSocket messages."""
-
-    header_timeout_s: float
-    body_timeout_s: float
-    send_timeout_s: float
-    max_connections: int
-    max_connections_per_address: int
-    max_unfinished_bytes: int
-
-    @staticmethod
-    def of(web: WebConfig, max_connections: int) -> "Bounds":
-        """`max_connections`: the limit of the process, if it is below that of the deployment."""
-        return Bounds(
-            header_timeout_s=web.header_timeout_s,
-            body_timeout_s=web.body_timeout_s,
-            send_timeout_s=web.send_timeout_s,
-            max_connections=max_connections,
-            max_connections_per_address=web.max_connections_per_address,
-            max_unfinished_bytes=web.body_memory_mib * 1024 * 1024,
-        )
-
-    @property
-    def sweep_s(self) -> float:
-        """Time between two checks of a connection."""
-        shortest_s = min(self.header_timeout_s, self.body_timeout_s, self.send_timeout_s)
-        return min(MAX_SWEEP_S, max(MIN_SWEEP_S, shortest_s / SWEEPS_PER_TIMEOUT))

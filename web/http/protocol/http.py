@@ -65,7 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.ws_protocol_class = self._open_websocket  # pyright: ignore[reportAttributeAccessIssue]
         self._tls = config.tls
         self._table = config.table
-        self._bounds = config.table.bounds
+        self._web = config.table.web
         self._slot: Connection
         self._size = MessageSize()
         self._pace = BodyPace()
@@ -93,7 +93,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._begin(transport)
         else:
             self.connections.add(self)
-            handshake = begin_tls(self.loop, transport, self, self._tls, self._bounds.header_timeout_s)
+            handshake = begin_tls(self.loop, transport, self, self._tls, self._web.header_timeout_s)
             self._handshake = self.loop.create_task(self._secure(transport, handshake))
 
     async def _secure(self, transport: asyncio.Transport, handshake: Awaitable[asyncio.Transport | None]) -> None:
@@ -210,7 +210,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._stop(refusal.PIPELINED)
         super().on_headers_complete()  # raises for an invalid target: then the head is refused, and counts as unfinished
         self._in_head, self._head_since = False, None
-        self._size.end_head()
+        self._size.set_complete()
         self._table.set_busy(self._slot)
         self._pace.begin(self.loop.time())
 
@@ -227,7 +227,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_head, self._head_since = True, None
-        self._size.end_message()
+        self._size.set_complete()
         if not (
             self._slot.busy or self.transport.is_closing()
         ):  # answered before the end of its body, which stopped uvicorn's timer
@@ -281,7 +281,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._check_receiving(now)
 
     def _check_handshake(self, now: float) -> None:
-        if self._head_since is not None and now - self._head_since > self._bounds.header_timeout_s:
+        if self._head_since is not None and now - self._head_since > self._web.header_timeout_s:
             self._note("TLS handshakes that took too long", "the TLS handshake did not end in time (web.header_timeout_s)")
             self._slot.raw.abort()
 
@@ -292,7 +292,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._sending.reset()
             return False
         buffered = self._slot.num_unacknowledged()
-        if self._sending.is_stalled(buffered, now, self._bounds.send_timeout_s):
+        if self._sending.is_stalled(buffered, now, self._web.send_timeout_s):
             self._abort_stalled()
             return True
         if closing and not buffered and self._ends_at is None:
@@ -305,7 +305,7 @@ class BoundedHttp(HttpToolsProtocol):
             scope = cast(Scope, self._running.scope)
             set_stalled(scope)
             request = f"request {request_id_or_none(scope)}: "
-        message = f"{request}the client read too little of its answer for {self._bounds.send_timeout_s:g} s (web.send_timeout_s)"
+        message = f"{request}the client read too little of its answer for {self._web.send_timeout_s:g} s (web.send_timeout_s)"
         self._note("connections whose client does not read", f"{message}; the connection is closed")
         self._slot.raw.abort()
 
@@ -315,16 +315,16 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head:
             if self._slot.busy or self._head_since is None:
                 return
-            if now - self._head_since > self._bounds.header_timeout_s:
+            if now - self._head_since > self._web.header_timeout_s:
                 # browsers open connections in advance: a silent one is not logged
-                self._refuse(refusal.slow_head(self._bounds.header_timeout_s), logged=self._size.num_head_bytes > 0)
+                self._refuse(refusal.slow_head(self._web.header_timeout_s), logged=self._size.num_head_bytes > 0)
             return
         answering = self.cycle.response_started and not self.cycle.response_complete
         is_held_back = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
         if answering or is_held_back:
             self._pace.begin(now)
-        elif self._pace.is_too_slow(now, self._bounds.body_timeout_s):
-            self._refuse(refusal.slow_body(self._bounds.body_timeout_s))
+        elif self._pace.is_too_slow(now, self._web.body_timeout_s):
+            self._refuse(refusal.slow_body(self._web.body_timeout_s))
 
     # refusal and end
 

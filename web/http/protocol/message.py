@@ -53,16 +53,14 @@ class MessageSize:
             return refusal.MANY_FIELDS
         return refusal.LARGE_HEAD if self._url_bytes + self._field_bytes > MAX_HEAD_BYTES else None
 
-    def end_head(self) -> None:
+    def set_complete(self) -> None:
+        """Record that the head, or the whole message, is complete."""
         self.num_head_bytes, self._ended = 0, True
 
     def add_body(self, num_bytes: int, *, discarded: bool) -> None:
         self._body_of_read += num_bytes
         if discarded:
             self.num_discarded += num_bytes
-
-    def end_message(self) -> None:
-        self.num_head_bytes, self._ended = 0, True
 
     def begin_read(self, num_bytes: int, *, in_head: bool) -> None:
         self._read, self._body_of_read, self.num_chunks, self._ended = num_bytes, 0, 0, False

@@ -5,10 +5,13 @@ import math
 from collections import OrderedDict
 from itertools import islice
 
+from fleet.config.schema import WebConfig
 from web.http.protocol.abuse import AbuseLog
-from web.http.protocol.bounds import Bounds
 from web.http.protocol.connection import Connection
 
+MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
+SWEEPS_PER_TIMEOUT = 5
+"""A time-out is detected at most a fifth of it late, and at most a second."""
 SLICES, MIN_SLICE_S = 20, 0.005
 """A sweep is done in `SLICES` steps of the event loop, at least `MIN_SLICE_S` apart."""
 MAX_SCANNED = 32
@@ -18,9 +21,14 @@ MAX_SCANNED = 32
 class ConnectionTable:
     """Invariants: `_idle` and each of `_idle_of` hold the connections without a request, the longest idle first."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, web: WebConfig) -> None:
+        self.web = web
+        shortest_s = min(web.header_timeout_s, web.body_timeout_s, web.send_timeout_s)
+        self._sweep_s = min(MAX_SWEEP_S, max(MIN_SWEEP_S, shortest_s / SWEEPS_PER_TIMEOUT))
+        """Time between two checks of a connection."""
         self.abuse = AbuseLog()
+        self.max_unfinished_bytes = web.body_memory_mib * 1024 * 1024
+        """Limit of `num_unfinished`."""
         self.num_unfinished = 0
         """Bytes of all unfinished WebSocket messages."""
         self._open: dict[Connection, None] = {}
@@ -40,11 +48,11 @@ class ConnectionTable:
 
         Return False if none is idle: then the new one must be refused.
         """
-        address, bounds = connection.address, self.bounds
-        if address is not None and self._num_of.get(address, 0) >= bounds.max_connections_per_address:
+        address, web = connection.address, self.web
+        if address is not None and self._num_of.get(address, 0) >= web.max_connections_per_address:
             if not self._close_longest_idle(self._idle_of.get(address), "max_connections_per_address"):
                 return False
-        if len(self._open) >= bounds.max_connections and not self._close_longest_idle(self._idle, "max_connections"):
+        if len(self._open) >= web.max_connections and not self._close_longest_idle(self._idle, "max_connections"):
             return False
         self._open[connection] = None
         if address is not None:
@@ -75,8 +83,8 @@ class ConnectionTable:
                 del self._num_of[connection.address]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check every connection once in `Bounds.sweep_s` from now on."""
-        self._timer = loop.call_later(max(self.bounds.sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
+        """Check every connection once in `_sweep_s` from now on."""
+        self._timer = loop.call_later(max(self._sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -57,7 +57,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self.handshake_initiated and self.conn.handshake_exc is not None:
             self._refuse_handshake()
         grown = self._count_unfinished() > 0
-        full = self._table.num_unfinished > self._table.bounds.max_unfinished_bytes
+        full = self._table.num_unfinished > self._table.max_unfinished_bytes
         if full and grown and self._held > SMALL_MESSAGE_BYTES:
             self._end(
                 CloseCode.TRY_AGAIN_LATER, "WebSocket messages beyond the memory for them",
@@ -155,13 +155,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return
         closing = self.transport.is_closing()
         if not closing and self._is_message_too_slow(now):
-            reason = f"a message came too slowly, or not at all, for {self._table.bounds.body_timeout_s:g} s (web.body_timeout_s)"
+            reason = f"a message came too slowly, or not at all, for {self._table.web.body_timeout_s:g} s (web.body_timeout_s)"
             self._end(CloseCode.POLICY_VIOLATION, "WebSocket messages that were not finished in time", reason)
             return
         if self.writable.is_set() and not closing:
             self._sending.reset()
             return
-        buffered, timeout_s = self._slot.num_unacknowledged(), self._table.bounds.send_timeout_s
+        buffered, timeout_s = self._slot.num_unacknowledged(), self._table.web.send_timeout_s
         if self._sending.is_stalled(buffered, now, timeout_s):
             message = f"the client of a WebSocket read too little for {timeout_s:g} s (web.send_timeout_s); it is disconnected"
             self._note("WebSockets whose client does not read", message)
@@ -173,7 +173,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self._held or self.read_paused:
             self._pace.begin(now)
             return False
-        return self._pace.is_too_slow(now, self._table.bounds.body_timeout_s)
+        return self._pace.is_too_slow(now, self._table.web.body_timeout_s)
 
     def _note(self, kind: str, message: str) -> None:
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())

@@ -41,10 +41,10 @@ class SpeakingRate:
         known = self._char_s.get(voice, measured)
         self._char_s[voice] = known + WEIGHT * (measured - known)
 
-    def whole_s(self, voice: str, text: str, generated_s: float, *, text_whole: bool) -> float:
-        """Estimate the length of the speech of `text`; at least the `generated_s` that exist, if the text is whole."""
+    def whole_s(self, voice: str, text: str, generated_s: float) -> float:
+        """Estimate the length of the speech of `text`; at least the `generated_s` that exist."""
         char_s = self._char_s.get(voice, DEFAULT_CHAR_S)
-        return max(char_s * len(text) * CAUTION, generated_s if text_whole else 0.0)
+        return max(char_s * len(text) * CAUTION, generated_s)
 
 
 def find_silences(pcm: NDArray[np.int16]) -> list[Span]:

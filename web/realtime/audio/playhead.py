@@ -9,8 +9,6 @@ class Playhead:
 
     def __init__(self, rate_hz: int) -> None:
         self.sent = 0
-        self.underruns = 0
-        """Number of times that the client had played everything and had to wait for more."""
         self._rate_hz = rate_hz
         self._base, self._since = 0, 0.0
         self._is_started = False
@@ -22,7 +20,6 @@ class Playhead:
 
     def send(self, num_samples: int, now: float) -> None:
         if not self._is_started or self.position(now) >= self.sent:
-            self.underruns += self._is_started
             self._base, self._since, self._is_started = self.sent, now, True
         self.sent += num_samples
 

@@ -19,6 +19,7 @@ from web.http.body import read_body
 from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_bounds import check_json
+from web.http.json_response import json_response
 from web.http.offload import parse_body
 from web.realtime.protocol.capabilities import default_settings, drop_unserved
 from web.realtime.protocol.client_events import bad_field
@@ -78,7 +79,7 @@ class Secrets:
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(value=CLIENT_SECRET_PREFIX + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
         await self._gateway.client.voice.save_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
-        return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
+        return json_response(secret, headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
         """Merge a patch. Raises: BadInput for the first field that is not served."""

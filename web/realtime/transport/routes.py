@@ -11,6 +11,7 @@ from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
 from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
 from web.http.guard import CLIENT_SECRET_PREFIX, client_key
+from web.http.json_response import json_response
 from web.http.wrong_keys import WrongKeys
 from web.realtime.clock import Clock
 from web.realtime.protocol.capabilities import default_settings
@@ -116,15 +117,14 @@ class VoiceRoutes:
 
     async def sessions(self, _request: Request) -> Response:
         """GET /v1/fleet/sessions: sessions of all gateways, the newest first."""
-        listed = SessionList(data=await read_views(self._gateway))
-        return Response(msgspec.json.encode(listed), media_type="application/json")
+        return json_response(SessionList(data=await read_views(self._gateway)))
 
     async def end(self, request: Request) -> Response:
         """DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with the response under way."""
         session_id = str(request.path_params["session_id"])
         if not self.registry.end(session_id, by_operator=True):
             await self._end_elsewhere(session_id)
-        return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
+        return json_response(SessionEnded(id=session_id))
 
     async def _end_elsewhere(self, session_id: str) -> None:
         """End the record of another gateway's session; that gateway closes the session with its next write."""

@@ -5,7 +5,6 @@ Knows no event except those that open and close a session.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
@@ -24,22 +23,6 @@ MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
 """Bound for all queued clients of this gateway together."""
 FRAME_BYTES = 128
 """Memory of a frame beside its content."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionQuery:
-    """Query of the address: the session to continue, and what the client has received of its response."""
-
-    session: str | None
-    received: Received
-
-    @staticmethod
-    def of(websocket: WebSocket) -> "SessionQuery":
-        """Raises: BadInput."""
-        query = websocket.query_params
-        response, samples, chars = query.get("response") or None, _count(query, "samples"), _count(query, "chars")
-        received = Received(response_id=response, samples=samples, chars=chars)
-        return SessionQuery(session=query.get("session") or None, received=received)
 
 
 def _count(query: QueryParams, name: str) -> int | None:
@@ -78,12 +61,14 @@ class VoiceSocket:
             await self._leave(entering, code)
 
     async def _enter(self, credential: Credential) -> Session:
-        query = SessionQuery.of(self._websocket)
-        if query.session is None:
+        query = self._websocket.query_params
+        session_id, samples, chars = query.get("session"), _count(query, "samples"), _count(query, "chars")
+        if not session_id:
             assert credential.settings is not None, "a secret that has expired names its session"
             return await self._registry.enter(self._writer, credential.settings, credential.owner, self._writer.send_position)
         try:
-            return await self._registry.resume(query.session, self._writer, query.received, credential.owner)
+            received = Received(response_id=query.get("response") or None, samples=samples, chars=chars)
+            return await self._registry.resume(session_id, self._writer, received, credential.owner)
         except NotFound as error:
             # A secret that expired and has no such session is refused as unknown: its bearer learns of no other session.
             raise error if credential.settings is not None else expired() from error
@@ -102,7 +87,9 @@ class VoiceSocket:
                 self._store_early(message.get("text") or message.get("bytes") or "")
                 reading = asyncio.ensure_future(self._websocket.receive())
             self._session = entering.result()
-            await self._replay_early(self._session)
+            for frame in self._drop_early():
+                await self._receive(self._session, frame)
+                await asyncio.sleep(0)
             message = await reading
             while message["type"] == "websocket.receive":
                 await self._receive(self._session, message.get("text") or message.get("bytes") or "")
@@ -120,11 +107,6 @@ class VoiceSocket:
         if self._early_bytes > MAX_EARLY_BYTES or self._registry.early_bytes > MAX_ALL_EARLY_BYTES:
             raise BadInput("too much was sent before the session was created; wait for session.created")
         self._early.append(frame)
-
-    async def _replay_early(self, session: Session) -> None:
-        for frame in self._drop_early():
-            await self._receive(session, frame)
-            await asyncio.sleep(0)
 
     def _drop_early(self) -> list[str | bytes]:
         frames, self._early = self._early, []

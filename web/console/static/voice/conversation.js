@@ -68,6 +68,8 @@ export class Conversation {
 
   onEvent(event) {
     HANDLERS[event.type]?.(this, event);
+    const answer = this.responses.find(event);
+    if (answer) ANSWER_HANDLERS[event.type]?.(this.responses, answer, event);
     this.refresh();
   }
 
@@ -173,18 +175,12 @@ export class Conversation {
     return this.turns.find((turn) => turn.kind === "speech" && turn.itemId === null && turn.state === "waiting");
   }
 
+  /** A failed transcription has neither `transcript` nor `delta`. */
   onTranscript({ item_id, transcript, delta }) {
     const question = this.findSpoken(item_id);
     if (!question) return;
-    question.text = transcript ?? question.text + delta;
-    if (transcript !== undefined) question.state = "done";
-    this.view.turnChanged(question);
-  }
-
-  onNoTranscript({ item_id }) {
-    const question = this.findSpoken(item_id);
-    if (!question) return;
-    question.state = "done";
+    question.text = transcript ?? question.text + (delta ?? "");
+    if (delta === undefined) question.state = "done";
     this.view.turnChanged(question);
   }
 
@@ -316,7 +312,12 @@ export class Conversation {
     const { lastError } = this;
     this.lastError = null;
     this.status.connected = false;
-    if (close.code === POLICY && this.session !== null) return this.startNewSession();
+    if (close.code === POLICY && this.session !== null) {
+      // the server no longer has the session, but may accept this page without it
+      Object.assign(this, { session: null, sessionLost: true });
+      this.socket.connect();
+      return;
+    }
     this.status.ended = close.code === ENDED;
     this.endedIdle = isIdleEnd(close);
     this.status.refused = !close.again && !this.status.ended;
@@ -329,13 +330,6 @@ export class Conversation {
     this.speech.cancel();
     this.mic.close();
     this.responses.interrupt();
-  }
-
-  /** The server no longer has the session, but may accept this page without it. */
-  startNewSession() {
-    this.session = null;
-    this.sessionLost = true;
-    this.socket.connect();
   }
 
   showDeviceError(reason) {
@@ -368,7 +362,6 @@ function message(role, text) {
   return { type: "conversation.item.create", item: { type: "message", role, content: [{ type, text }] } };
 }
 
-const onText = ({ responses }, event) => responses.onText(event);
 const onTranscript = (conversation, event) => conversation.onTranscript(event);
 
 const HANDLERS = {
@@ -382,20 +375,28 @@ const HANDLERS = {
   "input_audio_buffer.committed": (conversation, event) => conversation.onCommitted(event),
   "conversation.item.input_audio_transcription.delta": onTranscript,
   "conversation.item.input_audio_transcription.completed": onTranscript,
-  "conversation.item.input_audio_transcription.failed": (conversation, event) => conversation.onNoTranscript(event),
+  "conversation.item.input_audio_transcription.failed": onTranscript,
   "conversation.item.deleted": (conversation, event) => conversation.onDeleted(event),
   "conversation.item.truncated": ({ responses }, event) => responses.onTruncated(event),
   "conversation.item.retrieved": ({ responses }, event) => responses.onRetrieved(event),
   "response.created": ({ responses, player }, event) => responses.onCreated(event, player?.rateHz || DEFAULT_RATE_HZ),
-  "response.output_item.added": ({ responses }, event) => responses.onItem(event),
+  "fleet.request": ({ view }, { request_id }) => view.showRequest(request_id),
+};
+
+const onText = (responses, answer, event) => responses.onText(answer, event);
+
+/** Handlers of events about a known answer. */
+const ANSWER_HANDLERS = {
+  "response.output_item.added": (_responses, answer, { item }) => Object.assign(answer, { itemId: item.id }),
   "response.output_audio_transcript.delta": onText,
   "response.output_audio_transcript.done": onText,
   "response.output_text.delta": onText,
   "response.output_text.done": onText,
-  "response.output_audio.done": ({ responses }, event) => responses.onAudioDone(responses.find(event)),
-  "response.done": ({ responses }, event) => responses.onDone(event),
-  "fleet.request": ({ responses }, event) => responses.onRequest(event),
-  "fleet.audio": ({ responses }, event) => responses.onAudio(event),
-  "fleet.voiced": ({ responses }, event) => responses.onVoiced(event),
-  "fleet.timing": ({ responses }, event) => responses.onTiming(event),
+  "response.output_audio.done": (responses, answer) => responses.onAudioDone(answer),
+  "response.done": (responses, answer, { response }) => responses.onDone(answer, response),
+  "fleet.request": (_responses, answer, { request_id }) => Object.assign(answer, { requestId: request_id }),
+  // a serial belongs to one connection: after a reconnect the same answer may have another
+  "fleet.audio": (_responses, answer, { serial, item_id }) => Object.assign(answer, { streamSerial: serial, itemId: item_id }),
+  "fleet.voiced": (responses, answer, event) => responses.onVoiced(answer, event),
+  "fleet.timing": (responses, answer, event) => responses.onTiming(answer, event),
 };

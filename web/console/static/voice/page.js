@@ -14,7 +14,6 @@ export class PageView {
     this.log = document.getElementById("conversation");
     this.scroller = document.getElementById("scroll");
     this.empty = document.getElementById("empty");
-    this.latencies = new Map();
     this.state = "";
   }
 
@@ -28,28 +27,24 @@ export class PageView {
 
   turnChanged(turn) {
     const near = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < NEAR_END_PX;
-    this.turns.get(turn)?.update();
-    if (turn.latency && turn.spoken) this.addLatency(turn);
+    const view = this.turns.get(turn);
+    const hasNewLatency = turn.spoken && view?.shownLatency !== turn.latency;
+    view?.update();
+    if (hasNewLatency) this.showHeadline();
     if (near) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
   removeTurn(turn) {
     this.turns.get(turn)?.element.remove();
     this.turns.delete(turn);
-    this.latencies.delete(turn);
     this.showHeadline();
     if (this.turns.size === 0) this.log.replaceChildren(this.empty);
   }
 
-  addLatency(turn) {
-    if (this.latencies.get(turn) === turn.latency) return;
-    this.latencies.set(turn, turn.latency);
-    this.showHeadline();
-  }
-
   /** Show the last spoken turn's latency, and the median of all of them. */
   showHeadline() {
-    const values = [...this.latencies.values()].map(({ totalMs }) => totalMs);
+    const spoken = [...this.turns.keys()].filter((turn) => turn.latency && turn.spoken);
+    const values = spoken.map(({ latency }) => latency.totalMs);
     const headline = document.getElementById("headline");
     headline.hidden = values.length === 0;
     if (values.length === 0) return;

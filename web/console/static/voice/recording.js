@@ -152,18 +152,9 @@ function encodeWav(left, right) {
   const bytes = 4 * left.length;
   const view = new DataView(new ArrayBuffer(HEADER_BYTES + bytes));
   const writeText = (at, text) => [...text].forEach((letter, n) => view.setUint8(at + n, letter.charCodeAt(0)));
-  writeText(0, "RIFF");
-  view.setUint32(4, 36 + bytes, true);
-  writeText(8, "WAVEfmt ");
-  view.setUint32(16, 16, true);
-  view.setUint16(20, 1, true);
-  view.setUint16(22, 2, true);
-  view.setUint32(24, RATE_HZ, true);
-  view.setUint32(28, 4 * RATE_HZ, true);
-  view.setUint16(32, 4, true);
-  view.setUint16(34, 16, true);
-  writeText(36, "data");
-  view.setUint32(40, bytes, true);
+  for (const [at, text] of [[0, "RIFF"], [8, "WAVEfmt "], [36, "data"]]) writeText(at, text);
+  for (const [at, value] of [[4, 36 + bytes], [16, 16], [24, RATE_HZ], [28, 4 * RATE_HZ], [40, bytes]]) view.setUint32(at, value, true);
+  for (const [at, value] of [[20, 1], [22, 2], [32, 4], [34, 16]]) view.setUint16(at, value, true);
   for (let n = 0; n < left.length; n += 1) {
     view.setInt16(HEADER_BYTES + 4 * n, left[n], true);
     view.setInt16(HEADER_BYTES + 4 * n + 2, right[n], true);

@@ -52,19 +52,7 @@ export class Responses {
     this.conversation.add(answer);
   }
 
-  onItem(event) {
-    const answer = this.find(event);
-    if (answer) answer.itemId = event.item.id;
-  }
-
-  onRequest(event) {
-    const answer = this.find(event);
-    if (answer) answer.requestId = event.request_id;
-    this.view.showRequest(event.request_id);
-  }
-
-  onText(event, answer = this.find(event)) {
-    if (!answer) return;
+  onText(answer, event) {
     const whole = event.transcript ?? event.text;
     const { endedAt } = answer.question ?? {};
     if (answer.text === "" && answer.question && answer.firstTextMs === undefined) {
@@ -72,12 +60,6 @@ export class Responses {
     }
     answer.text = whole === undefined ? answer.text + event.delta : whole || answer.text;
     this.view.turnChanged(answer);
-  }
-
-  /** A serial belongs to one connection: after a reconnect the same answer may have another. */
-  onAudio({ serial, response_id, item_id }) {
-    const answer = this.byId.get(response_id);
-    if (answer) Object.assign(answer, { streamSerial: serial, itemId: item_id });
   }
 
   onSamples({ serial, offset, pcm }) {
@@ -89,22 +71,19 @@ export class Responses {
     this.player?.push(answer.serial, fresh);
   }
 
-  onVoiced(event) {
-    const answer = this.find(event);
-    if (!answer) return;
-    answer.firstVoiced = event.sample;
+  onVoiced(answer, { sample }) {
+    answer.firstVoiced = sample;
     this.updateLatency(answer);
   }
 
   onAudioDone(answer) {
-    if (!answer || answer.audioDone) return;
+    if (answer.audioDone) return;
     answer.audioDone = true;
     if (!answer.cut) this.player?.end(answer.serial);
   }
 
-  onDone({ response }) {
-    const answer = this.byId.get(response.id);
-    if (!answer || answer.done) return;
+  onDone(answer, response) {
+    if (answer.done) return;
     answer.done = true;
     this.conversation.status.serverState = "";
     if (answer.audible) this.onAudioDone(answer);
@@ -138,9 +117,7 @@ export class Responses {
     this.view.turnChanged(answer);
   }
 
-  onTiming(event) {
-    const answer = this.find(event);
-    if (!answer) return;
+  onTiming(answer, event) {
     answer.timing = event;
     answer.requestId ??= event.request_id;
     this.updateLatency(answer);
@@ -156,14 +133,14 @@ export class Responses {
   onResumed({ response_id, transcript }) {
     for (const answer of this.byId.values()) {
       if (answer.responseId !== response_id) this.settle(answer, -1);
-      else if (transcript) this.onText({ transcript }, answer);
+      else if (transcript) this.onText(answer, { transcript });
     }
   }
 
   /** The server has ended the answer already: it is done here once no more of its audio arrives. */
   settle(answer, received) {
     if (answer.done || answer.cut || !this.conversation.status.connected) return;
-    if (answer.received === received) this.onDone({ response: { id: answer.responseId, status: "completed" } });
+    if (answer.received === received) this.onDone(answer, { status: "completed" });
     else setTimeout(() => this.settle(answer, answer.received), SETTLE_MS);
   }
 
