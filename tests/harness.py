@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -198,10 +198,8 @@ async def ready(client: FleetClient) -> None:
     await await_until(served, "every role to be served", timeout_s=60.0)
 
 
-@asynccontextmanager
-async def gateway(fleet: ThreadFleet) -> AsyncGenerator[FleetClient]:
-    async with gateway_at(fleet.url, fleet.config) as client:
-        yield client
+def gateway(fleet: ThreadFleet) -> AbstractAsyncContextManager[FleetClient]:
+    return gateway_at(fleet.url, fleet.config)
 
 
 @asynccontextmanager
@@ -246,13 +244,10 @@ ANSWER_TIMEOUT_S = 60.0
 async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = None) -> dict[EdgeName, np.ndarray]:
     """Submit and collect: each client edge's tensors joined; a stall fails with the request's trace."""
     try:
-        return await asyncio.wait_for(_collect(client, spec, blob), ANSWER_TIMEOUT_S)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await collected(await client.requests.submit(spec, blob), spec)
     except TimeoutError as error:
         raise AssertionError(f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.telemetry.trace(spec.id)}") from error
-
-
-async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> dict[EdgeName, np.ndarray]:
-    return await collected(await client.requests.submit(spec, blob), spec)
 
 
 async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:

@@ -109,6 +109,11 @@ def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**env, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "120", **(extra or {})}
 
 
+def set_options(*settings: str) -> list[str]:
+    """Return the options of a command that set each `KEY=VALUE`."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def run_cli(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,9 @@ def word_ends(text: str, voice: str, pcm: Pcm) -> list[int]:
     (teacher,) = speak_all([(text, VOICES[voice])])
     samples = pcm.astype(np.float32) / np.float32(32768)
     spoken, reference = extent(samples), extent(teacher.samples)
-    said = analyse(samples[spoken]).features[:, :NUM_MELS]
-    taught = analyse(teacher.samples[reference]).features[:, :NUM_MELS]
-    pairs = align(said - said.mean(0), taught - taught.mean(0))
+    spoken_mels = analyse(samples[spoken]).features[:, :NUM_MELS]
+    teacher_mels = analyse(teacher.samples[reference]).features[:, :NUM_MELS]
+    pairs = align(spoken_mels - spoken_mels.mean(0), teacher_mels - teacher_mels.mean(0))
     ends_s = np.array([*teacher.word_starts_s[1:], reference.stop / SAMPLE_RATE_HZ]) - reference.start / SAMPLE_RATE_HZ
     places = np.minimum(np.searchsorted(pairs[:, 1], ends_s / HOP_S), len(pairs) - 1)
     return [spoken.start + int(round(pairs[place, 0] * HOP_S * SAMPLE_RATE_HZ)) for place in places]

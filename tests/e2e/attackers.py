@@ -16,7 +16,7 @@ import select
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,8 +66,13 @@ class Attack:
         self.counts[kind] += 1
         return sock
 
-    async def open(self, kind: str) -> Connection:
-        return await asyncio.open_connection(sock=await self.dial(kind))
+    @contextlib.asynccontextmanager
+    async def open(self, kind: str) -> AsyncGenerator[Connection]:
+        reader, writer = await asyncio.open_connection(sock=await self.dial(kind))
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
 
     async def repeat(self, attack: Callable[[], Awaitable[None]]) -> None:
         """Repeat an attack whenever the gateway has ended it, until `stop`."""
@@ -86,16 +91,12 @@ class Attack:
 
     async def hold(self, kind: str, sent: bytes) -> None:
         """Send some bytes, then nothing, until the gateway closes the connection."""
-        reader, writer = await self.open(kind)
-        try:
+        async with self.open(kind) as (reader, writer):
             writer.write(sent)
             await reader.read()
-        finally:
-            writer.transport.abort()
 
     async def flood_headers(self) -> None:
-        _reader, writer = await self.open("header_flood")
-        try:
+        async with self.open("header_flood") as (_, writer):
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
             for _ in range(MAX_HEADER_BYTES // len(HEADER_LINES)):
                 if self._stopped.is_set():
@@ -103,19 +104,14 @@ class Attack:
                 writer.write(HEADER_LINES)
                 await writer.drain()
                 self.counts["header_bytes"] += len(HEADER_LINES)
-        finally:
-            writer.transport.abort()
 
     async def post(self, kind: str, path: str, body: bytes, content_type: str = "application/json") -> None:
         """Send one complete request and read its answer."""
-        reader, writer = await self.open(kind)
-        try:
+        async with self.open(kind) as (reader, writer):
             writer.write(head(path, len(body), content_type) + body)
             status = await reader.readline()
             self.counts[f"{kind} {status[9:12].decode()}"] += 1
             await reader.read()
-        finally:
-            writer.transport.abort()
 
     async def leave_unread(self, body: bytes) -> None:
         """Request a long stream and read nothing of it until the gateway resets the connection."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.e2e.talking import VoiceFleet, interrupt, microphone, ready, talking_fleet
+from tests.e2e.talking import VoiceFleet, interrupt, microphone, talking_fleet
 from tests.web.voice import probe
 from tests.web.voice.browsers import Browsers
 
@@ -28,7 +28,6 @@ def main(times: int) -> None:
 
 def _measure(browsers: Browsers, fleet: VoiceFleet) -> float:
     with microphone(browsers, fleet) as page:
-        ready(page)
         interrupt(page)
         return probe.barge_in_ms(page)
 

@@ -6,20 +6,27 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from fleet.control.server import free_port
-from tests.support import Running, start_cli, wait_until
+import httpx
+
+from tests.e2e.fleets import START_S, ProcessFleet
+from tests.support import Running, set_options, start_cli, wait_until
 
 
 @contextmanager
-def another_gateway(folder: Path) -> Iterator[tuple[Running, int]]:
-    """Start another gateway of the fleet that `fleet up` started in `folder`; yield it and its port."""
-    port = free_port()
-    env = {"FLEET_CONFIG": str(folder / ".fleet" / "resolved.yaml")}
-    with start_cli("web", "--set", f"web.port={port}", cwd=folder, env=env) as running:
-        running.wait_for(r"fleet web: console", timeout_s=60)
+def another_gateway(fleet: ProcessFleet) -> Iterator[tuple[Running, int]]:
+    """Start another gateway of the fleet, without a keeper; yield it and its port once it is ready."""
+    with start_cli("web", *set_options("web.port=0"), cwd=fleet.folder, env=fleet.env) as running:
+        port = int(running.wait_for(r"API http://localhost:(\d+)/v1", timeout_s=START_S)[1])
+        wait_until(lambda: _is_ready(port), f"the gateway at port {port} to be ready", timeout_s=START_S)
         yield running, port
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 class Switch:

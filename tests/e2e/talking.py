@@ -1,29 +1,26 @@
 """Shared by tests of the Voice page on a real fleet: the fleet, a page with a microphone, and interruptions."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import soxr
 from playwright.sync_api import Page, expect
 
 from fleet.api_client.chat import ChatCall, ChatMessage, OutputAudio
-from fleet.api_client.client import ApiClient
 from fleet.config.schema import WebConfig
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.e2e.gateways import Switch
-from tests.support import start_cli
 from tests.web.realtime import speech_samples
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.probe import Pcm
 
-OPTIONS = ("--set", "web.port=0")
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 LONG = "count to twenty"
 """A question whose answer is eleven seconds of speech."""
@@ -33,21 +30,10 @@ LIVE_PAGE_CUT = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "htmx:sse:error", "ERR_EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoiceFleet:
-    """A running fleet. `switch` forwards to the gateway of `fleet up`, unless a test sets another one."""
+class VoiceFleet(ProcessFleet):
+    """A fleet whose browsers connect to `switch`, which forwards to its gateway unless a test sets another one."""
 
-    folder: Path
-    url: str
     switch: Switch
-
-    def get(self, path: str) -> Any:
-        answer = httpx.get(self.url + path, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
-
-    @property
-    def api(self) -> ApiClient:
-        return ApiClient(self.url)
 
     def audio(self, request: str) -> Pcm:
         """Return an answer's audio from the log, without the leading silence that is not sent."""
@@ -59,28 +45,18 @@ class VoiceFleet:
 
     def ask(self, question: str, voice: str) -> tuple[str, Pcm]:
         """Return the transcript and the audio of the answer to a typed question."""
-        call = ChatCall(
-            model="pocket",
-            messages=(ChatMessage(role="user", content=question),),
-            modalities=("text", "audio"),
-            audio=OutputAudio(voice=voice, format="pcm16"),
-        )
-        answer = self.api.chat(call)
+        messages, audio = (ChatMessage(role="user", content=question),), OutputAudio(voice=voice, format="pcm16")
+        answer = self.api.chat(ChatCall(model="pocket", messages=messages, modalities=("text", "audio"), audio=audio))
         return answer.transcript.strip(), np.frombuffer(answer.audio or b"", "<i2")
 
     def worker(self, role: str) -> dict[str, Any]:
         return next(worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role)
 
-    def num_running(self) -> int:
-        return self.api.resources_in_use().tasks
-
 
 @contextmanager
 def talking_fleet(folder: Path) -> Iterator[VoiceFleet]:
-    with start_cli("up", *OPTIONS, cwd=folder) as running:
-        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
-        with Switch.to(int(url.rpartition(":")[2])) as switch:
-            yield VoiceFleet(folder=folder, url=url, switch=switch)
+    with fleet_up(folder, "web.port=0") as fleet, Switch.to(fleet.api.port) as switch:
+        yield VoiceFleet(running=fleet.running, folder=folder, url=fleet.url, switch=switch)
 
 
 def silence(seconds: float) -> Pcm:
@@ -94,10 +70,14 @@ def speech(text: str) -> Pcm:
     return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
 
 
-def microphone(browsers: Browsers, fleet: VoiceFleet) -> AbstractContextManager[Page]:
-    """Open a page whose microphone holds the question once, after `LEAD_IN_S`."""
+@contextmanager
+def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
+    """Open a page, ready to talk, whose microphone holds the question once, after `LEAD_IN_S`."""
     pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    return visiting(browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
+    with visiting(browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True) as page:
+        expect(page.locator("#state")).to_have_text("Ready")
+        probe.prepare(page)
+        yield page
 
 
 def answers(page: Page) -> list[dict[str, Any]]:
@@ -105,11 +85,6 @@ def answers(page: Page) -> list[dict[str, Any]]:
     answers = "fleetVoice.conversation.responses.byId.values()"
     wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
     return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
-
-
-def ready(page: Page) -> None:
-    expect(page.locator("#state")).to_have_text("Ready")
-    probe.prepare(page)
 
 
 def interrupt(page: Page) -> None:

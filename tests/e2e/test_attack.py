@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import httpx
 import psutil
@@ -16,15 +15,15 @@ import pytest
 import redis
 
 from fleet.api_client.chat import read_stream
-from fleet.api_client.client import ApiClient
 from fleet.api_client.errors import StreamError
 from fleet.control import keys
+from fleet.control.connect import connect
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import REPO, RedisProcess, Running, await_until, cli_env, start_cli, wait_until
+from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, fleet_up, worker_ids
+from tests.support import REPO, await_until, cli_env, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
-START_S, PATIENCE_S = 90.0, 60.0
 SHORT_S = 5.0
 """Duration of the attack without `--attack-s`."""
 MAX_RSS, MAX_LEFT_RSS, ABORT_RSS = 600 << 20, 250 << 20, 3 << 30
@@ -35,7 +34,7 @@ FREED_S = 35.0
 """Time from the end of the attack until the gateway has closed what attackers still hold; its longest time-out is 30 s."""
 NUM_STREAMS, FRAMES, STEP_MS, PROBE_S = 4, 25, 40, 0.05
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0",
+    *FAKE,
     *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in DRAWING),
     *(f"stages.{stage.name}.sampling.max_tokens={FRAMES}" for stage in DRAWING),
 )  # fmt: skip
@@ -68,34 +67,16 @@ class Attacked:
         held = self.process.net_connections(kind="tcp")
         return sum(bool(one.raddr) and one.laddr.port == self.port for one in held)
 
-    def members(self) -> set[bytes]:
-        """Return the ids of all workers and gateways; one whose lease lapses rejoins under another id."""
-        return set(cast("list[bytes]", self.control.zrange(keys.WORKERS, 0, -1)))
-
-    def live(self) -> int:
-        return self.control.scard(keys.LIVE)
-
 
 @pytest.fixture
-def timeouts(attack_s: float | None) -> Sequence[str]:
-    """The time-outs of the gateway: the default ones where the attack is a long one."""
-    return SHORT_TIMEOUTS if attack_s is None else ()
-
-
-@pytest.fixture
-def attacked(tmp_path: Path, own_redis: RedisProcess, timeouts: Sequence[str]) -> Iterator[Attacked]:
-    options = [word for setting in (*SETTINGS, *timeouts) for word in ("--set", setting)]
-    with start_cli("up", *options, cwd=tmp_path, env={"REDIS_URL": own_redis.url}) as fleet:
-        url = fleet.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=START_S)[1]
-        model = ApiClient(url).model()
-        with redis.Redis.from_url(own_redis.url) as control:
-            yield Attacked(url=url, model=model, process=gateway_of(fleet), control=control)
-
-
-def gateway_of(fleet: Running) -> psutil.Process:
-    family = psutil.Process(fleet.process.pid).children(recursive=True)
-    (gateway,) = [process for process in family if process.cmdline()[-1] == "web"]
-    return gateway
+def attacked(tmp_path: Path, attack_s: float | None) -> Iterator[Attacked]:
+    """A fleet to attack; a long attack meets the gateway's default time-outs."""
+    with (
+        fleet_up(tmp_path, *SETTINGS, *(SHORT_TIMEOUTS if attack_s is None else ())) as fleet,
+        connect(fleet.redis_url) as control,
+    ):
+        (gateway,) = [process for process in fleet.family() if process.cmdline()[-1] == "web"]
+        yield Attacked(url=fleet.url, model=fleet.api.model(), process=gateway, control=control)
 
 
 async def listen(attacked: Attacked, seed: int) -> Stream:
@@ -128,10 +109,10 @@ async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: async
 
 async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
     """Request /health at a steady rate, each time on a new connection, without waiting for earlier answers."""
-    loop, probes = asyncio.get_running_loop(), list[asyncio.Task[float]]()
+    probes: list[asyncio.Task[float]] = []
     while not over.is_set():
         probes.append(asyncio.create_task(health_ms(attacked)))
-        await pause_until(loop, loop.time() + PROBE_S)
+        await pause()
     attacked.health_ms = await asyncio.gather(*probes)
 
 
@@ -151,19 +132,18 @@ async def health_ms(attacked: Attacked) -> float:
 
 
 async def watch_memory(attacked: Attacked, attackers: Process, over: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
     while not over.is_set():
         attacked.max_rss = max(attacked.max_rss, attacked.rss())
         if attacked.max_rss > ABORT_RSS and attackers.returncode is None:
             attacked.faults.append("the attack was stopped: the gateway uses too much memory")
             attackers.kill()
             return
-        await pause_until(loop, loop.time() + PROBE_S)
+        await pause()
 
 
-async def pause_until(loop: asyncio.AbstractEventLoop, at_s: float) -> None:
-    due = loop.create_future()
-    loop.call_at(at_s, due.set_result, None)
+async def pause() -> None:
+    due = asyncio.get_running_loop().create_future()
+    due.get_loop().call_later(PROBE_S, due.set_result, None)
     await due
 
 
@@ -188,7 +168,7 @@ async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attac
     """`--attack-s 60` extends the attack, and checks the latency of /health."""
     expected = await asyncio.gather(*(listen(attacked, seed) for seed in range(NUM_STREAMS)))
     assert all(audio for _, audio in expected) and len(set(expected)) == NUM_STREAMS
-    before, members, over = attacked.rss(), attacked.members(), asyncio.Event()
+    before, members, over = attacked.rss(), worker_ids(attacked.control), asyncio.Event()
     async with attackers_of(attacked, attack_s or SHORT_S) as attackers:
         assert attackers.stdout is not None
         seen = [
@@ -200,14 +180,14 @@ async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attac
         over.set()
         await asyncio.gather(*seen)
         report(attacked, before, sent)
-        assert attacked.members() == members and not attacked.control.exists(keys.GONE), "a lease lapsed"
+        assert worker_ids(attacked.control) == members and not attacked.control.exists(keys.GONE), "a lease lapsed"
         assert not attacked.faults, attacked.faults[:10]
         assert len(attacked.streams) >= NUM_STREAMS
         assert attacked.max_rss <= MAX_RSS
         assert attack_s is None or percentile(attacked.health_ms, 0.99) <= MAX_HEALTH_MS
         # attackers keep their connections open: the gateway must close them by itself
         await await_until(lambda: asyncio.to_thread(lambda: attacked.connections() == 0), "connections to be closed", FREED_S)
-    wait_until(lambda: attacked.live() == 0, "requests to end", FREED_S)
+    wait_until(lambda: attacked.control.scard(keys.LIVE) == 0, "requests to end", FREED_S)
     wait_until(lambda: attacked.rss() <= before + MAX_LEFT_RSS, "memory to be freed", FREED_S)
     assert await listen(attacked, 0) == expected[0]
 

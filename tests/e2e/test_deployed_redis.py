@@ -9,29 +9,21 @@ from pathlib import Path
 
 import pytest
 import redis
-import yaml
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from fleet.control import jobs
 from fleet.control.server import find_server, free_port
 from tests.e2e.gateways import Switch
 from tests.harness import answer, fake_spec, gateway, thread_fleet
-from tests.support import REPO, redis_answers, start_cli, wait_until
-
-DEPLOY = REPO / "deploy"
-
-
-def secret(name: str) -> dict[str, str]:
-    """Return a secret of the cluster example."""
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
-    return next(document["stringData"] for document in documents if document["metadata"]["name"] == name)
+from tests.support import redis_answers, start_cli, wait_until
+from tests.unit.test_deploy import DEPLOY, documents
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     """Start a server with the users of the example and an unrestricted `tester`; yield its port, which has no TLS."""
     users, port = tmp_path / "users.acl", free_port()
-    users.write_text(secret("fleet-redis-users")["users.acl"] + "user tester on nopass ~* &* +@all\n")
+    users.write_text(documents("Secret")["fleet-redis-users"]["stringData"]["users.acl"] + "user tester on nopass ~* &* +@all\n")
     command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--aclfile", str(users), "--dir", str(tmp_path)]
     process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
     try:
@@ -53,7 +45,9 @@ def url(port: int, tmp_path: Path) -> Iterator[str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
     with Switch.to(port, context) as switch:
-        deployed = secret("fleet-redis")["REDIS_URL"].replace("@redis:6379", f"@localhost:{switch.port}")
+        deployed = documents("Secret")["fleet-redis"]["stringData"]["REDIS_URL"].replace(
+            "@redis:6379", f"@localhost:{switch.port}"
+        )
         yield deployed.replace("/etc/redis-tls", str(tls))
 
 

@@ -13,16 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-import yaml
 
 from fleet.control.embedded import embedded_url, read_password
 from fleet.control.server import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
+from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
+from tests.support import redis_answers, run_cli, set_options, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
-SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
-OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 SECRETS = {
     "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
     "DATABASE_URL": "postgres://user:word-of-a-database@db/x",
@@ -39,7 +37,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def fleet(folder: Path) -> Iterator[Running]:
+def fleet(folder: Path) -> Iterator[ProcessFleet]:
     """Run `fleet up` with defaults, in a data folder that an older version left open to other users."""
     redis_folder = folder / ".fleet" / "redis"
     redis_folder.mkdir(parents=True)
@@ -48,9 +46,8 @@ def fleet(folder: Path) -> Iterator[Running]:
     (folder / ".fleet" / "resolved.yaml").write_text("")
     for path in (folder / ".fleet", redis_folder):
         path.chmod(0o755)
-    with start_cli("up", *OPTIONS, cwd=folder, env=SECRETS | PASSED_ON) as running:
-        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=90)
-        yield running
+    with fleet_up(folder, *FAKE, env=SECRETS | PASSED_ON) as fleet:
+        yield fleet
 
 
 @contextmanager
@@ -71,10 +68,10 @@ def another_user() -> Iterator[None]:
         os.setgroups(groups)
 
 
-def commands_of(fleet: Running) -> dict[str, psutil.Process]:
+def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
     """Return the fleet's processes without keepers, by command: `redis`, `conductor`, `web`, `worker ROLE`, `jobs`."""
     found: dict[str, psutil.Process] = {}
-    for process in psutil.Process(fleet.process.pid).children(recursive=True):
+    for process in fleet.family():
         line = process.cmdline()
         if "-server" in line[0]:
             found["redis"] = process
@@ -83,25 +80,23 @@ def commands_of(fleet: Running) -> dict[str, psutil.Process]:
     return found
 
 
-def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: Running) -> None:
-    url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
-    family = psutil.Process(fleet.process.pid).children(recursive=True)
-    found = [one for process in family for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
-    assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [url]
+def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) -> None:
+    found = [one for process in fleet.family() for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [fleet.url]
 
 
-def test_data_folder_is_closed_to_other_users(fleet: Running, folder: Path) -> None:
-    assert fleet.process.poll() is None
+def test_data_folder_is_closed_to_other_users(fleet: ProcessFleet, folder: Path) -> None:
+    assert fleet.running.process.poll() is None
     found = [folder / ".fleet", *(folder / ".fleet").rglob("*")]
     assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {path.name for path in found}
     modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in found}
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
-def test_redis_socket_refuses_another_user(fleet: Running, folder: Path) -> None:
+def test_redis_socket_refuses_another_user(fleet: ProcessFleet, folder: Path) -> None:
     """Also if both folders above it are open."""
     data, path = folder / ".fleet", folder / ".fleet" / "redis" / "redis.sock"
-    assert fleet.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert fleet.running.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
     with another_user(), socket.socket(socket.AF_UNIX) as client:
         refused = client.connect_ex(str(path))
     assert refused != 0 or os.geteuid() != 0, "by its folder"
@@ -115,7 +110,7 @@ def test_redis_socket_refuses_another_user(fleet: Running, folder: Path) -> None
     assert redis_answers(embedded_url(path.parent)), "its owner is admitted"
 
 
-def test_processes_have_only_the_secrets_they_use(fleet: Running) -> None:
+def test_processes_have_only_the_secrets_they_use(fleet: ProcessFleet) -> None:
     commands = commands_of(fleet)
     assert set(commands) >= {"redis", "conductor", "web", "jobs", f"worker {ROLE}"}
     environments = {name: process.environ() for name, process in commands.items()}
@@ -131,7 +126,7 @@ def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
     redis_url: str, tmp_path: Path, command: str, keepers: int
 ) -> None:
     env = {"REDIS_URL": redis_url, **SECRETS, **PASSED_ON}
-    arguments = [*command.split(), *(["--keep"] if keepers else []), *OPTIONS]
+    arguments = [*command.split(), *(["--keep"] if keepers else []), *set_options(*FAKE)]
     with start_cli(*arguments, cwd=tmp_path, env=env) as running:
         running.wait_for("is ready|is up", timeout_s=60)
         started = psutil.Process(running.process.pid)
@@ -143,8 +138,8 @@ def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
         assert running.stop() == 0
 
 
-def test_command_in_another_folder_names_the_searched_folder(fleet: Running, tmp_path: Path) -> None:
-    assert fleet.process.poll() is None
+def test_command_in_another_folder_names_the_searched_folder(fleet: ProcessFleet, tmp_path: Path) -> None:
+    assert fleet.running.process.poll() is None
     done = run_cli("status", "--once", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     error = done.stderr.splitlines()[-1]
@@ -196,13 +191,11 @@ def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: 
 
 
 def test_fleet_with_a_port_stores_no_password(tmp_path: Path) -> None:
-    with start_cli("up", *OPTIONS, "--set", "redis.port=0", cwd=tmp_path) as running:
-        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=90)
-        resolved = (tmp_path / ".fleet" / "resolved.yaml").read_text()
-        password, port = read_password(tmp_path / ".fleet" / "redis"), yaml.safe_load(resolved)["redis"]["port"]
+    with fleet_up(tmp_path, *FAKE, "redis.port=0") as fleet:
+        password, port = read_password(tmp_path / ".fleet" / "redis"), fleet.config.redis.port
         assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
         assert not redis_answers(f"redis://127.0.0.1:{port}")
-        lines = [" ".join(process.cmdline()) for process in psutil.Process(running.process.pid).children(recursive=True)]
-        assert running.stop(timeout_s=30) == 0
-    assert not [text for text in (resolved, running.output(), *lines) if password in text]
+        lines, resolved = [" ".join(process.cmdline()) for process in fleet.family()], fleet.resolved.read_text()
+        assert fleet.running.stop(timeout_s=30) == 0
+    assert not [text for text in (resolved, fleet.running.output(), *lines) if password in text]
     assert sys.executable in " ".join(lines)

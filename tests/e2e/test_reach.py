@@ -7,15 +7,11 @@ import psutil
 import pytest
 
 from fleet.control.server import free_port
-from tests.support import run_cli, start_cli
+from tests.support import run_cli, set_options, start_cli
 
 SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=nixl")
 SECRET = "0123456789abcdef" * 4
 START_S = 60.0
-
-
-def sets(*settings: str) -> list[str]:
-    return [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
 
 
 @pytest.mark.parametrize("interface", ["null", "127.0.0.0/8"])
@@ -23,7 +19,7 @@ def test_worker_listens_only_on_loopback_and_shows_no_secret(redis_url: str, tmp
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(SECRET)
-    settings = sets(f"transfer.interface={interface}", f"security.fleet_secret={secret}")
+    settings = set_options(*SETTINGS, f"transfer.interface={interface}", f"security.fleet_secret={secret}")
     with start_cli("worker", "thinker", *settings, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
         worker.wait_for("is ready", timeout_s=START_S)
         process = psutil.Process(worker.process.pid)
@@ -45,8 +41,8 @@ def test_worker_listens_only_on_loopback_and_shows_no_secret(redis_url: str, tmp
 def test_unusable_setting_ends_the_command_with_one_line_before_anything_starts(
     tmp_path: Path, command: tuple[str, ...], setting: str, message: str
 ) -> None:
-    ports = (f"redis.port={free_port()}", "web.port=0")
-    done = run_cli(*command, *sets(setting, *ports), "--set", f"data_dir={tmp_path / 'data'}", cwd=tmp_path)
+    settings = (*SETTINGS, setting, f"redis.port={free_port()}", "web.port=0", f"data_dir={tmp_path / 'data'}")
+    done = run_cli(*command, *set_options(*settings), cwd=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(message)

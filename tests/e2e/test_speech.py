@@ -5,10 +5,9 @@ import io
 import json
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from typing import cast
 
 import httpx
 import numpy as np
@@ -18,42 +17,35 @@ import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 
-from fleet.api_client.client import ApiClient
 from fleet.control import keys
-from fleet.control.embedded import embedded_url
+from fleet.control.connect import text
+from tests.e2e.fleets import ProcessFleet, fleet_up, worker_ids
 from tests.oracle.cases import speech_like
-from tests.support import Running, start_cli, wait_until
+from tests.support import wait_until
 
 SETTINGS = (
     "checkpoint=tiny", "device=cpu", "web.port=0", "transfer.kind=nixl",
     "web.max_leading_silence_ms=null",  # samples are counted and compared
 )  # fmt: skip
-OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 SIX_SECONDS = {"fleet": {"thinker": {"temperature": 0, "max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
 """Greedy, since one of a hundred sampled texts leads the Talker to its end token earlier."""
 NUM_REQUESTS, NUM_THOROUGH_REQUESTS = 100, 300
 MAX_ROUNDING = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechFleet:
-    url: str
-    redis_url: str
-    model: str
-    running: Running
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[ProcessFleet]:
+    with fleet_up(tmp_path_factory.mktemp("fleet"), *SETTINGS) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[SpeechFleet]:
-    folder: Path = tmp_path_factory.mktemp("fleet")
-    with start_cli("up", *OPTIONS, cwd=folder) as running:
-        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=120)[1]
-        redis_url = embedded_url(folder / ".fleet" / "redis")
-        yield SpeechFleet(url=url, redis_url=redis_url, model=ApiClient(url).model(), running=running)
+def model(fleet: ProcessFleet) -> str:
+    return fleet.api.model()
 
 
 @pytest.fixture
-def client(fleet: SpeechFleet) -> Generator[OpenAI]:
+def client(fleet: ProcessFleet) -> Generator[OpenAI]:
     with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -65,10 +57,10 @@ def spoken_question() -> dict[str, object]:
     return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
 
 
-def test_spoken_question_is_answered_in_text_and_speech(fleet: SpeechFleet, client: OpenAI) -> None:
+def test_spoken_question_is_answered_in_text_and_speech(model: str, client: OpenAI) -> None:
     """The unmodified client, not streamed."""
     answer = client.chat.completions.create(
-        model=fleet.model,
+        model=model,
         messages=[spoken_question()],  # pyright: ignore[reportArgumentType]
         modalities=["text", "audio"],
         audio={"voice": "chelsie", "format": "wav"},
@@ -84,13 +76,13 @@ def test_spoken_question_is_answered_in_text_and_speech(fleet: SpeechFleet, clie
     assert answer.usage.completion_tokens > 0
 
 
-def test_chat_audio_streams_while_it_is_generated(fleet: SpeechFleet, client: OpenAI) -> None:
+def test_chat_audio_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
     """The first audio of a six-second answer arrives in the first quarter of its time, along with text."""
     shares: list[float] = []
     for _ in range(5):
         began, first, num_samples, words = time.perf_counter(), None, 0, ""
         stream = client.chat.completions.create(
-            model=fleet.model,
+            model=model,
             messages=[{"role": "user", "content": "Tell me something."}],
             modalities=["text", "audio"],
             audio={"voice": "ethan", "format": "pcm16"},
@@ -111,13 +103,13 @@ def test_chat_audio_streams_while_it_is_generated(fleet: SpeechFleet, client: Op
     assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio after these shares of the whole time: {shares}"
 
 
-def test_speech_streams_while_it_is_generated(fleet: SpeechFleet, client: OpenAI) -> None:
+def test_speech_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
     """The first byte of six seconds arrives in the first quarter of their time, as audio and as events."""
     shares: list[float] = []
     for number in range(6):
         began, first, audio = time.perf_counter(), None, b""
         with client.audio.speech.with_streaming_response.create(
-            model=fleet.model, voice="chelsie", input="Say this.", response_format="pcm",
+            model=model, voice="chelsie", input="Say this.", response_format="pcm",
             stream_format="sse" if number % 2 else "audio", extra_body=SIX_SECONDS,
         ) as answer:  # fmt: skip
             if number % 2:
@@ -132,39 +124,36 @@ def test_speech_streams_while_it_is_generated(fleet: SpeechFleet, client: OpenAI
     assert sorted(shares)[len(shares) // 2] < 0.25, f"first byte after these shares of the whole time: {shares}"
 
 
-def test_disconnect_from_a_long_speech_frees_everything(fleet: SpeechFleet) -> None:
-    body = {"model": fleet.model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
+def test_disconnect_from_a_long_speech_frees_everything(fleet: ProcessFleet, model: str, control: redis.Redis) -> None:
+    body = {"model": model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
     for _ in range(4):
         with httpx.stream("POST", f"{fleet.url}/v1/audio/speech", json=body, timeout=60) as answer:
             assert answer.status_code == 200 and next(answer.iter_raw())
-    with redis.Redis.from_url(fleet.redis_url, decode_responses=True) as control:
-        wait_until(lambda: not control.scard(keys.LIVE), "every request to end", timeout_s=60)
-        wait_until(lambda: nothing_held(control), "pools and arenas to be empty", timeout_s=60)
+    wait_until_freed(control)
 
 
-def test_transcription_is_returned_whole_and_streamed(fleet: SpeechFleet, client: OpenAI) -> None:
+def test_transcription_is_returned_whole_and_streamed(model: str, client: OpenAI) -> None:
     """The tiny checkpoint transcribes noise; only the delivery is checked, whole and streamed."""
     file = io.BytesIO()
     soundfile.write(file, speech_like(1.5, 3), 16000, format="FLAC")
-    call = {"model": fleet.model, "file": ("a.flac", file.getvalue())}
+    call = {"model": model, "file": ("a.flac", file.getvalue())}
     whole = client.audio.transcriptions.create(**call)  # pyright: ignore[reportCallIssue, reportArgumentType]
     *deltas, done = client.audio.transcriptions.create(**call, stream=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert whole.text == done.text == "".join(delta.delta for delta in deltas) and len(deltas) > 2
 
 
-def test_greedy_and_seeded_answers_are_reproducible(fleet: SpeechFleet) -> None:
+def speech_body(model: str, message: Mapping[str, object], max_frames: int, **settings: object) -> dict[str, object]:
+    return {
+        "model": model, "messages": [message], "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"},
+        "fleet": {"talker": {"max_tokens": max_frames}}, **settings,
+    }  # fmt: skip
+
+
+def test_greedy_and_seeded_answers_are_reproducible(fleet: ProcessFleet, model: str) -> None:
     """With `numerics: fast` the audio may differ in rounding, since batches depend on timing."""
 
     def ask(**settings: object) -> tuple[str, NDArray[np.int16]]:
-        body = {
-            "model": fleet.model,
-            "messages": [{"role": "user", "content": "Again?"}],
-            "modalities": ["text", "audio"],
-            "audio": {"voice": "ethan", "format": "pcm16"},
-            "max_tokens": 12,
-            "fleet": {"talker": {"max_tokens": 12}},
-            **settings,
-        }
+        body = speech_body(model, {"role": "user", "content": "Again?"}, 12, max_tokens=12, **settings)
         message = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
         return message["content"], np.frombuffer(base64.b64decode(message["audio"]["data"]), np.int16)
 
@@ -177,39 +166,30 @@ def test_greedy_and_seeded_answers_are_reproducible(fleet: SpeechFleet) -> None:
     assert not same(ask(temperature=0.9, seed=5), ask(temperature=0.9, seed=6))
 
 
-def test_many_requests_a_third_of_them_disconnected_free_everything(fleet: SpeechFleet, thorough: bool) -> None:
+def test_many_requests_a_third_of_them_disconnected_free_everything(
+    fleet: ProcessFleet, model: str, control: redis.Redis, thorough: bool
+) -> None:
     """Clients disconnect at random moments; pools and arenas are empty afterwards, and every remaining key expires."""
     num_requests = NUM_THOROUGH_REQUESTS if thorough else NUM_REQUESTS
     rng = random.Random(11)
     plans = [(number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3) for number in range(num_requests)]
     with ThreadPoolExecutor(max_workers=12) as pool:
-        outcomes = list(pool.map(lambda plan: one_of_many(fleet, *plan), plans))
+        outcomes = list(pool.map(lambda plan: one_of_many(fleet.url, model, *plan), plans))
     assert {outcome for outcome in outcomes if outcome not in ("left", "whole")} == set()
     assert outcomes.count("whole") >= num_requests / 2
-
-    with redis.Redis.from_url(fleet.redis_url, decode_responses=True) as client:
-        wait_until(lambda: not client.scard(keys.LIVE), "every request to end", timeout_s=60)
-        wait_until(lambda: nothing_held(client), "pools and arenas to be empty", timeout_s=60)
-        for key in client.scan_iter(match=f"{keys.PREFIX}*"):
-            row = keys.row_of(key)
-            assert row is not None, f"{key} has no row in the key table"
-            assert row.life != "live", f"{key} outlives its request"
-            assert row.life != "retention" or client.ttl(key) > 0, f"{key} never expires"
+    wait_until_freed(control)
+    for key in map(text, cast("list[bytes]", list(control.scan_iter(match=f"{keys.PREFIX}*")))):
+        row = keys.row_of(key)
+        assert row is not None, f"{key} has no row in the key table"
+        assert row.life != "live", f"{key} outlives its request"
+        assert row.life != "retention" or control.ttl(key) > 0, f"{key} never expires"
 
 
-def one_of_many(fleet: SpeechFleet, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
+def one_of_many(url: str, model: str, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
     message = spoken_question() if spoken else {"role": "user", "content": f"Question {number}"}
-    body = {
-        "model": fleet.model,
-        "messages": [message],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "ethan", "format": "pcm16"},
-        "stream": True,
-        "max_tokens": 4 + number % 12,
-        "fleet": {"talker": {"max_tokens": 4 + number % 20}},
-    }
+    body = speech_body(model, message, 4 + number % 20, stream=True, max_tokens=4 + number % 12)
     began, whole = time.monotonic(), False
-    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
         if response.status_code != 200:
             return response.read().decode()
         for line in response.iter_lines():
@@ -221,7 +201,12 @@ def one_of_many(fleet: SpeechFleet, number: int, leaves: bool, after_s: float, s
     return "whole" if whole else "cut short"
 
 
-def nothing_held(client: "redis.Redis") -> bool:  # type: ignore[type-arg]
-    listed = client.zrange(keys.WORKERS, 0, -1)
-    counts = [client.hmget(f"{keys.PREFIX}worker:{worker}", ["running", "pages_used", "slots_used"]) for worker in listed]
-    return all(int(count or 0) == 0 for row in counts for count in row)
+def wait_until_freed(control: redis.Redis) -> None:
+    wait_until(lambda: not control.scard(keys.LIVE), "every request to end", timeout_s=60)
+    wait_until(lambda: not any(map(int, holdings(control))), "pools and arenas to be empty", timeout_s=60)
+
+
+def holdings(control: redis.Redis) -> list[bytes]:
+    """Return the counts of tasks, pages and arena slots that the workers report."""
+    reports = [control.hmget(keys.worker(worker), ["running", "pages_used", "slots_used"]) for worker in worker_ids(control)]
+    return [count for report in cast("list[list[bytes | None]]", reports) for count in report if count]

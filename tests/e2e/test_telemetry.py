@@ -8,23 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.test_up import OPTIONS, ROLES, START_S
-from tests.support import Running, start_cli, wait_until
+from tests.e2e.fleets import FAKE, fleet_up
+from tests.e2e.test_up import ROLES
+from tests.support import wait_until
 
 STAGE = ROLES[1]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Running]:
-    options = (*OPTIONS, "--set", f"stages.{STAGE}.replicas=2", "--set", "lease.worker_ttl_s=10")
-    with start_cli("up", *options, cwd=tmp_path) as running:
-        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
-        yield running
-
-
-@pytest.fixture
-def http(fleet: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1], timeout=30) as client:
+def http(tmp_path: Path) -> Iterator[httpx.Client]:
+    settings = ("checkpoint=tiny", f"stages.{STAGE}.replicas=2", "lease.worker_ttl_s=10")
+    with fleet_up(tmp_path, *FAKE, *settings) as fleet, httpx.Client(base_url=fleet.url, timeout=30) as client:
         yield client
 
 

@@ -11,18 +11,18 @@ import pytest
 from openai import AsyncOpenAI
 
 from fleet.api_client.client import ApiClient
-from tests.support import start_cli, wait_until
+from tests.e2e.fleets import fleet_up
+from tests.support import wait_until
 from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence, speech
 
-OPTIONS = ("--set", "web.port=0")
 BLOCK_MS = 20
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    with start_cli("up", *OPTIONS, cwd=tmp_path_factory.mktemp("fleet")) as running:
-        yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
+    with fleet_up(tmp_path_factory.mktemp("fleet"), "web.port=0") as fleet:
+        yield fleet.url
 
 
 class RealtimeTalk:
@@ -61,10 +61,6 @@ async def open_session(url: str) -> AsyncIterator[RealtimeTalk]:
             yield RealtimeTalk(connection)
 
 
-def num_running(url: str) -> int:
-    return ApiClient(url).resources_in_use().tasks
-
-
 async def test_spoken_question_is_answered_in_audio_without_seams(url: str) -> None:
     async with open_session(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
@@ -94,4 +90,4 @@ async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url
     assert done["status"] == "completed" and done["output"][0]["content"][0]["transcript"] == ANSWER
     assert cut["output"][0]["content"][0]["transcript"].startswith(item["content"][0]["transcript"])
     assert done["usage"]["input_token_details"]["cached_tokens"] > 0, "the first turn is not recomputed"
-    wait_until(lambda: num_running(url) == 0, "every stage to be idle")
+    wait_until(lambda: ApiClient(url).resources_in_use().tasks == 0, "every stage to be idle")

@@ -12,19 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.e2e.aligned import word_ends
 from tests.e2e.gateways import another_gateway
-from tests.e2e.talking import (
-    ANSWER,
-    LEAD_IN_S,
-    LONG,
-    QUESTION,
-    VoiceFleet,
-    answers,
-    interrupt,
-    microphone,
-    ready,
-    speech,
-    talking_fleet,
-)
+from tests.e2e.talking import ANSWER, LEAD_IN_S, LONG, QUESTION, VoiceFleet, answers, interrupt, microphone, speech, talking_fleet
 from tests.support import wait_until
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, wait_js
@@ -66,7 +54,6 @@ def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, An
 
 def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
-        ready(page)
         page.locator("#talk-button").click()
         expect(page.locator("#state")).to_have_text("Listening")
         expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
@@ -87,7 +74,6 @@ def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: V
 
 def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
-        ready(page)
         page.locator("#choices summary").click()
         page.locator("#voice").select_option(VOICE)
         page.locator("#choices summary").click()
@@ -103,17 +89,17 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browser
         assert cut["cut"] and cut["played"] < cut["received"]
         order = [one.kind for one in probe.playback_events(page) if one.serial == cut["serial"]]
         assert order[-1] == "flushed", "nothing of it is played any more"
-    wait_until(lambda: fleet.num_running() == 0, "every stage to be idle")
+    wait_until(lambda: fleet.api.resources_in_use().tasks == 0, "every stage to be idle")
     assert fleet.trace(cut)["state"] in ("aborted", "finished")
     # the cut answer in the model's history, compared with what was played of it
     history = json.loads(fleet.trace(answer)["body"])["messages"]
-    kept = [("assistant", cut["historyText"])] if cut["historyText"] else []
-    assert [(one["role"], one["content"]) for one in history[:-1]] == [("user", LONG), *kept]
+    of_cut = [("assistant", cut["historyText"])] if cut["historyText"] else []
+    assert [(one["role"], one["content"]) for one in history[:-1]] == [("user", LONG), *of_cut]
     assert cut["text"].startswith(cut["historyText"])
     text, whole = fleet.ask(LONG, VOICE)
     assert text.startswith(cut["text"].strip())
-    heard = sum(1 for end in word_ends(text, VOICE, whole) if end <= cut["played"])
-    assert heard - 2 <= len(cut["historyText"].split()) <= heard, (cut, heard)
+    num_played = sum(end <= cut["played"] for end in word_ends(text, VOICE, whole))
+    assert num_played - 2 <= len(cut["historyText"].split()) <= num_played, (cut, num_played)
 
 
 NOTE_STATES = """
@@ -128,7 +114,6 @@ NOTE_STATES = """
 
 def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
-        ready(page)
         page.locator("#choices summary").click()
         page.locator("#push-to-talk").check()
         page.locator("#choices summary").click()
@@ -150,7 +135,6 @@ def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fle
 
 def test_answer_resumes_after_a_cut_connection(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
-        ready(page)
         ask(page, COUNT)
         wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
         (before,) = answers(page)
@@ -163,8 +147,7 @@ def test_answer_resumes_after_a_cut_connection(browsers: Browsers, fleet: VoiceF
 
 
 def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, fleet: VoiceFleet) -> None:
-    with another_gateway(fleet.folder) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
-        ready(page)
+    with another_gateway(fleet) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
         ask(page, COUNT)
         wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
         (before,) = answers(page)
@@ -184,7 +167,6 @@ def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, flee
 
 def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as voice:
-        ready(voice)
         overview, workers, request = (voice.context.new_page() for _ in range(3))
         overview.goto(f"{fleet.switch.url}/overview")
         workers.goto(f"{fleet.switch.url}/workers")

@@ -1,7 +1,5 @@
 """The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses to."""
 
-import random
-
 import msgspec
 import pytest
 from hypothesis import settings
@@ -19,8 +17,8 @@ CAP_BYTES = 24 * ALIGN_BYTES
 REQUESTS = [RequestId(f"r{number}") for number in range(4)]
 
 
-def new_arena(capacity_bytes: int = CAPACITY_BYTES, request_cap_bytes: int = CAP_BYTES) -> Arena:
-    return Arena(capacity_bytes=capacity_bytes, request_cap_bytes=request_cap_bytes)
+def new_arena(capacity_bytes: int = CAPACITY_BYTES) -> Arena:
+    return Arena(capacity_bytes=capacity_bytes, request_cap_bytes=CAP_BYTES)
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -86,28 +84,6 @@ class ArenaMachine(RuleBasedStateMachine):
 
 ArenaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestArenaInAnyOrder = ArenaMachine.TestCase
-
-
-def test_thousand_publishes_and_releases_keep_the_arena_consistent() -> None:
-    chance = random.Random(5)
-    arena = new_arena(64 * 1024 * 1024, 32 * 1024 * 1024)
-    requests = [RequestId(f"r{number}") for number in range(50)]
-    refused = 0
-    for _ in range(1000):
-        if chance.random() < 0.7:
-            try:
-                arena.allocate(chance.choice([1, 100, 4096, 1 << 20, 5 << 20]), chance.choice(requests))
-            except TransferError:
-                refused += 1
-        else:
-            arena.free_request(chance.choice(requests))
-        arena.check()
-    for request in requests:
-        arena.free_request(request)
-    arena.check()
-    assert refused > 0
-    assert arena.used_slots == arena.used_bytes == 0
-    assert arena.allocate(arena.capacity_bytes).size_bytes == arena.capacity_bytes
 
 
 def test_slot_can_be_freed_once() -> None:

@@ -1,6 +1,7 @@
 """Choice of a worker's device, and the monitor's numbers: CPU use, and of a GPU those that its driver reports."""
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -23,47 +24,40 @@ def test_monitor_without_gpu_reports_cpu_only() -> None:
         assert list(vitals) == ["cpu_percent"] and int(vitals["cpu_percent"]) >= 0
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch, **answers: object) -> None:
-    """A GPU as torch sees it, with its driver's answers."""
+def gpu_monitor(monkeypatch: pytest.MonkeyPatch, **answers: object) -> DeviceMonitor:
+    """Monitor of a GPU as torch sees it, with its driver's answers."""
 
-    def says(name: str) -> object:
+    def answering(answer: object) -> Callable[[int], object]:
         def call(index: int) -> object:
             assert index == 1
-            answer = answers[name]
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
         return call
 
-    for name in answers:
-        monkeypatch.setattr(torch.cuda, name, says(name))
+    answers = {"get_device_properties": SimpleNamespace(name="a GPU", total_memory=100), "memory_reserved": 30, **answers}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answering(answer))
+    return DeviceMonitor("cuda:1")
 
 
-def test_monitor_on_gpu_reports_memory_and_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = SimpleNamespace(name="a GPU", total_memory=100)
-    gpu(monkeypatch, get_device_properties=about, device_memory_used=70, memory_reserved=30, utilization=88)
-    monitor = DeviceMonitor("cuda:1")
+@pytest.mark.parametrize(
+    ("utilization", "reported"), [(88, {"gpu_percent": 88}), (REFUSED(3), {})], ids=["whole GPU", "MIG slice without utilisation"]
+)
+def test_monitor_on_gpu_reports_memory_and_utilisation(
+    monkeypatch: pytest.MonkeyPatch, utilization: object, reported: dict[str, int]
+) -> None:
+    monitor = gpu_monitor(monkeypatch, device_memory_used=70, utilization=utilization)
     vitals = wait_until(lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer")
     monitor.close()
     assert vitals is not None and {name: value for name, value in vitals.items() if name != "cpu_percent"} == {
-        "gpu": "a GPU", "gpu_total_bytes": 100, "gpu_used_bytes": 70, "gpu_own_bytes": 30, "gpu_percent": 88,
+        "gpu": "a GPU", "gpu_total_bytes": 100, "gpu_used_bytes": 70, "gpu_own_bytes": 30, **reported,
     }  # fmt: skip
 
 
-def test_monitor_on_mig_slice_reports_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = SimpleNamespace(name="a slice", total_memory=100)
-    gpu(monkeypatch, get_device_properties=about, device_memory_used=7, memory_reserved=3, utilization=REFUSED(3))
-    monitor = DeviceMonitor("cuda:1")
-    vitals = wait_until(lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer")
-    monitor.close()
-    assert vitals is not None and "gpu_percent" not in vitals
-
-
 def test_monitor_survives_failing_driver(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    about = SimpleNamespace(name="a GPU", total_memory=100)
-    gpu(monkeypatch, get_device_properties=about, device_memory_used=RuntimeError("no driver"), memory_reserved=3, utilization=1)
-    monitor = DeviceMonitor("cuda:1")
+    monitor = gpu_monitor(monkeypatch, device_memory_used=RuntimeError("no driver"), utilization=1)
     wait_until(lambda: "no driver" in caplog.text, "the reason to be logged")
     assert list(monitor.read()) == ["cpu_percent"]
 

@@ -56,9 +56,9 @@ def test_short_path_is_the_same_each_time_and_another_for_another_folder(short_p
 
 
 def test_short_path_of_a_folder_that_is_gone_is_removed_later(short_paths: Path, tmp_path: Path) -> None:
-    gone, new, kept = (tmp_path / (name * 120) for name in "abc")
-    kept.mkdir()
-    for folder in (gone, new, kept):
+    gone, new, existing = (tmp_path / (name * 120) for name in "abc")
+    existing.mkdir()
+    for folder in (gone, new, existing):
         embedded_url(folder)
     for link in short_paths.iterdir():
         if os.readlink(link) != str(new):

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -26,44 +27,45 @@ def policy() -> RestartPolicy:
     return RestartPolicy(first_started_s=0.0)
 
 
-def test_error_soon_after_first_start_gives_up() -> None:
-    assert policy().pause_s(FAILED, 0.0, CANNOT_START_S - 1) is None
-
-
-def test_later_error_is_restarted() -> None:
-    assert policy().pause_s(FAILED, 0.0, CANNOT_START_S + 1) == FIRST_PAUSE_S
-
-
-def test_early_error_is_restarted_if_command_had_served() -> None:
-    assert policy().pause_s(FAILED, 0.0, 1.0, served=True) == FIRST_PAUSE_S
+@pytest.mark.parametrize(
+    ("status", "ended_s", "served", "pause_s"),
+    [
+        (FAILED, CANNOT_START_S - 1, False, None),
+        (FAILED, CANNOT_START_S + 1, False, FIRST_PAUSE_S),
+        (FAILED, 1.0, True, FIRST_PAUSE_S),
+        (KILLED, 0.0, False, FIRST_PAUSE_S),
+        (KILLED, 1.0, False, FIRST_PAUSE_S),
+        (KILLED, CANNOT_START_S * 100, False, FIRST_PAUSE_S),
+    ],
+    ids=["error soon", "error later", "error soon after serving", "kill at the start", "kill soon", "kill later"],
+)
+def test_first_end_of_a_command_is_final_or_followed_by_a_restart(
+    status: int, ended_s: float, served: bool, pause_s: float | None
+) -> None:
+    assert policy().pause_s(status, 0.0, ended_s, served=served) == pause_s
 
 
 def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
     """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
-    kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
+    restarts, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):
-        pause_s = kept.pause_s(KILLED, now_s, now_s + 3.0)
+        pause_s = restarts.pause_s(KILLED, now_s, now_s + 3.0)
         assert pause_s is not None and pause_s <= patience_s / 2
         now_s += 3.0 + pause_s
-    assert kept.pause_s(KILLED, now_s, now_s + 12.0) == FIRST_PAUSE_S
-
-
-@pytest.mark.parametrize("now_s", [0.0, 1.0, CANNOT_START_S * 100])
-def test_killed_command_is_always_restarted(now_s: float) -> None:
-    assert policy().pause_s(KILLED, 0.0, now_s) == FIRST_PAUSE_S
+    assert restarts.pause_s(KILLED, now_s, now_s + 12.0) == FIRST_PAUSE_S
 
 
 def test_error_after_a_kill_is_restarted() -> None:
     """Redis may be gone in the same moment: what started once can start again."""
-    kept = policy()
-    assert kept.pause_s(KILLED, 0.0, 5.0) is not None
-    assert kept.pause_s(FAILED, 5.1, 6.0) is not None
+    restarts = policy()
+    assert restarts.pause_s(KILLED, 0.0, 5.0) is not None
+    assert restarts.pause_s(FAILED, 5.1, 6.0) is not None
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    kept, now_s, pauses = policy(), 0.0, list[float]()
+    restarts, now_s, pauses = policy(), 0.0, list[float]()
     for _ in range(2000):
-        pause_s = kept.pause_s(KILLED, now_s, now_s + 0.5)
+        pause_s = restarts.pause_s(KILLED, now_s, now_s + 0.5)
         assert pause_s is not None
         pauses.append(pause_s)
         now_s += 0.5 + pause_s
@@ -72,12 +74,26 @@ def test_pauses_double_up_to_a_bound() -> None:
 
 
 def test_pause_is_short_again_after_a_stable_run() -> None:
-    kept = policy()
-    pauses = [kept.pause_s(KILLED, second, second + 0.5) for second in range(1, 5)]
+    restarts = policy()
+    pauses = [restarts.pause_s(KILLED, second, second + 0.5) for second in range(1, 5)]
     assert pauses[-1] == FIRST_PAUSE_S * 8
-    assert kept.pause_s(KILLED, 10.0, 10.0 + STABLE_AFTER_S - 1) == FIRST_PAUSE_S * 16
-    assert kept.pause_s(KILLED, 100.0, 100.0 + STABLE_AFTER_S) == FIRST_PAUSE_S
-    assert kept.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
+    assert restarts.pause_s(KILLED, 10.0, 10.0 + STABLE_AFTER_S - 1) == FIRST_PAUSE_S * 16
+    assert restarts.pause_s(KILLED, 100.0, 100.0 + STABLE_AFTER_S) == FIRST_PAUSE_S
+    assert restarts.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
+
+
+async def run_until(keeper: Keeper, condition: Callable[[], bool], description: str) -> bool:
+    """Run a keeper until the condition holds, then stop it; return True if it was still running."""
+    running = asyncio.create_task(keeper.run())
+
+    async def holds() -> bool:
+        return condition()
+
+    await await_until(holds, description, timeout_s=60.0)
+    still_running = not running.done()
+    keeper.stop.set()
+    await running
+    return still_running
 
 
 async def test_keeper_restarts_command_that_had_served() -> None:
@@ -90,14 +106,7 @@ async def test_keeper_restarts_command_that_had_served() -> None:
         return len(reported) == 1
 
     keeper = Keeper(arguments=["no-such-command"], stop=asyncio.Event(), when_dead=had_served)
-    ending = asyncio.create_task(keeper.run())
-
-    async def started_again() -> bool:
-        return len(reported) == 2
-
-    await await_until(started_again, "it to be started again", timeout_s=60.0)
-    keeper.stop.set()
-    await ending
+    await run_until(keeper, lambda: len(reported) == 2, "it to be started again")
 
 
 @pytest.mark.parametrize(("status", "cause"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")])
@@ -116,60 +125,45 @@ class Starts:
     """Records the announcements of a keeper."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.announced: list[str] = []
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None:
-        self.said.append(f"begin {pause_s}{' after a stop' if stopped else ''}")
+        self.announced.append(f"begin {pause_s}{' after a stop' if stopped else ''}")
 
     def spawned(self, pid: int) -> None:
-        self.said.append("spawned")
+        self.announced.append("spawned")
 
     async def end(self, *, failed: bool) -> None:
-        self.said.append("end, failed" if failed else "end")
+        self.announced.append("end, failed" if failed else "end")
 
 
 async def test_start_is_announced_before_its_pause_and_withdrawn_on_stop() -> None:
     starts, stop = Starts(), asyncio.Event()
 
     async def had_served(pid: int, cause: str) -> bool:
-        if starts.said.count("spawned") == 2:
+        if starts.announced.count("spawned") == 2:
             asyncio.get_running_loop().call_soon(stop.set)
         return True
 
     await Keeper(arguments=["no-such-command"], stop=stop, when_dead=had_served, starts=starts).run()
-    assert starts.said[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.said[-1] == "end"
+    assert starts.announced[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.announced[-1] == "end"
 
 
 async def test_announcement_ends_with_status_0() -> None:
     starts = Starts()
     keeper = Keeper(arguments=["--help"], stop=asyncio.Event(), starts=starts)
-    ending = asyncio.create_task(keeper.run())
-
-    async def withdrawn() -> bool:
-        return "end" in starts.said
-
-    await await_until(withdrawn, "the start to be withdrawn", timeout_s=60.0)
-    assert not ending.done(), "the keeper stays"
-    keeper.stop.set()
-    await ending
-    assert starts.said[:3] == ["begin 0.0", "spawned", "end"]
+    assert await run_until(keeper, lambda: "end" in starts.announced, "the start to be withdrawn")
+    assert starts.announced[:3] == ["begin 0.0", "spawned", "end"]
 
 
 async def test_announcement_ends_if_command_cannot_start() -> None:
     starts = Starts()
     assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
-    assert starts.said == ["begin 0.0", "spawned", "end, failed"]
+    assert starts.announced == ["begin 0.0", "spawned", "end, failed"]
 
 
 async def test_start_stopped_by_signal_is_announced_as_stopped() -> None:
-    starts, stop = Starts(), asyncio.Event()
-    keeper = Keeper(arguments=["redis", "--help"], stop=stop, output=Stopping(), starts=starts)
-    ending = asyncio.create_task(keeper.run())
-
-    async def started_again() -> bool:
-        return starts.said.count("spawned") == 2
-
-    await await_until(started_again, "the command to be started again", timeout_s=60.0)
-    stop.set()
-    await ending
-    assert starts.said[2] == "begin 0.1 after a stop"
+    starts = Starts()
+    keeper = Keeper(arguments=["redis", "--help"], stop=asyncio.Event(), output=Stopping(), starts=starts)
+    await run_until(keeper, lambda: starts.announced.count("spawned") == 2, "the command to be started again")
+    assert starts.announced[2] == "begin 0.1 after a stop"

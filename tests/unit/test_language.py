@@ -1,23 +1,20 @@
-"""The words of the source: plain technical English in prose, names and messages, and one class for each class name.
-
-`python -m tests.unit.test_language [PATH...]` lists every offence of this tree, or of the paths that are named.
-"""
+"""The words of the source: plain technical English in prose, names and messages, and one class for each class name."""
 
 import ast
 import io
 import re
 import subprocess
-import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support import REPO
+from tests.unit.test_layers import parsed, relative
+
 ROOTS = ("fleet", "web", "tests", "configs", "deploy", "README.md", "Procfile", "check", "pyproject.toml")
-SKIPPED = ("web/static/vendor/", "fleet_serving.egg-info/", "deploy/requirements.lock")
-THIS_FILE = "tests/unit/test_language.py"
+SKIPPED = ("web/static/vendor/", "fleet_serving.egg-info/", "deploy/requirements.lock", "tests/unit/test_language.py")
 
 PROCESS = "(?:(?:worker|gateway|conductor|engine|stage|keeper|decoder|script|producer|consumer)s?|redis|process(?:es)?)"
 PROSE: dict[str, str] = {
@@ -61,8 +58,6 @@ FIRST_WORDS = {"Whether", "What", "Who", "Whose", "Whom", "Of", "Nobody", "How",
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(file, word) -> why it is right there. May only shrink."""
-DOUBLE_CLASSES: dict[str, str] = {}
-"""Class name -> why more than one module defines it. May only shrink."""
 
 ANY = re.compile("|".join(f"(?:{pattern})" for pattern in PROSE), re.IGNORECASE)
 FIXES = [(re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE), advice) for pattern, advice in PROSE.items()]
@@ -82,46 +77,33 @@ class Offence(NamedTuple):
         return f"{self.file}:{self.line}: {self.word!r} ({self.advice}): {' '.join(self.text.split())[:110]}"
 
 
-class Passage(NamedTuple):
-    """A piece of prose with the line that it begins at."""
-
-    line: int
-    text: str
+Passage = tuple[int, str]
+"""The line that a piece of prose begins at, and its text."""
 
 
-def offences(root: Path, within: tuple[str, ...] = ()) -> list[Offence]:
-    """Find every offence of the tree, or those of the files and folders `within`; classes are compared over the whole tree."""
+def offences() -> list[Offence]:
     found: list[Offence] = []
     classes: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path in _files(root):
-        name = path.relative_to(root).as_posix()
-        if name == THIS_FILE:
-            continue
-        if path.suffix == ".py":
-            source = path.read_text()
-            nodes = list(ast.walk(ast.parse(source)))
-            if path.name.startswith("test_") and _is_within(name, within):
-                found += _name(name, 1, path.stem, TEST_NAMES)
-            for node in nodes:
-                if isinstance(node, ast.ClassDef):
-                    classes[node.name].append((name, node.lineno))
-            if _is_within(name, within):
-                found += [*_prose(name, _python_prose(nodes, source)), *_docstring_starts(name, nodes), *_names(name, nodes)]
-        elif _is_within(name, within):
+    for path in _files():
+        name = relative(path)
+        if path.suffix != ".py":
             found += _prose(name, _text_prose(path))
-    found += [offence for offence in _double_classes(classes) if _is_within(offence.file, within)]
-    return sorted(set(found))
+            continue
+        nodes = list(ast.walk(parsed(path)))
+        if path.name.startswith("test_"):
+            found += _name(name, 1, path.stem, TEST_NAMES)
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append((name, node.lineno))
+        found += [*_prose(name, _python_prose(nodes, path.read_text())), *_docstring_starts(name, nodes), *_names(name, nodes)]
+    return sorted({*found, *_double_classes(classes)})
 
 
-def _files(root: Path) -> list[Path]:
+def _files() -> list[Path]:
     """Files under version control, and new ones that are not ignored."""
-    listing = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOTS]
+    listing = ["git", "-C", str(REPO), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOTS]
     names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [root / name for name in sorted(set(names)) if name and not name.startswith(SKIPPED) and (root / name).is_file()]
-
-
-def _is_within(name: str, within: tuple[str, ...]) -> bool:
-    return not within or any(name == place or name.startswith(place.rstrip("/") + "/") for place in within)
+    return [REPO / name for name in sorted(set(names)) if name and not name.startswith(SKIPPED) and (REPO / name).is_file()]
 
 
 def _prose(name: str, passages: Iterator[Passage]) -> Iterator[Offence]:
@@ -143,7 +125,7 @@ def _python_prose(nodes: list[ast.AST], source: str) -> Iterator[Passage]:
     for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
-                yield Passage(line, text)
+                yield line, text
             case ast.Raise(exc=ast.Call() as call):
                 yield from _strings(call)
             case ast.Assert(msg=ast.expr() as message):
@@ -156,7 +138,7 @@ def _python_prose(nodes: list[ast.AST], source: str) -> Iterator[Passage]:
                 pass
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield Passage(token.start[0], token.string)
+            yield token.start[0], token.string
 
 
 def _is_message(call: ast.Call) -> bool:
@@ -173,7 +155,7 @@ def _is_message(call: ast.Call) -> bool:
 def _strings(node: ast.expr) -> Iterator[Passage]:
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and isinstance(part.value, str) and " " in part.value:
-            yield Passage(part.lineno, part.value.replace("\n", " "))
+            yield part.lineno, part.value.replace("\n", " ")
 
 
 def _docstring_starts(name: str, nodes: list[ast.AST]) -> Iterator[Offence]:
@@ -214,7 +196,7 @@ def _name(file: str, line: int, identifier: str, banned: Sequence[str]) -> Itera
 
 def _double_classes(classes: dict[str, list[tuple[str, int]]]) -> Iterator[Offence]:
     for word, places in classes.items():
-        if len({file for file, _ in places}) > 1 and word not in DOUBLE_CLASSES:
+        if len({file for file, _ in places}) > 1:
             for file, line in places:
                 others = ", ".join(sorted({other for other, _ in places} - {file}))
                 yield Offence(file, line, word, f"class {word}; also in {others}", "one name, one class")
@@ -224,12 +206,12 @@ def _text_prose(path: Path) -> Iterator[Passage]:
     text = path.read_text(errors="replace") if path.suffix in TEXT else ""
     comment = TEXT.get(path.suffix)
     if path.suffix == ".md":
-        yield Passage(1, _blank(r"^( *)```.*?^\1```|^(?: {4}|\t).*?$", text))
+        yield 1, _blank(r"^( *)```.*?^\1```|^(?: {4}|\t).*?$", text)
     elif path.suffix == ".html":
-        yield Passage(1, _blank(r"\{%.*?%\}|\{\{.*?\}\}|<script.*?</script>|<[^>]*>", text))
+        yield 1, _blank(r"\{%.*?%\}|\{\{.*?\}\}|<script.*?</script>|<[^>]*>", text)
     elif comment is not None:
         for match in re.finditer(comment, text, re.MULTILINE | re.DOTALL):
-            yield Passage(text.count("\n", 0, match.start()) + 1, match[0])
+            yield text.count("\n", 0, match.start()) + 1, match[0]
 
 
 def _blank(pattern: str, text: str) -> str:
@@ -252,24 +234,8 @@ TEXT: dict[str, str | None] = {
 """Ending of a file -> its comments; Markdown and templates are read as prose without their code."""
 
 
-@cache
-def offences_of_this_tree() -> tuple[Offence, ...]:
-    return tuple(offences(Path(__file__).parents[2]))
-
-
 def test_language_is_plain() -> None:
-    left = [offence for offence in offences_of_this_tree() if (offence.file, offence.word) not in EXCEPTIONS]
+    found = offences()
+    left = [offence for offence in found if (offence.file, offence.word) not in EXCEPTIONS]
     assert left == [], "\n".join(["", *map(str, left)])
-
-
-def test_language_exceptions_are_needed() -> None:
-    found = {(offence.file, offence.word) for offence in offences_of_this_tree()}
-    assert sorted(set(EXCEPTIONS) - found) == []
-
-
-if __name__ == "__main__":
-    places = sys.argv[1:]
-    root = (Path(places.pop(0)) if places and (Path(places[0]) / ".git").exists() else Path.cwd()).resolve()
-    within = tuple(Path(place).relative_to(root).as_posix() if Path(place).is_absolute() else place for place in places)
-    lines = [str(offence) for offence in offences(root, within) if (offence.file, offence.word) not in EXCEPTIONS]
-    print("\n".join([*lines, f"{len(lines)} offences"]))
+    assert EXCEPTIONS.keys() <= {(offence.file, offence.word) for offence in found}, "each exception is needed"

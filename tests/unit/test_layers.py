@@ -13,10 +13,6 @@ from tests.support import REPO, cli_env
 
 OURS = ("fleet", "web")
 CLIENT = "fleet.control.client"
-ALL_BELOW_WORKER = (
-    "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
-    "fleet.models", "fleet.processing", "fleet.stages",
-)  # fmt: skip
 BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing")
 BELOW_ENDPOINTS = (*BELOW_WEB, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
@@ -35,15 +31,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.transfer": ("fleet.core", "fleet.config"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
     "fleet.engine.torch": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.torch"),
-    "fleet.engine.vllm": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.vllm"),
     # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws.
     "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch"),
     "fleet.processing": ("fleet.core", "fleet.config"),
     # The tiny checkpoint is written with the tokenizer that it is read with.
     "fleet.models.qwen3_omni.tiny_tokenizer": ("fleet.models", "fleet.processing.tokenizer"),
     "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
-    "fleet.worker": ALL_BELOW_WORKER,
-    "fleet.train": (*ALL_BELOW_WORKER, "fleet.worker"),
+    "fleet.worker": (
+        "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
+        "fleet.models", "fleet.processing", "fleet.stages",
+    ),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
     "web.ports": BELOW_WEB,
     "web.http": (*BELOW_WEB, "web.ports"),
@@ -76,15 +73,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
-}
+}  # fmt: skip
 """Layer -> the packages of Fleet that it may import besides itself; a module belongs to the longest prefix that fits."""
 
 NO_TORCH = ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.conductor", "fleet.processing", "web")
+NOT_SERVING = ("fleet.bench", "fleet.chaos", "fleet.pocket")
 KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/pocket/", "tests/")
 MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
-    "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.train", "fleet.jobs", "fleet.cli"),
+    "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.jobs", "fleet.cli"),
     "nixl": ("fleet.transfer",),
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
@@ -130,10 +128,6 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
 def test_layer_imports_only_layers_in_its_row() -> None:
     wrong = [
         f"{relative(path)}:{line} imports {target}"
@@ -151,23 +145,52 @@ def allowed(layer: str, target: str) -> bool:
     return layer != "fleet" and within(target, layer) and layer_of(target) == layer
 
 
-def test_packages_have_a_row_in_the_table() -> None:
+def test_packages_have_a_row_in_the_table_and_rows_a_package() -> None:
     packages = {f"fleet.{path.parent.name}" for path in (REPO / "fleet").glob("*/*.py")}
     assert packages <= set(LAYERS)
+    assert [layer for layer in LAYERS if not any(within(module_of(path), layer) for path in SOURCES)] == []
 
 
 def test_packages_without_torch_never_load_it() -> None:
     """Import each module in turn in a fresh interpreter, so that an indirect import counts too."""
     modules = [module_of(path) for package in NO_TORCH for path in SOURCES if within(module_of(path), package)]
     assert {package for package in NO_TORCH if any(within(module, package) for module in modules)} == set(NO_TORCH)
-    code = (
+    run_python(
         "import importlib, sys\n"
         f"for name in {modules!r}:\n"
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules: sys.exit(name + ' loads torch')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+
+def run_python(program: str) -> str:
+    """Run a program in a fresh interpreter, and return its output."""
+    done = subprocess.run([sys.executable, "-c", program], env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+IMPORTS_OF_SERVING = f"""
+import importlib, sys
+from typer.testing import CliRunner
+from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.main import app
+from fleet.config import FleetConfig
+from fleet.graphs import GRAPHS
+
+assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+resolve_checkpoint(FleetConfig())
+served = ["fleet.conductor.driver", "fleet.worker.main", "fleet.cli.manager", "web.serve"]
+for graph in GRAPHS.values():
+    served += [graph.frontend.partition(":")[0], *(stage.builder.partition(":")[0] for stage in graph.stages)]
+for name in served:
+    importlib.import_module(name)
+print(*sorted(name for name in sys.modules if name.startswith({NOT_SERVING!r})))
+"""
+
+
+def test_help_and_serving_processes_import_no_package_that_measures_or_trains() -> None:
+    assert run_python(IMPORTS_OF_SERVING).split() == []
 
 
 def test_library_of_one_layer_stays_in_it() -> None:
@@ -234,7 +257,9 @@ def excesses(path: Path) -> Iterator[str]:
     max_nesting = MAX_TEST_NESTING if relative(path).startswith("tests/") else MAX_NESTING
     if num_lines > MAX_FILE_LINES:
         yield f": {num_lines} lines, limit {MAX_FILE_LINES}"
-    for function in functions(path):
+    for function in ast.walk(parsed(path)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
         assert function.end_lineno is not None
         length = function.end_lineno - function.lineno + 1
         if length > MAX_FUNCTION_LINES:

@@ -148,14 +148,19 @@ def by_hand(numbers: list[int], max_tokens: int) -> list[int]:
     return answers
 
 
-def test_prompts_of_different_lengths_run_together(make: Make) -> None:
-    loop, _ = make()
-    prompts = {"a": [1], "b": list(range(12)), "c": [3, 4, 5, 6, 7], "d": list(range(40))}
+def answer_all(loop: Loop, prompts: dict[str, list[int]], max_tokens: int = 6, session: str = "") -> list[EngineOutput]:
+    """Submit the prompts, compare each answer with that computed by hand, and return all outputs."""
     for name, numbers in prompts.items():
-        submit(loop, name, numbers)
+        submit(loop, name, numbers, max_tokens, session=session)
     outputs = run(loop)
     for name, numbers in prompts.items():
-        assert sums(outputs, name) == by_hand(numbers, 6)
+        assert sums(outputs, name) == by_hand(numbers, max_tokens)
+    return outputs
+
+
+def test_prompts_of_different_lengths_run_together(make: Make) -> None:
+    loop, _ = make()
+    answer_all(loop, {"a": [1], "b": list(range(12)), "c": [3, 4, 5, 6, 7], "d": list(range(40))})
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
@@ -183,22 +188,15 @@ def test_input_in_pieces_is_computed_as_it_arrives(make: Make) -> None:
 
 def test_pass_runs_at_most_max_batch_requests_oldest_first(make: Make) -> None:
     loop, program = make(max_batch=2)
-    for name in "abcd":
-        submit(loop, name, [1, 2], max_tokens=3)
-    outputs = run(loop)
+    answer_all(loop, dict.fromkeys("abcd", [1, 2]), max_tokens=3)
     assert max(map(len, program.passes)) == 2
     assert program.passes[0] == ["a", "b"]
-    assert all(sums(outputs, name) == by_hand([1, 2], 3) for name in "abcd")
 
 
 def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make: Make) -> None:
     loop, program = make(num_pages=8, chunk=4)
-    prompts = {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}
-    for name, numbers in prompts.items():
-        submit(loop, name, numbers, max_tokens=9)
-    outputs = run(loop)
-    for name, numbers in prompts.items():
-        assert sums(outputs, name) == by_hand(numbers, 9)
+    outputs = answer_all(loop, {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}, max_tokens=9)
+    for name in "abc":
         reported = spans(outputs, name)
         assert [start for start, _ in reported] == [0, *(stop for _, stop in reported[:-1])], (
             "each row is reported once, in order"
@@ -216,37 +214,25 @@ def test_request_larger_than_the_pool_is_refused_immediately(make: Make) -> None
 
 def test_request_that_fills_the_pool_runs(make: Make) -> None:
     loop, _ = make(num_pages=4)
-    submit(loop, "a", [1, 2], max_tokens=6)
-    submit(loop, "b", [3, 4], max_tokens=6)
-    outputs = run(loop)
-    assert sums(outputs, "a") == by_hand([1, 2], 6)
-    assert sums(outputs, "b") == by_hand([3, 4], 6)
+    answer_all(loop, {"a": [1, 2], "b": [3, 4]})
 
 
-def test_request_that_breaks_a_pass_fails_alone(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("error", "reported", "message"),
+    [(RuntimeError("a poisoned row"), EngineError, ""), (MemoryError(), OutOfMemory, "lower max_tokens")],
+    ids=["an error", "a lack of memory"],
+)
+def test_request_that_breaks_a_pass_fails_alone(make: Make, error: Exception, reported: type[EngineError], message: str) -> None:
     loop, program = make()
     submit(loop, "a", [1, 2])
     submit(loop, "bad", [3, 66])
     submit(loop, "c", [5])
-    program.poison = 66.0
+    program.poison, program.error = 66.0, error
     outputs = run(loop)
     assert sums(outputs, "a") == by_hand([1, 2], 6)
     assert sums(outputs, "c") == by_hand([5], 6)
-    ends = [output for output in outputs if output.request_id == "bad"]
-    assert len(ends) == 1
-    assert isinstance(ends[0].error, EngineError)
-    assert loop.stats().pages_used == loop.stats().running == 0
-
-
-def test_request_without_memory_fails_alone_with_a_remedy(make: Make) -> None:
-    loop, program = make()
-    submit(loop, "a", [1, 2])
-    submit(loop, "greedy", [3, 66])
-    program.poison, program.error = 66.0, MemoryError()
-    outputs = run(loop)
-    assert sums(outputs, "a") == by_hand([1, 2], 6)
-    (end,) = [output for output in outputs if output.request_id == "greedy"]
-    assert isinstance(end.error, OutOfMemory) and "lower max_tokens" in end.error.message
+    (end,) = [output for output in outputs if output.request_id == "bad"]
+    assert isinstance(end.error, reported) and message in end.error.message
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
@@ -295,8 +281,7 @@ FIRST = [3, 1, 4, 1, 5, 9, 2]
 
 def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     loop, program = make()
-    submit(loop, "first", FIRST, session="talk")
-    run(loop)
+    answer_all(loop, {"first": FIRST}, session="talk")
     before = rows_after(FIRST, 6)
     assert loop.num_cached_rows("talk") == len(before) == 12
     stats = loop.stats()
@@ -308,8 +293,7 @@ def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     assert sums(outputs, "second") == by_hand(second, 6)
     assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
     alone, _ = make()
-    submit(alone, "second", second)
-    assert spans(outputs, "second") == spans(run(alone), "second"), "it is reported in the same pieces"
+    assert spans(outputs, "second") == spans(answer_all(alone, {"second": second}), "second"), "it is reported in the same pieces"
 
 
 @pytest.mark.parametrize(
@@ -317,8 +301,7 @@ def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
 )
 def test_diverging_prompt_reuses_its_common_prefix(make: Make, second: list[int], reused: int) -> None:
     loop, _ = make(chunk=2)
-    submit(loop, "first", FIRST, session="talk")
-    run(loop)
+    answer_all(loop, {"first": FIRST}, session="talk")
     submit(loop, "second", second, session="talk")
     assert loop.stats().rows_reused == reused
     assert sums(run(loop), "second") == by_hand(second, 6)
@@ -327,8 +310,7 @@ def test_diverging_prompt_reuses_its_common_prefix(make: Make, second: list[int]
 
 def test_input_in_pieces_reuses_rows_until_it_differs(make: Make) -> None:
     loop, program = make(chunk=2)
-    submit(loop, "first", FIRST, session="talk")
-    run(loop)
+    answer_all(loop, {"first": FIRST}, session="talk")
     submit(loop, "second", FIRST[:2], session="talk", final=False)
     program.passes.clear()
     assert feed(loop, "second", FIRST[2:5], final=False) == 3
@@ -358,8 +340,7 @@ def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Mak
 
 def test_request_with_reused_prefix_can_be_evicted(make: Make) -> None:
     loop, _ = make(num_pages=12, chunk=4)
-    submit(loop, "first", list(range(10)), max_tokens=2, session="talk")
-    run(loop)
+    answer_all(loop, {"first": list(range(10))}, max_tokens=2, session="talk")
     submit(loop, "eldest", list(range(8)), max_tokens=12)
     outputs = loop.step()
     submit(loop, "second", list(range(6)), session="talk", final=False)
@@ -372,8 +353,7 @@ def test_request_with_reused_prefix_can_be_evicted(make: Make) -> None:
 
 def test_failure_leaves_nothing_cached(make: Make) -> None:
     loop, program = make(chunk=1)
-    submit(loop, "first", FIRST, session="talk")
-    run(loop)
+    answer_all(loop, {"first": FIRST}, session="talk")
     submit(loop, "bad", [3, 66], session="talk")
     program.poison = 66.0
     run(loop)
@@ -386,8 +366,7 @@ def test_last_ended_request_of_a_session_stays_cached_until_dropped(make: Make) 
     submit(loop, "short", [4, 5], max_tokens=2, session="talk")
     run(loop)
     assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other"), loop.num_cached_rows("")) == (11, 0, 0)
-    submit(loop, "other", [4, 5], max_tokens=2, session="other")
-    run(loop)
+    answer_all(loop, {"other": [4, 5]}, max_tokens=2, session="other")
     loop.drop_cached("talk")
     assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other")) == (0, 3)
     loop.drop_cached()
@@ -401,22 +380,21 @@ def test_finish_caches_computed_rows(make: Make) -> None:
     loop.step()
     loop.finish(first)
     assert loop.num_cached_rows("talk") == 3
-    submit(loop, "second", FIRST, session="talk")
-    assert sums(run(loop), "second") == by_hand(FIRST, 6)
+    answer_all(loop, {"second": FIRST}, session="talk")
 
 
 def test_conversations_in_a_small_pool_give_the_same_answers_as_without_sessions(make: Make) -> None:
     chance = random.Random(5)
     loop, _ = make(num_pages=20, chunk=3)
-    said: dict[str, list[int]] = {name: [1, 2] for name in "abc"}
+    rows: dict[str, list[int]] = {name: [1, 2] for name in "abc"}
     for round_ in range(25):
-        asked = {name: said[name] for name in chance.sample("abc", chance.randrange(1, 4))}
+        asked = {name: rows[name] for name in chance.sample("abc", chance.randrange(1, 4))}
         for name, numbers in asked.items():
             submit(loop, f"{name}{round_}", numbers, max_tokens=4, session=name)
         outputs = run(loop)
         for name, numbers in asked.items():
             assert sums(outputs, f"{name}{round_}") == by_hand(numbers, 4)
             grown = [*rows_after(numbers, 4), chance.randrange(9)]
-            said[name] = grown if len(grown) < 30 else grown[: chance.randrange(1, 9)]
+            rows[name] = grown if len(grown) < 30 else grown[: chance.randrange(1, 9)]
     stats = loop.stats()
     assert stats.rows_reused > 100 and stats.pages_used == stats.pages_cached

@@ -36,7 +36,7 @@ class SocketClient:
 
     async def next(self) -> Event | None:
         """Return the next event; None for a frame of audio, which is stored."""
-        frame = await asyncio.wait_for(self.socket.recv(), 20)
+        frame = await asyncio.wait_for(self.socket.recv(), 60)
         if isinstance(frame, bytes):
             serial, first = struct.unpack("<II", frame[:8])
             response = self.serials[serial]

@@ -1,0 +1,87 @@
+"""A fleet of real processes, as `fleet up` starts it: its gateway, its Redis, its workers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import psutil
+import redis
+
+from fleet.api_client.client import ApiClient
+from fleet.config import FleetConfig, load_config
+from fleet.control import keys
+from fleet.control.connect import text
+from fleet.control.embedded import embedded_url
+from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, place_of
+from tests.support import Running, set_options, start_cli
+
+START_S, PATIENCE_S = 120.0, 60.0
+FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
+"""Settings of a fleet without a model and without NIXL, since both are slow to load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFleet:
+    """A fleet that `fleet up` runs in `folder`. `url` is that of its gateway."""
+
+    running: Running
+    folder: Path
+    url: str
+
+    @property
+    def api(self) -> ApiClient:
+        return ApiClient(self.url)
+
+    @property
+    def resolved(self) -> Path:
+        """The configuration that its processes read."""
+        return self.folder / ".fleet" / "resolved.yaml"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment that makes a command one of this fleet."""
+        return {"FLEET_CONFIG": str(self.resolved)}
+
+    @property
+    def config(self) -> FleetConfig:
+        return load_config(self.resolved)
+
+    @property
+    def redis_url(self) -> str:
+        return embedded_url(self.folder / ".fleet" / "redis")
+
+    def family(self) -> list[psutil.Process]:
+        """Return every process that `fleet up` and its keepers have started."""
+        return psutil.Process(self.running.process.pid).children(recursive=True)
+
+    def get(self, path: str) -> Any:
+        return httpx.get(self.url + path, timeout=30).raise_for_status().json()
+
+
+@contextmanager
+def fleet_up(
+    folder: Path, *settings: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Iterator[ProcessFleet]:
+    """Run `fleet up` in `folder`, and yield the fleet once it is ready."""
+    with start_cli("up", *options, *set_options(*settings), cwd=folder, env=env) as running:
+        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=START_S)[1]
+        yield ProcessFleet(running=running, folder=folder, url=url)
+
+
+def worker_ids(control: redis.Redis) -> set[WorkerId]:
+    """Return the ids of all workers and gateways; one whose lease lapses rejoins under another id."""
+    return {WorkerId(text(worker)) for worker in cast("list[bytes]", control.zrange(keys.WORKERS, 0, -1))}
+
+
+def process_of(worker: WorkerId) -> psutil.Process:
+    return psutil.Process(place_of(worker)[1])
+
+
+def owner_of(control: redis.Redis, request: RequestId, stage: StageName) -> tuple[WorkerId, Epoch]:
+    """Return the owner and epoch of a stage's task; the owner is "" between two owners."""
+    fields = cast("list[bytes | None]", control.hmget(keys.task(request, stage), ["owner", "epoch"]))
+    owner, epoch = (text(field) for field in fields)
+    return WorkerId(owner), Epoch(int(epoch))

@@ -1,0 +1,126 @@
+"""A worker that is lost during an answer: frozen past its lease and resumed, or killed beside a standby worker."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import redis
+from typer.testing import CliRunner
+
+from fleet.cli.main import app
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run, text
+from fleet.core.chunk import Chunk, decode_chunk
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, ProcessFleet, fleet_up, owner_of, process_of, worker_ids
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
+from tests.support import run_cli, stream_entries, wait_until
+
+GRAPH = GRAPHS[DEFAULT_GRAPH]
+STAGE = GRAPH.stages[1].name
+OUT = GRAPH.edges_from(STAGE)[0]
+NUM_TOKENS = 40
+
+
+async def compare_disturbed_answer(fleet: ProcessFleet, disturb: Callable[[RequestId], None]) -> RequestId:
+    """Call `disturb` in the middle of an answer, which must equal an undisturbed one; return its request."""
+    async with gateway_at(fleet.redis_url, fleet.config) as client:
+        expected = await answer(client, fake_spec_of(fleet.config, num_tokens=NUM_TOKENS))
+        spec = fake_spec_of(fleet.config, num_tokens=NUM_TOKENS)
+
+        def after_chunk(edge: EdgeName, index: int) -> None:
+            if (edge, index) == (GRAPH.edges[0].name, 8):
+                disturb(spec.id)
+
+        assert_same(await answer_disturbed(client, spec, None, after_chunk), expected)
+    return spec.id
+
+
+def wait_for_another_owner(control: redis.Redis, request: RequestId, lost: WorkerId) -> WorkerId:
+    """Wait until another worker has claimed the stage's task, and return it."""
+
+    def successor() -> WorkerId | None:
+        owner, _ = owner_of(control, request, STAGE)
+        return owner if owner not in ("", lost) else None
+
+    return cast(WorkerId, wait_until(successor, "another to claim the task", PATIENCE_S))
+
+
+def output_log(control: redis.Redis, request: RequestId) -> list[Chunk]:
+    return [decode_chunk(fields[b"h"]) for _, fields in stream_entries(control, keys.edge(request, OUT.name))]
+
+
+def late_write(control: redis.Redis, request: RequestId, epoch: Epoch) -> str:
+    """Append as the owner at `epoch`, and return the reply of the script."""
+    chunk = Chunk(request=request, edge=OUT.name, index=len(output_log(control, request)), epoch=epoch)
+    late = scripts.Append(
+        stage=STAGE, consumer=StageName(OUT.target), chunk=chunk, location={}, event=None, finish=False, num_items=1
+    )
+    return text(cast("list[bytes]", run(control, scripts.append([late])))[0])
+
+
+async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path) -> None:
+    """SIGSTOP the task's owner until another has claimed the task, then SIGCONT."""
+    settings = (*FAKE, "lease.worker_ttl_s=1", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
+    with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
+        wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2, "both replicas", START_S)
+        frozen: list[tuple[WorkerId, Epoch]] = []
+
+        def freeze(request: RequestId) -> None:
+            stale, epoch = owner_of(control, request, STAGE)
+            frozen.append((stale, epoch))
+            process_of(stale).suspend()
+            try:
+                wait_until(lambda: stale not in worker_ids(control), "its lease to lapse", PATIENCE_S)
+                wait_for_another_owner(control, request, stale)
+                assert late_write(control, request, epoch) == "stale"
+            finally:
+                process_of(stale).resume()
+
+        request = await compare_disturbed_answer(fleet, freeze)
+        ((stale, epoch),) = frozen
+        epochs = [chunk.epoch for chunk in output_log(control, request)]
+        assert epochs == sorted(epochs) and epoch in epochs and epochs[-1] > epoch, (
+            "the old owner wrote no chunk after the new one"
+        )
+        fleet.running.wait_for("it was fenced; the worker joins again", timeout_s=PATIENCE_S)
+
+        def rejoined() -> list[WorkerId]:
+            return [worker for worker in worker_ids(control) if place_of(worker) == place_of(stale) and worker != stale]
+
+        assert len(wait_until(rejoined, "the worker to rejoin", PATIENCE_S)) == 1
+
+
+def reported_workers(fleet: ProcessFleet, *, standby: bool) -> set[str]:
+    """Return the stage's active or standby workers, as `fleet status` reports them."""
+    workers = json.loads(run_cli("status", "--json", cwd=fleet.folder, env=fleet.env).stdout)["workers"]
+    return {worker["id"] for worker in workers if worker["role"] == STAGE and worker["standby"] is standby}
+
+
+async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(tmp_path: Path) -> None:
+    """The answer resumes without a load, since the lease outlasts the test and the standby was loaded."""
+    settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.standby=1", *in_step(GRAPH))
+    stands_by = rf"worker {STAGE}@\S+ stands by\n"
+    with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
+        fleet.running.wait_for(stands_by, timeout_s=START_S)
+        (first,), (second,) = (reported_workers(fleet, standby=standby) for standby in (False, True))
+        owners: list[str] = []
+
+        def kill(request: RequestId) -> None:
+            killed, _ = owner_of(control, request, STAGE)
+            process_of(killed).kill()
+            owners.extend([killed, wait_for_another_owner(control, request, killed)])
+
+        await compare_disturbed_answer(fleet, kill)
+        assert owners == [first, second], "the standby was loaded, and had no task before"
+        fleet.running.wait_for(rf"{stands_by}(?:.*\n)*.*{stands_by}", timeout_s=START_S)
+        (waiting,) = reported_workers(fleet, standby=True)
+        assert reported_workers(fleet, standby=False) == {second} and waiting not in (first, second)
+        assert fleet.running.stop(timeout_s=30) == 0
+
+
+def test_up_help_mentions_standby() -> None:
+    done = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "140"})
+    assert done.exit_code == 0 and "standby" in done.output
