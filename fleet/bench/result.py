@@ -16,7 +16,7 @@ P95_ALPHA = 0.4
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a measurement found, and how a report shows and judges it."""
+    """Outcome of one measurement, and how a report shows and judges it."""
 
     def tables(self) -> Iterable[RenderableType]:
         """Return the tables of the terminal, in order."""
