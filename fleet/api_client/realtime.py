@@ -87,10 +87,6 @@ class RealtimeSession:
     def send(self, event: str) -> None:
         self._socket.send(event)
 
-    def receive(self, timeout_s: float) -> RealtimeEvent:
-        """Raises: TimeoutError if no event arrives in time."""
-        return decode_event(self._socket.recv(timeout=max(0.0, timeout_s)))
-
     def __iter__(self) -> Iterator[RealtimeEvent]:
         return (decode_event(message) for message in self._socket)
 

@@ -17,6 +17,12 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     same_text: int
     same_length: int
 
+    def line(self, name: str) -> str:
+        return (
+            f"same as the {name}: prompt ids {self.same_prompt}/{self.count}, text {self.same_text}/{self.count}, "
+            f"length of the audio {self.same_length}/{self.count}"
+        )
+
 
 def compare(timings: Sequence[AnswerTiming], other: ReferenceResult, work: ReferenceWork, frontend: Frontend) -> Agreement:
     """Compare the fleet's answers with those of `other` to the same prompts.

@@ -12,20 +12,22 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from websockets.exceptions import ConnectionClosed
+from rich.console import Group
 
 from fleet.api_client.client import ApiClient, ResourcesInUse
 from fleet.api_client.errors import ApiError
-from fleet.api_client.realtime import BLOCK_BYTES, RealtimeEvent, RealtimeSession, encode_event, update_audio_input
+from fleet.api_client.realtime import BLOCK_BYTES, RealtimeSession, encode_event, update_audio_input
 from fleet.bench.errors import BenchError
-from fleet.bench.voice import TIMEOUT_S, Samples, SpokenQuestion
-from fleet.reporting.stats import Summary, summarise
+from fleet.bench.result import Result, summary_table
+from fleet.bench.voice import TIMEOUT_S, EventReader, Samples, SpokenQuestion
+from fleet.reporting.stats import Ratio, Summary, summarise
 
 LONG_QUESTION = "count to twenty"
 """A question whose answer outlasts the interruption."""
 LISTEN_BYTES = 25 * BLOCK_BYTES
 """Silence before the interruption: half a second in which the answer plays."""
 POLL_S = 0.01
+TARGET_P50_MS, FREED_TARGET_P50_MS = 250.0, 300.0
 VOICED = 0.1
 """Threshold of the first voiced sample, relative to the peak."""
 DETECTION = {
@@ -51,7 +53,9 @@ class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
         return self.memory_ms - self.cancelled_ms
 
 
-class BargeInResult(msgspec.Struct, frozen=True, kw_only=True):
+class BargeInResult(Result, frozen=True, kw_only=True):
+    """The interruptions, each of one session."""
+
     model: str
     turns: tuple[BargeIn, ...]
     others_cores: float | None = None
@@ -59,6 +63,27 @@ class BargeInResult(msgspec.Struct, frozen=True, kw_only=True):
     def summary(self, field: str) -> Summary | None:
         """Summarise one duration of `BargeIn`."""
         return summarise([float(getattr(turn, field)) for turn in self.turns])
+
+    def tables(self) -> list[Group]:
+        rows = [
+            ("speech detected", self.summary("detected_ms")),
+            ("answer cancelled", self.summary("cancelled_ms")),
+            ("all stages idle", self.summary("idle_ms")),
+            ("memory free", self.summary("memory_ms")),
+        ]
+        title = f"{len(self.turns)} interrupted answers of {self.model}"
+        return [summary_table(title, "ms from the first voiced sample", rows)]
+
+    def targets(self) -> list[Ratio]:
+        """Check the medians from the first voiced sample to the answer's end, and from there to its memory free."""
+        parts = (
+            ("barge-in to cancelled, p50", self.summary("cancelled_ms"), TARGET_P50_MS),
+            ("cancelled to memory free, p50", self.summary("freed_ms"), FREED_TARGET_P50_MS),
+        )
+        return [Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms") for name, part, target in parts if part]
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]
 
 
 @dataclass(slots=True)
@@ -97,48 +122,6 @@ class ResourceMonitor:
         raise BenchError(f"{failure} for {TIMEOUT_S:g} s; is the fleet also used by others?")
 
 
-class _EventReader:
-    """Receives a session's events on a thread of its own, while the main thread speaks."""
-
-    def __init__(self, session: RealtimeSession) -> None:
-        self._session = session
-        self._events: list[tuple[float, RealtimeEvent]] = []
-        self._error: ApiError | None = None
-        self._ended = False
-        self._more = threading.Condition()
-        threading.Thread(target=self._receive, daemon=True).start()
-
-    def wait(self, event_type: str) -> tuple[float, RealtimeEvent]:
-        """Return the session's first event of a type, and its arrival. Raises: ApiError, BenchError."""
-        with self._more:
-            self._more.wait_for(lambda: self._first(event_type) or self._ended, TIMEOUT_S)
-            if self._error is not None:
-                raise self._error
-            if (found := self._first(event_type)) is None:
-                raise BenchError(
-                    f"no {event_type} within {TIMEOUT_S:g} s; if the voice was not detected as speech, name recordings with --wav"
-                )
-            return found
-
-    def _first(self, event_type: str) -> tuple[float, RealtimeEvent] | None:
-        return next((received for received in self._events if received[1].type == event_type), None)
-
-    def _receive(self) -> None:
-        try:
-            for event in self._session:
-                with self._more:
-                    self._events.append((time.perf_counter(), event))
-                    self._more.notify_all()
-        except ConnectionClosed:
-            return  # `wait` reports the missing event
-        except ApiError as error:
-            self._error = error
-        finally:
-            with self._more:
-                self._ended = True
-                self._more.notify_all()
-
-
 def measure_barge_in(api: ApiClient, voice: SpokenQuestion, turns: int, step: Callable[[], None]) -> BargeInResult:
     """Measure `turns` interruptions by one voice, after one of warm-up. Raises: ApiError, BenchError."""
     model = api.model()
@@ -154,7 +137,7 @@ def measure_barge_in(api: ApiClient, voice: SpokenQuestion, turns: int, step: Ca
 
 
 def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> BargeIn:
-    monitor, events = ResourceMonitor(api), _EventReader(session)
+    monitor, events = ResourceMonitor(api), EventReader(session)
     session.send(update_audio_input(turn_detection=DETECTION))
     events.wait("session.updated")
     with monitor.polling():
@@ -166,7 +149,8 @@ def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> Barg
         session.speak(bytes(LISTEN_BYTES), time.perf_counter())
         spoken_s = time.perf_counter()
         session.speak(_from_first_voiced(voice).tobytes(), spoken_s)
-        detected_s, _ = events.wait("input_audio_buffer.speech_started")
+        remedy = "; if the voice was not detected as speech, name recordings with --wav"
+        detected_s, _ = events.wait("input_audio_buffer.speech_started", remedy)
         cancelled_s, done = events.wait("response.done")
         if done.response.status != "cancelled" or cancelled_s < spoken_s:
             raise BenchError(f"the answer to {LONG_QUESTION!r} ended before it was interrupted; a longer one is needed")

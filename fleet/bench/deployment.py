@@ -1,11 +1,9 @@
 """The fleet to measure: one that is already running, or one started for the run and stopped after it. Knows no stage."""
 
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet.api_client.client import ApiClient
+from fleet.bench import processes
 from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.config.deployment import open_config
-from fleet.core.parent_death import signalled_with_parent
+from fleet.config.settings import read_settings
 from fleet.core.private import make_private_folder
 
 RESOLVED_NAME = "resolved.yaml"
@@ -27,7 +27,6 @@ CHECKPOINTS = "checkpoints"
 READY = re.compile(r"fleet: ready at (http://\S+)")
 START_S = 600.0
 STOP_S = 20.0
-TAIL_LINES = 15
 POLL_S = 0.1
 
 
@@ -41,6 +40,10 @@ class TargetFleet:
     url: str
     config: FleetConfig
     pid: int | None = None
+
+    @property
+    def api(self) -> ApiClient:
+        return ApiClient(self.url, read_settings().api_key)
 
 
 def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
@@ -68,15 +71,8 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
     arguments = ["--config", str(config_file)] if config_file else []
     for text in (*overrides, *own_overrides(folder)):
         arguments += ["--set", text]
-    env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
     log = folder / LOG_NAME
-    # A file and not a pipe: if this process is killed, the fleet can still log its stop.
-    with log.open("w") as lines:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "up", *arguments],
-            env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=signalled_with_parent(signal.SIGTERM),
-        )  # fmt: skip
+    process = processes.start([*processes.FLEET, "up", *arguments], processes.own_environment(), log, signal.SIGTERM)
     try:
         url = _await_ready(process, log)
         config = load_config(folder / RESOLVED_NAME)
@@ -84,7 +80,7 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
         checkpoint = str(Path(config.checkpoint).resolve())
         yield TargetFleet(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
     finally:
-        _stop(process)
+        processes.stop([process], STOP_S)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -112,17 +108,6 @@ def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
     deadline = time.monotonic() + START_S
     while (ready := READY.search(log.read_text(errors="replace"))) is None:
         if process.poll() is not None or time.monotonic() > deadline:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            raise BenchError(f"`fleet up` did not become ready; the end of {log}:\n{tail}")
+            raise BenchError(f"`fleet up` did not become ready; the end of {log}:\n{processes.end_of(log)}")
         time.sleep(POLL_S)
     return ready[1]
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()

@@ -5,22 +5,25 @@ reported them.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
+from rich.console import Group
 
 from fleet.api_client.client import ApiClient
 from fleet.bench.deployment import own_fleet, resolve_config
 from fleet.bench.errors import BenchError
 from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
+from fleet.bench.result import PLAYED, Result, cells, cells_and_high
 from fleet.bench.serving import Steps, encode_call, stage_bounds
 from fleet.bench.split import split_stages, splitting_overrides, with_checkpoint
-from fleet.config.settings import read_settings
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.reporting.background_load import BackgroundLoad
-from fleet.reporting.stats import Summary, percentile, summarise
+from fleet.reporting.plot import Axes, Panel
+from fleet.reporting.stats import Ratio, Summary, percentile, summarise
+from fleet.reporting.tables import figure, table_of, titled
 
 PARTS = (
     ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
@@ -36,6 +39,7 @@ MAX_TOKENS, FRAMES = 8, 8
 WARM_UP = 3
 PAUSE_S = 0.02
 """Pause after an answer, in which its processes release it."""
+TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,30 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
         """Number of hand-offs whose blocks did not arrive in time."""
         return sum(one.confirmed_us is None for one in self.hand_offs)
 
+    def table(self) -> Group:
+        table = table_of("ms", "p50", "p95", "max")
+        for name, part in self.parts_ms.items():
+            table.add_row(name, *cells_and_high(part))
+        table.add_section()
+        table.add_row("last step to first step", *cells_and_high(self.whole_ms))
+        table.add_row("first hand-off of the fleet", figure(self.first_ms), "", "")
+        recomputed = f", {self.num_recomputed} recomputed" if self.num_recomputed else ""
+        return titled(f"{len(self.hand_offs)} hand-offs of {self.stage} from prefill to decode{recomputed}", table)
+
+    def draw(self, axes: Axes) -> None:
+        """Draw each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
+        for place, hand_off in enumerate(sorted(self.hand_offs, key=lambda one: (one.resumed_us or 0) - one.prefilled_us)):
+            for part, (_, begin, end) in enumerate(PARTS):
+                left_ms, length_ms = _ms(hand_off, "prefilled_us", begin), _ms(hand_off, begin, end)
+                if left_ms is not None and length_ms is not None:
+                    axes.barh(place, length_ms, left=left_ms, height=1.0, color=f"C{part}")
+        for part, (name, _, _) in enumerate(PARTS):
+            axes.barh(0, 0, color=f"C{part}", label=name)
+        axes.axvline(TARGET_P50_MS, color=PLAYED, linestyle="--", label="target for p50")
+        axes.set(xlabel="ms since the source's last step", title=f"{len(self.hand_offs)} hand-offs of {self.stage}")
+        axes.set_yticks([])
+        axes.legend(fontsize=7, loc="lower right")
+
 
 class PageReads(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of three ways to move the same KV rows, measured in turns.
@@ -82,13 +110,44 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
         """Speed of the reads by block relative to the plain read."""
         return percentile(self.plain_us, 50) / percentile(self.blocks_us, 50)
 
+    def table(self) -> Group:
+        table = table_of("", "p50 us", "p95 us", "GB/s")
+        rows = (("block by block", self.blocks_us), ("one plain read", self.plain_us), ("checked copy", self.copied_us))
+        for name, durations_us in rows:
+            summary = summarise(durations_us)
+            speed = self.num_bytes / summary.p50 / 1000 if summary else None
+            table.add_row(name, *cells(summary), figure(speed))
+        return titled(f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes", table)
 
-class HandOffResult(msgspec.Struct, frozen=True, kw_only=True):
+
+class HandOffResult(Result, frozen=True, kw_only=True):
     """`others_cores`: background load. `pages`: None where it was not measured."""
 
     stages: tuple[StageHandOffs, ...]
     others_cores: float
     pages: PageReads | None = None
+
+    def tables(self) -> Iterator[Group]:
+        yield from (stage.table() for stage in self.stages)
+        if self.pages is not None:
+            yield self.pages.table()
+
+    def panels(self) -> list[Panel]:
+        return [stage.draw for stage in self.stages]
+
+    def targets(self) -> list[Ratio]:
+        """Check the median hand-off of each stage, and the speed of reads by block relative to a plain read."""
+        ratios = [
+            Ratio(name=f"hand-off p50, {stage.stage}", value=whole.p50, target=TARGET_P50_MS, at_most=True, unit="ms")
+            for stage in self.stages
+            if (whole := stage.whole_ms) is not None
+        ]
+        if self.pages is not None:
+            ratios.append(Ratio(name="KV blocks / plain read", value=self.pages.ratio, target=PAGES_TARGET, at_most=False))
+        return ratios
+
+    def background_loads(self) -> list[float]:
+        return [self.others_cores]
 
 
 def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
@@ -101,7 +160,7 @@ def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
     started = steps("starting a split fleet", 1)
     with own_fleet(options.config, overrides) as target:
         started()
-        api = ApiClient(target.url, read_settings().api_key)
+        api = target.api
         model, bounds = api.model(), stage_bounds(target.config, MAX_TOKENS, FRAMES)
         bodies = [encode_call(model, prompt, target.config, bounds) for prompt in PROMPTS]
         stages = split_stages(target.config)

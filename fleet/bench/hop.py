@@ -4,19 +4,22 @@ Two processes, as in a fleet: the producer sends one small chunk at a time, and 
 the worker's own blocking read, so that chunks never queue.
 """
 
+import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 import msgspec
+from rich.console import Group
 
 from fleet.bench.errors import BenchError
+from fleet.bench.result import FLEET, OTHER, PLAYED, Result
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run, text
 from fleet.control.embedded import embedded_url
@@ -26,6 +29,9 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
+from fleet.reporting.plot import Axes, Panel
+from fleet.reporting.stats import Ratio, percentile, summarise
+from fleet.reporting.tables import table_of, titled
 from fleet.worker.redis_link import RedisLink, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
@@ -45,11 +51,13 @@ FREE_SLOTS = 8
 NUM_PINGS = 500
 BLOCK_MS = 200
 TIMEOUT_S = 20.0
+TARGET_P50_US = 400.0
+NUM_BINS = 60
 
 RunScript = Callable[[scripts.Call], Reply]
 
 
-class HopResult(msgspec.Struct, frozen=True, kw_only=True):
+class HopResult(Result, frozen=True, kw_only=True):
     """Units: microseconds. `delivery_us`: append to delivery; `append_us`: duration of the producer's calls.
 
     `ping_us`: a bare round trip to Redis at the same pace, which separates a slow machine from a slow script, since after a pause
@@ -59,6 +67,32 @@ class HopResult(msgspec.Struct, frozen=True, kw_only=True):
     delivery_us: tuple[float, ...]
     append_us: tuple[float, ...]
     ping_us: tuple[float, ...]
+
+    def tables(self) -> list[Group]:
+        table = table_of("", "p50", "p95", "min")
+        rows = {"append to delivery": self.delivery_us, "append call": self.append_us, "bare ping": self.ping_us}
+        for name, durations_us in rows.items():
+            if summary := summarise(durations_us):
+                table.add_row(f"{name}, us", f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
+        return [titled(f"{len(self.delivery_us)} hops through Redis", table)]
+
+    def panels(self) -> list[Panel]:
+        return [self._draw]
+
+    def targets(self) -> list[Ratio]:
+        p50_us = percentile(self.delivery_us, 50)
+        return [Ratio(name="hop p50", value=p50_us, target=TARGET_P50_US, at_most=True, unit="us")]
+
+    def _draw(self, axes: Axes) -> None:
+        """Draw on a logarithmic scale, where a few late hops leave the others room."""
+        low, high = math.log10(min(self.delivery_us)), math.log10(max(self.delivery_us))
+        edges = [10 ** (low + (high - low) * step / NUM_BINS) for step in range(NUM_BINS + 1)]
+        axes.hist(self.delivery_us, bins=edges, color=FLEET)
+        axes.set_xscale("log")
+        axes.axvline(percentile(self.delivery_us, 50), color=OTHER, label="p50")
+        axes.axvline(TARGET_P50_US, color=PLAYED, linestyle="--", label="target for p50")
+        axes.set(xlabel="us from append to delivery", ylabel="hops", title=f"{len(self.delivery_us)} hops through Redis")
+        axes.legend(fontsize=8)
 
 
 class _ProducerTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,10 +164,9 @@ def _open_request(call: RunScript, links: Mapping[StageName, RedisLink], url: st
     return _ProducerTask(redis_url=url, request=spec.id, epoch=epochs[PRODUCER], count=count), epochs[CONSUMER]
 
 
-def _ok(reply: Reply) -> Sequence[Reply]:
-    parts = cast("list[Reply]", reply)
-    assert text(parts[0]) == "ok", f"a script refused: {text(parts[0])}"
-    return parts
+def _ok(reply: Reply) -> None:
+    status = text(cast("list[Reply]", reply)[0])
+    assert status == "ok", f"a script refused: {status}"
 
 
 def _consume(
@@ -190,9 +223,9 @@ def _produce(task: _ProducerTask) -> list[float]:
         )
         item = scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
         began_s = time.perf_counter()
-        reply = cast("list[Reply]", run(client, scripts.append([item])))
+        reply = run(client, scripts.append([item]))
         took_us.append((time.perf_counter() - began_s) * 1e6)
-        assert text(reply[0]) == "ok", f"append refused: {text(reply[0])}"
+        _ok(reply)
     client.close()
     return took_us
 

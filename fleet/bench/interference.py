@@ -9,21 +9,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
+from rich.console import Group
 
 from fleet.api_client.chat import StreamRecording
-from fleet.api_client.client import ApiClient
 from fleet.bench.answer_timing import AnswerTiming, time_answer
 from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config
 from fleet.bench.errors import BenchError
 from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
+from fleet.bench.result import FLEET, MS, OTHER, P95_ALPHA, PLAYED, Result, cells_and_high
 from fleet.bench.serving import Steps, encode_call, stage_bounds
 from fleet.bench.split import joining_overrides, num_workers, splitting_overrides, with_checkpoint
-from fleet.config.settings import read_settings
 from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.plot import Axes, Panel
 from fleet.reporting.stats import Summary, summarise
+from fleet.reporting.tables import figure, table_of, titled
 
 TOGETHER, SPLIT = "together", "split"
 MEDIA = ("text",)
@@ -35,6 +38,9 @@ PROBE_CHARACTERS = 2000
 INTERVAL_FACTOR = 2.0
 """Interval between long prompts, relative to the time that one takes alone: they keep half a worker busy, and never queue."""
 NUM_ALONE = 3
+COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
+UNDISTURBED_ALPHA = 0.35
+LEAST_GAP_MS = 0.5
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
@@ -74,8 +80,18 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     def long_s(self) -> Summary | None:
         return summarise([prompt.first_text_s for prompt in self.long_prompts])
 
+    def draw(self, axes: Axes, top_s: float) -> None:
+        """Draw the gaps over time, on a scale up to `top_s`."""
+        color = COLORS[self.name]
+        for gaps, alpha in ((self.undisturbed, UNDISTURBED_ALPHA), (self.disturbed, 1.0)):
+            axes.plot([gap.at_s for gap in gaps], [gap.gap_s * MS for gap in gaps], ".", color=color, markersize=2, alpha=alpha)
+        for prompt in self.long_prompts:
+            axes.axvline(prompt.sent_s, color=PLAYED, linewidth=0.6, alpha=P95_ALPHA)
+        axes.set(xlabel="s (lines: long prompts arrive)", ylabel="ms", title=f"gaps of running answers: {self.name}")
+        axes.set_ylim(0, top_s * MS * 1.05)
 
-class Interference(msgspec.Struct, frozen=True, kw_only=True):
+
+class Interference(Result, frozen=True, kw_only=True):
     """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each long prompt."""
 
     num_streams: int
@@ -89,6 +105,46 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True):
         """95th percentile of the gaps while long prompts arrive, of the split fleet relative to the other."""
         split, together = self.split.disturbed_s, self.together.disturbed_s
         return split.p95 / together.p95 if split and together else None
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.together, self.split
+
+    def tables(self) -> list[Group]:
+        table = table_of("ms", "p50", "p95", "max")
+        for name, summaries in (
+            ("gaps, undisturbed", [side.undisturbed_s for side in self._sides]),
+            ("gaps while long prompts arrive", [side.disturbed_s for side in self._sides]),
+            ("first text of a long prompt", [side.long_s for side in self._sides]),
+        ):
+            for side, summary in zip(self._sides, summaries, strict=True):
+                table.add_row(f"{name}, {side.name}", *cells_and_high(summary, MS))
+            table.add_section()
+        table.add_row("p95 of gaps while they arrive, split / together", "", figure(self.ratio), "")
+        counts = {side.name: ", ".join(f"{count} {role}" for role, count in side.workers.items()) for side in self._sides}
+        workers = "; ".join(f"{name}: {count}" for name, count in counts.items())
+        load = f"{self.num_streams} running answers, prompts of {self.num_tokens} tokens every {self.interval_s * MS:.0f} ms"
+        return [titled(f"{load}\n{workers}", table)]
+
+    def panels(self) -> list[Panel]:
+        top_s = max(gap.gap_s for side in self._sides for gap in side.disturbed)
+        return [*(partial(side.draw, top_s=top_s) for side in self._sides), self._draw_shares]
+
+    def background_loads(self) -> list[float]:
+        return [side.others_cores for side in self._sides]
+
+    def _draw_shares(self, axes: Axes) -> None:
+        """Plot the share of gaps longer than each length, since the tail is what a listener notices."""
+        for side in self._sides:
+            for gaps, style, when in ((side.undisturbed, ":", "undisturbed"), (side.disturbed, "-", "long prompts")):
+                lengths = sorted(gap.gap_s * MS for gap in gaps)
+                shares = [1 - place / len(lengths) for place in range(len(lengths))]
+                axes.step(lengths, shares, style, color=COLORS[side.name], label=f"{side.name}, {when}")
+        axes.axhline(0.05, color=PLAYED, linewidth=0.6, linestyle="--")
+        axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of longer gaps", title="gaps of running answers")
+        axes.set_xlim(left=LEAST_GAP_MS)
+        axes.legend(fontsize=7)
+        axes.grid(alpha=0.25)
 
 
 class _LongPrompts(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,23 +185,26 @@ class _InterferenceLoad:
 
     def __init__(self, target: TargetFleet, options: BenchOptions) -> None:
         self._target, self._options = target, options
-        self._api = ApiClient(target.url, read_settings().api_key)
+        self._api = target.api
         self._model = self._api.model()
         self._steady = [self._body(prompt, STEADY_TOKENS) for prompt in PROMPTS]
         self._began_s = time.perf_counter()
 
     def calibrate(self) -> _LongPrompts:
         """Find the text length of the wanted number of tokens, and the time that such a prompt takes alone."""
-        wanted, least = self._options.prompt_tokens, self._timing(self._record(self._body("a", LONG_TOKENS))).num_prompt_tokens
-        probe = self._timing(self._record(self._long(0, PROBE_CHARACTERS)))
+        wanted, least = (
+            self._options.prompt_tokens,
+            self._ask(self._body("a", LONG_TOKENS)).num_prompt_tokens,
+        )
+        probe = self._ask(self._long(0, PROBE_CHARACTERS))
         characters = int(max(1, wanted - least) * PROBE_CHARACTERS / (probe.num_prompt_tokens - least))
-        took_s = [self._timing(self._record(self._long(number, characters))).done_s for number in range(NUM_ALONE + 1)][1:]
+        took_s = [self._ask(self._long(number, characters)).done_s for number in range(NUM_ALONE + 1)][1:]
         return _LongPrompts(characters=characters, interval_s=INTERVAL_FACTOR * sorted(took_s)[NUM_ALONE // 2])
 
     def run(self, name: str, prompts: _LongPrompts, steps: Steps) -> Side:
         """Stream answers all the time; send the long prompts after `UNDISTURBED_S`."""
         count, stop = self._options.concurrency, threading.Event()
-        self._record(self._long(0, prompts.characters))
+        self._api.record_chat(self._long(0, prompts.characters))
         undisturbed = steps(f"{count} answers at a time, {name}", 1)
         background_load = BackgroundLoad()
         self._began_s = time.perf_counter()
@@ -175,7 +234,7 @@ class _InterferenceLoad:
         recordings: list[StreamRecording] = []
         while not stop.is_set():
             body = self._steady[(number + len(recordings) * self._options.concurrency) % len(self._steady)]
-            recordings.append(self._record(body))
+            recordings.append(self._api.record_chat(body))
         return recordings
 
     def _send_long_prompts(
@@ -186,7 +245,7 @@ class _InterferenceLoad:
         with ThreadPoolExecutor(max_workers=self._options.requests) as pool:
             for number in range(self._options.requests):
                 _sleep_until(began_s + number * prompts.interval_s, streams)
-                answers.append(pool.submit(self._record, self._long(number + 1, prompts.characters)))
+                answers.append(pool.submit(self._api.record_chat, self._long(number + 1, prompts.characters)))
                 advance()
             timings = [self._timing(answer.result()) for answer in answers]
         return tuple(
@@ -195,8 +254,8 @@ class _InterferenceLoad:
             if timing.text
         )
 
-    def _record(self, body: bytes) -> StreamRecording:
-        return self._api.record_chat(body)
+    def _ask(self, body: bytes) -> AnswerTiming:
+        return self._timing(self._api.record_chat(body))
 
     def _timing(self, recording: StreamRecording) -> AnswerTiming:
         return time_answer(0, recording, self._began_s)

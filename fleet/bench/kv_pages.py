@@ -4,12 +4,8 @@ A second process shares pages of a pool. This one reads them into pages of its o
 contiguous bytes; then a checked copy through the arenas. Run as a module, it is that second process.
 """
 
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -24,6 +20,7 @@ from fleet.core.pages import Memory, PagesRef, Span, spans_between
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
+from fleet.transfer.measure import peer_process
 from fleet.transfer.memory import HostMemory
 
 SHAPE, DTYPE, PAGE_TOKENS = KVShape(num_layers=48, num_kv_heads=4, head_dim=128), torch.bfloat16, 16
@@ -34,7 +31,7 @@ NUM_REPEATS = 20
 ARENA_BYTES = 64 * 1024 * 1024
 REQUEST = RequestId("bench")
 SOURCE, READER = WorkerId("bench-source"), WorkerId("bench-reader")
-START_S, READ_S = 300.0, 10.0
+READ_S = 10.0
 
 
 class _SharedPages(msgspec.Struct, frozen=True):
@@ -72,7 +69,8 @@ def measure_pages() -> PageReads:
     """
     end = _Endpoint(READER)
     try:
-        with _sharing_process() as (connection, shared):
+        with peer_process("fleet.bench.kv_pages") as (connection, message):
+            shared = msgspec.msgpack.decode(message, type=_SharedPages)
             reader = _PageReader(end, connection, shared)
             reader.check()
             turns = [(reader.blocks_us(), reader.plain_us(), reader.copied_us()) for _ in range(NUM_REPEATS + 1)][1:]
@@ -140,26 +138,6 @@ def _await(read: "Pull | BlockRead") -> bytes:
     while not (done := read.poll()):
         pass
     return done if isinstance(done, bytes) else b""
-
-
-@contextmanager
-def _sharing_process() -> Iterator[tuple[Connection, _SharedPages]]:
-    parent_end, child_end = socket.socketpair()
-    command = [sys.executable, "-m", "fleet.bench.kv_pages", str(child_end.fileno())]
-    process = subprocess.Popen(command, pass_fds=[child_end.fileno()])
-    child_end.close()
-    try:
-        with Connection(parent_end.detach()) as connection:
-            if not connection.poll(START_S):
-                raise BenchError(f"the process that shares pages did not start within {START_S:.0f} s")
-            try:
-                shared = connection.recv_bytes()
-            except EOFError:
-                raise BenchError("the process that shares pages ended at its start; its error is above") from None
-            yield connection, msgspec.msgpack.decode(shared, type=_SharedPages)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _share(connection: Connection) -> None:

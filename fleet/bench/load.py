@@ -4,15 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
 from fleet.api_client.chat import StreamRecording
 from fleet.api_client.client import ApiClient
 from fleet.bench.answer_timing import AnswerMetrics, AnswerTiming, gaps, measure_answer, time_answer
+from fleet.reporting.background_load import BackgroundLoad
 from fleet.reporting.stats import Summary, summarise
 
 Advance = Callable[[], None]
+Measured = TypeVar("Measured", bound=msgspec.Struct)
 
 
 class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +84,10 @@ def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: i
     timings = tuple(time_answer(prompt, recording, began_s) for prompt, recording in enumerate(recordings))
     metrics = tuple(measure_answer(timing) for timing in timings)
     return LoadPhase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
+
+
+def with_background_load(started_here: bool, measure: Callable[[], Measured]) -> Measured:
+    """Measure, and set `others_cores` of the result where the fleet was started here: else the fleet is part of that load."""
+    background_load = BackgroundLoad()
+    result = measure()
+    return msgspec.structs.replace(result, others_cores=background_load.cores() if started_here else None)

@@ -20,29 +20,18 @@ from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
+from fleet.bench.load import with_background_load
 from fleet.bench.options import BenchOptions, parse
-from fleet.bench.plot import draw
 from fleet.bench.reference import ReferenceResult, ReferenceWork, run_in_subprocess
-from fleet.bench.report import BenchReport, show, write_report
+from fleet.bench.report import BenchReport, draw, judge, show, write_report
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
-from fleet.bench.targets import (
-    against_baseline,
-    against_twin,
-    of_barge_in,
-    of_hand_offs,
-    of_hops,
-    of_scale,
-    of_voice,
-    of_voice_sessions,
-)
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voice_sessions import SessionPlan, fake_overrides, measure_voice_sessions, recorded_question, session_limit
-from fleet.config.settings import read_settings
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
 from fleet.core.errors import FleetError
 from fleet.core.interrupts import interrupted_by_sigterm
-from fleet.reporting.background_load import BackgroundLoad
 from fleet.reporting.files import check_report_folders
 from fleet.reporting.machine import describe_machine, usable_cores
 from fleet.reporting.progress import Meter, meter
@@ -63,16 +52,13 @@ def run(args: list[str]) -> int:
     try:
         _check(options)
         with interrupted_by_sigterm():
-            report = _measure(options, args)
+            report = judge(_measure(options, args))
         show(report, Console())
         if options.json:
             write_report(report, options.json)
         if options.png:
             draw(report, options.png)
-    except FleetError as error:
-        print(f"fleet bench: {error.message}", file=sys.stderr)
-        return 1
-    except OSError as error:
+    except (FleetError, OSError) as error:
         print(f"fleet bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -94,30 +80,29 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
     report = BenchReport(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
     with meter("fleet bench") as progress:
         if options.hop:
-            hops = measure_hops(options.hops, progress.counted("hops", options.hops))
-            report = replace(report, hops=hops, ratios=(*report.ratios, *of_hops(hops)))
+            report = replace(report, hops=measure_hops(options.hops, progress.counted("hops", options.hops)))
         if options.transfer:
             done = progress.steps("tensor reads", 1)
             report = replace(report, transfer=measure_transfer())
             done()
         if options.scale:
             counts, base = options.streams, resolve_config(options.config, options.overrides)
-            scale = measure_scale(base, counts, options.scale_seconds, progress.steps("streams", len(counts) + 1))
-            report = replace(report, scale=scale, ratios=(*report.ratios, *of_scale(scale)))
+            step = progress.steps("streams", len(counts) + 1)
+            report = replace(report, scale=measure_scale(base, counts, options.scale_seconds, step))
         if options.hand_off:
-            hand_offs = _measure_hand_offs(options, progress)
-            report = replace(report, hand_offs=hand_offs, ratios=(*report.ratios, *of_hand_offs(hand_offs)))
+            report = replace(report, hand_offs=_measure_hand_offs(options, progress))
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
-        if options.voice or options.barge_in:
-            measure = _measure_voice if options.sessions == 1 else _measure_voice_sessions
-            report = measure(report, options, progress)
+        if options.sessions > 1:
+            report = replace(report, voice_sessions=_measure_voice_sessions(options, progress))
+        elif options.voice or options.barge_in:
+            report = _measure_voice(report, options, progress)
         if options.serving:
             report = _measure_fleet(report, options, progress)
     return report
 
 
-def _measure_voice_sessions(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
+def _measure_voice_sessions(options: BenchOptions, progress: Meter) -> VoiceSessionsResult:
     """Run `--sessions`. A fleet that is started here admits exactly as many, and one more is tried."""
     questions = [read_question(path) for path in options.wavs] or [recorded_question()]
     own = session_limit(options.sessions) if options.up else ()
@@ -126,30 +111,25 @@ def _measure_voice_sessions(report: BenchReport, options: BenchOptions, progress
     limited = copy.copy(options)
     limited.overrides = (*options.overrides, *own)
     with _target(limited, progress) as target:
-        api = ApiClient(target.url, read_settings().api_key)
         plan = SessionPlan(sessions=options.sessions, turns=options.requests, full=options.up)
-        sessions = measure_voice_sessions(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
-    return replace(report, voice_sessions=sessions, ratios=(*report.ratios, *of_voice_sessions(sessions)))
+        return measure_voice_sessions(target, questions, plan, progress.steps("voice sessions", options.sessions))
 
 
 def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
-    recorded = [read_question(path) for path in options.wavs]
+    recorded, count = [read_question(path) for path in options.wavs], options.requests
     with _target(options, progress) as target:
-        api = ApiClient(target.url, read_settings().api_key)
+        api = target.api
         done = progress.steps("questions, spoken by the fleet", 1)
-        questions = recorded or spoken_questions(api, api.model(), options.requests)
+        questions = recorded or spoken_questions(api, api.model(), count)
         done()
         if options.voice:
-            background_load = BackgroundLoad()
-            voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
-            voice = replace(voice, others_cores=background_load.cores() if options.up else None)
-            report = replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
+            step = progress.steps("voice turns", count + 1)
+            voice = with_background_load(options.up, lambda: measure_voice(api, questions, count, step))
+            report = replace(report, voice=voice)
         if options.barge_in:
-            background_load = BackgroundLoad()
-            count = options.requests
-            barge_in = measure_barge_in(api, questions[0], count, progress.steps("interruptions", count + 1))
-            barge_in = replace(barge_in, others_cores=background_load.cores() if options.up else None)
-            report = replace(report, barge_in=barge_in, ratios=(*report.ratios, *of_barge_in(barge_in)))
+            step = progress.steps("interruptions", count + 1)
+            barge_in = with_background_load(options.up, lambda: measure_barge_in(api, questions[0], count, step))
+            report = replace(report, barge_in=barge_in)
     return report
 
 
@@ -169,7 +149,7 @@ def _measure_fleet(report: BenchReport, options: BenchOptions, progress: Meter) 
     with _target(options, progress) as target:
         if options.baseline or options.twin:
             local_checkpoint(target.config)
-        serving = measure_serving(ApiClient(target.url, read_settings().api_key), target.config, options, progress.steps)
+        serving = measure_serving(target.api, target.config, options, progress.steps)
         report = replace(report, serving=serving)
         if not options.up:
             report = _compare(report, serving, target, options, progress)
@@ -192,30 +172,19 @@ def _target(options: BenchOptions, progress: Meter) -> Iterator[TargetFleet]:
 def _compare(report: BenchReport, serving: Serving, target: TargetFleet, options: BenchOptions, progress: Meter) -> BenchReport:
     graph = target.config.graph_declaration()
     if options.baseline and graph.baseline is not None:
-        prepared = prepare(target, options, serving.prompts, _baseline_threads(options))
+        num_threads = (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
+        prepared = prepare(target, options, serving.prompts, num_threads)
         done = progress.steps("the reference implementation", len(serving.prompts))
         baseline = run_in_subprocess(graph.baseline, ["--checkpoint", target.config.checkpoint], prepared.work, done)
-        report = replace(
-            report,
-            baseline=baseline,
-            agreement=compare(serving.concurrent.timings, baseline, prepared.work, prepared.frontend),
-            ratios=(*report.ratios, *against_baseline(serving, baseline)),
-        )
+        agreement = compare(serving.concurrent.timings, baseline, prepared.work, prepared.frontend)
+        report = replace(report, baseline=baseline, agreement=agreement)
     if options.twin:
         threads = max(target.config.stage(stage.name).threads for stage in graph.stages)
         prepared = prepare(target, options, serving.prompts[: options.requests], (threads,))
         twin = _run_twin(target, prepared.work, progress)
-        report = replace(
-            report,
-            twin=twin,
-            twin_agreement=compare(serving.single.timings, twin, prepared.work, prepared.frontend),
-            ratios=(*report.ratios, *against_twin(serving, twin)),
-        )
+        agreement = compare(serving.single.timings, twin, prepared.work, prepared.frontend)
+        report = replace(report, twin=twin, twin_agreement=agreement)
     return report
-
-
-def _baseline_threads(options: BenchOptions) -> tuple[int, ...]:
-    return (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
 
 
 def _run_twin(target: TargetFleet, work: ReferenceWork, progress: Meter) -> ReferenceResult:

@@ -1,6 +1,7 @@
 """Arguments of `fleet bench`. Measures nothing."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 STREAMS = (10, 300)
@@ -130,9 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     load = parser.add_argument_group("load")
     load.add_argument("--requests", type=_positive, default=16, metavar="N", help="requests per phase (16)")
     load.add_argument("--concurrency", type=_positive, default=8, metavar="C", help="requests at a time in the second phase (8)")
-    load.add_argument("--max-tokens", type=_at_least_two, default=24, metavar="T", help="maximum answer tokens (24)")
-    load.add_argument("--frames", type=_at_least_two, default=60, metavar="F", help="maximum rows of later sampling stages (60)")
-    load.add_argument("--warm-up", type=_count, default=3, metavar="N", help="requests before the measurement (3)")
+    # Two or more: the reference implementation cannot speak an answer of one token or one frame.
+    load.add_argument("--max-tokens", type=_at_least(2), default=24, metavar="T", help="maximum answer tokens (24)")
+    load.add_argument("--frames", type=_at_least(2), default=60, metavar="F", help="maximum rows of later sampling stages (60)")
+    load.add_argument("--warm-up", type=_at_least(0), default=3, metavar="N", help="requests before the measurement (3)")
     also = parser.add_argument_group("other measurements")
     also.add_argument("--baseline", choices=["transformers"], help="compare with the reference implementation")
     also.add_argument("--baseline-threads", type=_positive, metavar="N", help="its CPU threads (default: one or all)")
@@ -161,24 +163,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    return _whole(text, 1)
+def _at_least(low: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers of at least `low`."""
+
+    def parse_number(text: str) -> int:
+        if not text.isdigit() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return int(text)
+
+    return parse_number
+
+
+_positive = _at_least(1)
 
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
-
-
-def _count(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _at_least_two(text: str) -> int:
-    """Parse a bound of two or more: the reference implementation cannot speak an answer of one token or one frame."""
-    return _whole(text, 2)
-
-
-def _whole(text: str, low: int) -> int:
-    if not text.isdigit() or int(text) < low:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-    return int(text)

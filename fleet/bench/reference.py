@@ -16,6 +16,7 @@ import msgspec
 from fleet.bench.errors import BenchError
 from fleet.core.request import RequestSpec
 from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.stats import Summary, summarise
 
 TAIL_LINES = 8
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -73,6 +74,26 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
     def throughput(self) -> float:
         """Seconds of audio per second."""
         return sum(answer.audio_s for answer in self.answers) / self.seconds
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.answers) / self.seconds
+
+    @property
+    def device_line(self) -> str:
+        return f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}, {self.device}, {self.dtype}"
+
+    def summary(self, field: str) -> Summary | None:
+        """Summarise one field of `AnswerMetrics`; None for those of which a reference knows nothing."""
+        match field:
+            case "first_audio_s":
+                return summarise([answer.first_audio_s for answer in self.answers])
+            case "last_sample_s" | "total_s":
+                return summarise([answer.seconds for answer in self.answers])
+            case "rtf":
+                return summarise([answer.seconds / answer.audio_s if answer.audio_s else None for answer in self.answers])
+            case _:
+                return None
 
 
 def run_in_subprocess(module: str, options: Sequence[str], work: ReferenceWork, advance: Callable[[], None]) -> ReferenceResult:

@@ -9,7 +9,8 @@ is the fleet's.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from fleet.bench.errors import BenchError
 from fleet.bench.scale_expected import expected_content
@@ -96,29 +97,30 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
     ]  # fmt: skip
 
 
-async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
+@asynccontextmanager
+async def _streams(fleet: ScaleFleet, count: int, seconds: Callable[[], float]) -> AsyncIterator[StreamLoad]:
+    """Open `count` streams, each of `seconds()` once the fleet is ready, and receive them to their end."""
     client = await _ready_client(fleet)
-    specs = specs_of(fleet.config, count, spread_s(count) + SETTLE_S + seconds + max(SLACK_S, fleet.ready_s))
-    load = StreamLoad(fleet, client, specs)
+    load = StreamLoad(fleet, client, specs_of(fleet.config, count, spread_s(count) + seconds() + max(SLACK_S, fleet.ready_s)))
     try:
         await load.open()
-        await load.wait_for(lambda: load.num_begun() == count, "the first chunk of every stream")
-        await asyncio.sleep(SETTLE_S)
-        window = await load.window(seconds)
+        yield load
         await load.finish()
     finally:
         await load.close()
         await client.stop()
+
+
+async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
+    async with _streams(fleet, count, lambda: SETTLE_S + seconds) as load:
+        await load.wait_for(lambda: load.num_begun() == count, "the first chunk of every stream")
+        await asyncio.sleep(SETTLE_S)
+        window = await load.window(seconds)
     return ScalePhase(streams=count, window=window, broken=_broken(fleet.config, load))
 
 
 async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: int) -> Joined:
-    client = await _ready_client(fleet)
-    join_s, slack_s = max(JOIN_S, 2 * fleet.ready_s), max(SLACK_S, fleet.ready_s)
-    specs = specs_of(fleet.config, count, spread_s(count) + join_s + 2 * (SETTLE_S + seconds) + slack_s)
-    load = StreamLoad(fleet, client, specs)
-    try:
-        await load.open()
+    async with _streams(fleet, count, lambda: max(JOIN_S, 2 * fleet.ready_s) + 2 * (SETTLE_S + seconds)) as load:
         await load.wait_for(lambda: load.num_begun() == min(slots, count), "the first chunk of every stream with a slot")
         await asyncio.sleep(SETTLE_S)
         alone = await load.window(seconds)
@@ -128,10 +130,6 @@ async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: i
         start_s = time.monotonic() - began_s
         await asyncio.sleep(SETTLE_S)
         together = await load.window(seconds)
-        await load.finish()
-    finally:
-        await load.close()
-        await client.stop()
     return Joined(
         role=role, slots=slots, streams=count, alone=alone, together=together, start_s=start_s,
         broken=_broken(fleet.config, load),

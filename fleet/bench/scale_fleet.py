@@ -6,7 +6,6 @@ Without supervisor and gateway, which are not measured here. Knows no stage.
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,16 +15,15 @@ from pathlib import Path
 import psutil
 import yaml
 
+from fleet.bench import processes
 from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.control.connect import connect
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
-from fleet.core.parent_death import signalled_with_parent
 
 CONFIG_NAME, LOG_NAME = "resolved.yaml", "fleet.log"
 STOP_S = 10.0
-TAIL_LINES = 15
 REDIS, CONDUCTOR = "redis", "conductor"
 
 
@@ -59,21 +57,16 @@ class ScaleFleet:
         self._start_command(role, "worker", role)
 
     def _start_command(self, name: str, *arguments: str) -> None:
-        self._start(name, [sys.executable, "-m", "fleet.cli", *arguments])
+        self._start(name, [*processes.FLEET, *arguments])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
-        with self._log.open("a") as lines:
-            process = subprocess.Popen(
-                command, env=self._env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
-            )  # fmt: skip
-        self._started.append((name, process))
+        self._started.append((name, processes.start(command, self._env, self._log, signal.SIGKILL)))
 
     def check(self) -> None:
         """Raises: BenchError with the end of the log if a process has ended."""
         for name, process in self._started:
             if process.poll() is not None:
-                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+                tail = processes.end_of(self._log)
                 raise BenchError(f"scale: {name} ended with status {process.returncode}; the end of its log:\n{tail}")
 
     def cpu_s(self) -> dict[str, float]:
@@ -88,22 +81,8 @@ class ScaleFleet:
 
     def stop(self) -> None:
         """Stop the users of Redis together, then Redis; kill those that do not end in time."""
-        users = [process for name, process in self._started if name != REDIS]
-        servers = [process for name, process in self._started if name == REDIS]
-        for group in (users, servers):
-            for process in group:
-                process.terminate()
-            deadline = time.monotonic() + STOP_S
-            for process in group:
-                _await_end(process, deadline)
-
-
-def _await_end(process: "subprocess.Popen[bytes]", deadline: float) -> None:
-    try:
-        process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        processes.stop([process for name, process in self._started if name != REDIS], STOP_S)
+        processes.stop([process for name, process in self._started if name == REDIS], STOP_S)
 
 
 @contextmanager

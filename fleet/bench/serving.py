@@ -11,7 +11,7 @@ from fleet.api_client.chat import ChatCall, ChatMessage, ChatStreamOptions, Outp
 from fleet.api_client.client import ApiClient
 from fleet.bench.deployment import TargetFleet
 from fleet.bench.errors import BenchError
-from fleet.bench.load import Advance, LoadPhase, run_phase
+from fleet.bench.load import Advance, LoadPhase, run_phase, with_background_load
 from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import pick
 from fleet.bench.reference import ReferenceWork
@@ -19,7 +19,6 @@ from fleet.config import FleetConfig
 from fleet.core.ids import StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
-from fleet.reporting.background_load import BackgroundLoad
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
 
@@ -60,8 +59,10 @@ def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, 
     if warm_up:
         run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
         run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, concurrent", len(warm_up) * 2))
-    single = _measured(SINGLE, api, alone, 1, options, steps("one at a time", len(alone)))
+    step = steps("one at a time", len(alone))
+    single = with_background_load(options.up, lambda: run_phase(SINGLE, api, alone, 1, step))
     together = steps(f"{options.concurrency} at a time", len(bodies))
+    concurrent = with_background_load(options.up, lambda: run_phase(CONCURRENT, api, bodies, options.concurrency, together))
     return Serving(
         url=api.url,
         model=model,
@@ -69,16 +70,8 @@ def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, 
         bounds=bounds,
         prompts=tuple(prompts),
         single=single,
-        concurrent=_measured(CONCURRENT, api, bodies, options.concurrency, options, together),
+        concurrent=concurrent,
     )
-
-
-def _measured(
-    name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, options: BenchOptions, step: Advance
-) -> LoadPhase:
-    background_load = BackgroundLoad()
-    phase = run_phase(name, api, bodies, concurrency, step)
-    return msgspec.structs.replace(phase, others_cores=background_load.cores() if options.up else None)
 
 
 def _check_stages(api: ApiClient, config: FleetConfig) -> None:

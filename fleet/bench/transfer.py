@@ -1,25 +1,26 @@
 """Transfer benchmark: tensor reads between two processes, from a few rows to those of a long prompt."""
 
-import msgspec
+from rich.console import Group
+
+from fleet.bench.result import Result
+from fleet.reporting.tables import table_of, titled
+from fleet.transfer.measure import ReadSpeed, measure_reads
 
 SIZES_BYTES = (4 * 1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 
 
-class TransferSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    num_bytes: int
-    p50_us: float
-    gb_per_s: float
+class TransferResult(Result, frozen=True, kw_only=True):
+    """The speed of reads of each size."""
 
+    reads: tuple[ReadSpeed, ...]
 
-class TransferResult(msgspec.Struct, frozen=True, kw_only=True):
-    reads: tuple[TransferSpeed, ...]
+    def tables(self) -> list[Group]:
+        table = table_of("bytes", "p50 us", "GB/s")
+        for read in self.reads:
+            table.add_row(f"{read.num_bytes}", f"{read.p50_us:.0f}", f"{read.gb_per_s:.2f}")
+        return [titled("tensor reads between two processes", table)]
 
 
 def measure_transfer() -> TransferResult:
     """Raises: ConfigError where NIXL does not start, TransferError if a read fails."""
-    from fleet.transfer.measure import measure_reads
-
-    speeds = measure_reads(SIZES_BYTES)
-    return TransferResult(
-        reads=tuple(TransferSpeed(num_bytes=speed.num_bytes, p50_us=speed.p50_us, gb_per_s=speed.gb_per_s) for speed in speeds)
-    )
+    return TransferResult(reads=tuple(measure_reads(SIZES_BYTES)))

@@ -7,7 +7,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
 
 if TYPE_CHECKING:
-    from fleet.bench.twin import SlowTwin, TwinChunk
+    from fleet.bench.twin import SlowTwin
 
 AUDIO, TEXT = "audio", "text"
 
@@ -54,7 +53,9 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
     ids: list[int] = []
     first_audio_s: float | None = None
     num_samples, last_s = 0, 0.0
-    for chunk in _client_chunks(twin, config, spec):
+    for chunk in twin.stream([spec]):
+        if chunk.edge not in media:
+            continue
         for array in chunk.arrays.values():
             if media[chunk.edge] == TEXT:
                 ids += [int(token) for token in array.ravel()]
@@ -65,16 +66,8 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
     if spec.id in twin.errors:
         raise twin.errors[spec.id]
     return ReferenceAnswer(
-        seconds=last_s,
-        first_audio_s=first_audio_s,
-        num_samples=num_samples,
-        sample_rate_hz=rate_hz,
-        answer_ids=tuple(ids),
+        seconds=last_s, first_audio_s=first_audio_s, num_samples=num_samples, sample_rate_hz=rate_hz, answer_ids=tuple(ids)
     )
-
-
-def _client_chunks(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec) -> "Iterator[TwinChunk]":
-    return (chunk for chunk in twin.stream([spec]) if chunk.edge in config.graph_declaration().media)
 
 
 def main() -> int:

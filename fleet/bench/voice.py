@@ -4,6 +4,7 @@ Voice to voice is measured on this client's clock: from the moment at which the 
 the first voiced sample of the answer plays, without a playback buffer. Knows no stage.
 """
 
+import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
+from rich.console import Group
+from websockets.exceptions import ConnectionClosed
 
 from fleet.api_client.audio import BYTES_PER_S, PCM_RATE_HZ
 from fleet.api_client.client import ApiClient, SpeechCall
+from fleet.api_client.errors import ApiError
 from fleet.api_client.realtime import (
     BLOCK_BYTES,
-    BLOCK_MS,
     LatencyPart,
     RealtimeEvent,
     RealtimeResponse,
@@ -29,8 +32,9 @@ from fleet.api_client.realtime import (
     update_audio_input,
 )
 from fleet.bench.errors import BenchError
+from fleet.bench.result import Result, summary_table
 from fleet.processing.voice_onset import FirstVoicedClock
-from fleet.reporting.stats import Summary, summarise
+from fleet.reporting.stats import Ratio, Summary, summarise
 
 SILENCE_MS = 500
 """Silence that ends a turn. Source: OpenAI's default."""
@@ -38,6 +42,7 @@ LEAD_IN_MS = 300
 QUIET = 0.02
 """Threshold of voiced samples, relative to the peak."""
 TIMEOUT_S = 30.0
+TARGET_P50_MS = 400.0
 PEAK = 32767
 QUESTIONS = (
     "what is two plus three",
@@ -69,7 +74,7 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
     first_audio_ms: float | None = None
 
 
-class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
+class VoiceResult(Result, frozen=True, kw_only=True):
     """`silence_ms`: the session's end-of-turn silence, which is part of every `voice_to_voice_ms`."""
 
     model: str
@@ -96,6 +101,26 @@ class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def part_names(self) -> list[str]:
         return list(dict.fromkeys(part.name for turn in self.turns for part in turn.parts))
+
+    def tables(self) -> list[Group]:
+        """The parts are the fleet's report on its own clock; they need not add up to the client's wait."""
+        rows = [
+            ("voice to voice (first voiced sample plays)", self.voice_to_voice_ms),
+            (f"without {self.silence_ms} ms of silence", self.fleet_ms),
+            ("first audio received, voiced or not", self.first_audio_ms),
+            *((f"  {name}", self.part_ms(name)) for name in self.part_names),
+        ]
+        return [summary_table(f"{len(self.turns)} spoken turns of one session with {self.model}", "ms", rows)]
+
+    def targets(self) -> list[Ratio]:
+        """Check the median of voice to voice without the end-of-turn silence."""
+        if (fleet_ms := self.fleet_ms) is None:
+            return []
+        name = "voice turn without its silence, p50"
+        return [Ratio(name=name, value=fleet_ms.p50, target=TARGET_P50_MS, at_most=True, unit="ms")]
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,37 +209,76 @@ class _Answer:
                 pass
 
 
+class EventReader:
+    """Receives a session's events on a thread of its own, while the main thread speaks."""
+
+    def __init__(self, session: RealtimeSession) -> None:
+        self._session = session
+        self._events: list[tuple[float, RealtimeEvent]] = []
+        self._error: ApiError | None = None
+        self._ended = False
+        self._more = threading.Condition()
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def wait(self, event_type: str, remedy: str = "") -> tuple[float, RealtimeEvent]:
+        """Return the session's first event of a type, and its arrival. Raises: ApiError, BenchError."""
+        with self._more:
+            self._more.wait_for(lambda: self._first(event_type) or self._ended, TIMEOUT_S)
+            if self._error is not None:
+                raise self._error
+            if (found := self._first(event_type)) is None:
+                raise BenchError(f"no {event_type} within {TIMEOUT_S:g} s{remedy}")
+            return found
+
+    def take(self) -> list[tuple[float, RealtimeEvent]]:
+        """Return the events that have arrived since the last call. Raises: ApiError."""
+        with self._more:
+            if self._error is not None:
+                raise self._error
+            taken, self._events = self._events, []
+            return taken
+
+    def _first(self, event_type: str) -> tuple[float, RealtimeEvent] | None:
+        return next((received for received in self._events if received[1].type == event_type), None)
+
+    def _receive(self) -> None:
+        try:
+            for event in self._session:
+                with self._more:
+                    self._events.append((time.perf_counter(), event))
+                    self._more.notify_all()
+        except ConnectionClosed:
+            return  # the next call that sends reports it
+        except ApiError as error:
+            self._error = error
+        finally:
+            with self._more:
+                self._ended = True
+                self._more.notify_all()
+
+
 class _Conversation:
     """One session with an open microphone: between questions it sends silence."""
 
     def __init__(self, session: RealtimeSession) -> None:
-        self._session = session
-        self._next_block_s = 0.0
+        self._session, self._events = session, EventReader(session)
 
     def open(self) -> None:
         detection = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": SILENCE_MS}
         self._session.send(update_audio_input(turn_detection=detection))
-        deadline_s = time.monotonic() + TIMEOUT_S
-        try:
-            while self._session.receive(deadline_s - time.monotonic()).type != "session.updated":
-                pass
-        except TimeoutError as error:
-            raise BenchError(f"a voice session was not opened within {TIMEOUT_S:g} s") from error
+        self._events.wait("session.updated")
 
     def ask(self, question: SpokenQuestion) -> VoiceTurn:
-        """Speak, then send silence and receive the answer to its end. Raises: ApiError, BenchError."""
+        """Speak, then send silence until the answer has arrived. Raises: ApiError, BenchError."""
         lead_in_s = self._session.speak(bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter())
-        spoken_s = self._next_block_s = self._session.speak(question.samples.tobytes(), lead_in_s)
+        spoken_s = sent_s = last_audio_s = self._session.speak(question.samples.tobytes(), lead_in_s)
         answer = _Answer(FirstVoicedClock(PCM_RATE_HZ))
-        deadline_s = spoken_s + TIMEOUT_S
         while answer.response is None:
-            event = self._receive_or_send_silence()
-            now_s = time.perf_counter()
-            if event is not None:
-                num_bytes = answer.num_bytes
-                answer.receive(event, now_s)
-                deadline_s = now_s + TIMEOUT_S if answer.num_bytes > num_bytes else deadline_s
-            if now_s > deadline_s:
+            sent_s = self._session.speak(bytes(BLOCK_BYTES), sent_s)
+            for at_s, event in self._events.take():
+                answer.receive(event, at_s)
+                last_audio_s = at_s if event.type == "response.output_audio.delta" else last_audio_s
+            if sent_s > last_audio_s + TIMEOUT_S:
                 raise BenchError(
                     f"no answer to {question.name!r} within {TIMEOUT_S:g} s; if it was not detected as speech, name recordings "
                     "with --wav"
@@ -239,14 +303,3 @@ class _Conversation:
             transcript=answer.transcript,
             first_audio_ms=round((answer.first_s - spoken_s) * 1e3, 1),
         )
-
-    def _receive_or_send_silence(self) -> RealtimeEvent | None:
-        """Return the next event, or None when the next block was due, which is then sent as silence."""
-        left_s = self._next_block_s + BLOCK_MS / 1e3 - time.perf_counter()
-        if left_s > 0:
-            try:
-                return self._session.receive(left_s)
-            except TimeoutError:
-                pass
-        self._next_block_s = self._session.speak(bytes(BLOCK_BYTES), self._next_block_s)
-        return None

@@ -74,10 +74,10 @@ class EncodedSpeech:
 
 
 class VoiceClient:
-    """One session. Events: `opened` once it is admitted, `queued` once its queue position is known, `left` once it is closed."""
+    """One session. Events: `opened` once it is admitted, `left` once it is closed."""
 
     def __init__(self, url: str, headers: dict[str, str], speech: EncodedSpeech, model: str, *, console: bool, seed: int) -> None:
-        self.opened, self.queued, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.opened, self.left = asyncio.Event(), asyncio.Event()
         self.position: int | None = None
         self.opened_s = self.left_s = 0.0
         self._url, self._headers, self._speech, self._model, self._console = url, headers, speech, model, console
@@ -233,6 +233,5 @@ class VoiceClient:
                 self._parts = event.parts
             case "fleet.queue":
                 self.position = self.position or event.position
-                self.queued.set()
             case _:
                 pass

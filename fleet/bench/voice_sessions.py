@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from fleet.api_client.client import ApiClient
 from fleet.bench.deployment import TargetFleet, resolve_config
 from fleet.bench.errors import BenchError
 from fleet.bench.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
@@ -70,17 +69,18 @@ class SessionPlan:
 
 
 def measure_voice_sessions(
-    target: TargetFleet, api: ApiClient, questions: Sequence[SpokenQuestion], plan: SessionPlan, step: Callable[[], None]
+    target: TargetFleet, questions: Sequence[SpokenQuestion], plan: SessionPlan, step: Callable[[], None]
 ) -> VoiceSessionsResult:
     """Run the sessions; `step` is called after the end of each. Raises: BenchError if a session cannot be opened."""
-    return uvloop.run(_SessionRun(target, api, questions, plan).measure(step))
+    return uvloop.run(_SessionRun(target, questions, plan).measure(step))
 
 
 class _SessionRun:
     """The sessions of one run, on one event loop."""
 
-    def __init__(self, target: TargetFleet, api: ApiClient, questions: Sequence[SpokenQuestion], plan: SessionPlan) -> None:
+    def __init__(self, target: TargetFleet, questions: Sequence[SpokenQuestion], plan: SessionPlan) -> None:
         self._target, self._plan = target, plan
+        api = target.api
         self._model = api.model()
         self._begin = asyncio.Event()
         speech = {console: EncodedSpeech.of(questions, console=console) for console in (False, True)}
@@ -113,7 +113,7 @@ class _SessionRun:
 
     async def _wait_until_open(self, runs: Sequence[asyncio.Task[SessionResult]]) -> None:
         opened = asyncio.gather(*(client.opened.wait() for client in self._clients))
-        first_end = asyncio.create_task(_wait_for_first_end(runs))
+        first_end = asyncio.create_task(asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
         try:
             await asyncio.wait([first_end, opened], return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S)
             if not opened.done():
@@ -163,10 +163,6 @@ class _SessionRun:
             client_cores=round((after.own_s - before.own_s) / seconds, 3),
             others_cores=others if self._target.pid is not None else None,
         )
-
-
-async def _wait_for_first_end(runs: Sequence[asyncio.Task[SessionResult]]) -> None:
-    await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

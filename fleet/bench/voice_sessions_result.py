@@ -1,9 +1,15 @@
 """Results of the benchmark of many voice sessions. Measures nothing."""
 
+from collections.abc import Iterator
+
 import msgspec
+from rich.console import Group
+from rich.text import Text
 
 from fleet.api_client.realtime import LatencyPart
-from fleet.reporting.stats import Summary, percentile, summarise
+from fleet.bench.result import Result
+from fleet.reporting.stats import Ratio, percentile, summarise
+from fleet.reporting.tables import NONE, figure, table_of, titled
 
 
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,8 +47,13 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     admitted_ms: float | None
     answered: bool
 
+    def line(self) -> str:
+        place = "got no queue position" if self.position is None else f"got queue position {self.position}"
+        when = "was admitted too early" if self.early else f"was admitted {figure(self.admitted_ms)} ms after another had left"
+        return f"the session beyond the limit {place}, {when}, and was {'answered' if self.answered else 'not answered'}"
 
-class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
+
+class VoiceSessionsResult(Result, frozen=True, kw_only=True):
     """`cores`: CPU of each process of the fleet in `seconds` with all sessions active; `client_cores`: of this process."""
 
     model: str
@@ -88,7 +99,45 @@ class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
             parts.setdefault(part.name, []).append(part.ms)
         return parts
 
+    def tables(self) -> Iterator[Group | Text]:
+        console = sum(session.console for session in self.sessions)
+        sessions = f"{len(self.sessions)} concurrent voice sessions, {console} of them on the console's socket"
+        table = table_of("ms", "p50", "p95", "p99", "max")
+        for name, samples in (
+            (f"voice to voice, without {self.silence_ms} ms of silence", self.fleet_ms),
+            *((f"  {name}", samples) for name, samples in self.parts_ms.items()),
+            ("audio after it was due (negative: before)", self.late_ms),
+            ("microphones of this client late", self.mic_late_ms),
+        ):
+            if summary := summarise(samples):
+                table.add_row(name, *map(figure, (summary.p50, summary.p95, percentile(samples, 99), summary.high)))
+        table.add_section()
+        table.add_row("underruns", figure(self.underruns))
+        for fault in dict.fromkeys(self.faults):
+            table.add_row(f"ended early: {fault[:60]}", figure(self.faults.count(fault)))
+        yield titled(f"{sessions}; {len(self.turns)} answers of the {self.engine} engine", table)
+        if self.queued is not None:
+            yield Text(self.queued.line())
+        cores = table_of("CPU while all sessions were active", "cores")
+        for name, used in sorted(self.cores.items(), key=lambda row: -row[1]):
+            cores.add_row(name, f"{used:.2f}")
+        cores.add_section()
+        cores.add_row("this client", f"{self.client_cores:.2f}")
+        cores.add_row("background load", f"{self.others_cores:.2f}" if self.others_cores is not None else NONE)
+        yield titled(f"{self.seconds:.1f} s", cores)
 
-def summary_and_p99(samples: list[float]) -> tuple[Summary, float] | None:
-    summary = summarise(samples)
-    return (summary, percentile(samples, 99)) if summary is not None else None
+    def targets(self) -> list[Ratio]:
+        """Check that no playback underruns, every question is answered, and the session beyond the limit is queued."""
+        count, queued = len(self.sessions), self.queued
+        unanswered = count * self.wanted_turns - len(self.turns)
+        ratios = [
+            Ratio(name=f"underruns of {count} voice sessions", value=self.underruns, target=0, at_most=True, unit="underruns"),
+            Ratio(name="questions not answered", value=unanswered, target=0, at_most=True, unit="questions"),
+        ]
+        if queued is not None:
+            admitted = queued.position == 1 and not queued.early and queued.admitted_ms is not None and queued.answered
+            ratios.append(Ratio(name="extra session queued, then admitted", value=float(admitted), target=1, at_most=False))
+        return ratios
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]

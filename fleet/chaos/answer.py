@@ -1,5 +1,9 @@
 """A streamed answer, compared byte by byte with another. Pure."""
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 
@@ -73,6 +77,7 @@ def _peak(a: bytes, b: bytes) -> int:
     return int(np.abs(first - second).max(initial=0))
 
 
-def longest_gap_s(chunks_s: tuple[float, ...]) -> float | None:
-    """Return the longest time between two chunks; None with fewer than two."""
-    return max((later - earlier for earlier, later in zip(chunks_s, chunks_s[1:], strict=False)), default=None)
+def longest_gap_s(chunks_s: Sequence[float], from_s: float = -math.inf, to_s: float = math.inf) -> float | None:
+    """Return the longest time between two chunks that began before `to_s` and ended after `from_s`; None without one."""
+    gaps = ((earlier, later) for earlier, later in pairwise(chunks_s) if later > from_s and earlier < to_s)
+    return max((later - earlier for earlier, later in gaps), default=None)

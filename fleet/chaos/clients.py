@@ -75,15 +75,11 @@ class Gateways:
         self._timeout_s = silence_s or TIMEOUT_S
         self._turns = itertools.count()
 
-    def receive(self, body: bytes, is_cancelled: Callable[[], bool]) -> ResumableStream:
-        """Request an answer and receive it to its end. Raises: ApiError in one line: refused, or no gateway can be reached."""
-        return self._receive(body, "", is_cancelled)
+    def receive(self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = "") -> ResumableStream:
+        """Request an answer, or take that of `request_id` from its beginning, and receive it to its end.
 
-    def receive_again(self, request_id: str, is_cancelled: Callable[[], bool]) -> ResumableStream:
-        """Receive an answer once more, from its beginning. Raises: ApiError."""
-        return self._receive(b"", request_id, is_cancelled)
-
-    def _receive(self, body: bytes, request_id: str, is_cancelled: Callable[[], bool]) -> ResumableStream:
+        Raises: ApiError in one line: refused, or no gateway can be reached.
+        """
         now_s = time.perf_counter()
         stream = ResumableStream(sent_s=now_s, reached_s=now_s, request_id=request_id)
         try:

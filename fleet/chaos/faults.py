@@ -88,7 +88,8 @@ class FaultInjector:
         return self._wait(self._watch.is_complete)
 
     def _inject(self, fault: Fault) -> InjectedFault:
-        target = self._choose(fault)
+        aimed = self._in_hand_off(fault.role) if fault.in_hand_off else None
+        target = aimed or self._busiest(fault.role)
         member, process = target.member, target.process
         replacement = _command(fault.role, process)
         fault_us, at_s = self._event_log.now_us(), self._now_s()
@@ -124,11 +125,6 @@ class FaultInjector:
             in_hand_off=in_hand_off,
             recovery=recovery,
         )
-
-    def _choose(self, fault: Fault) -> _FaultTarget:
-        """Raises: ChaosError if the role has no process."""
-        aimed = self._in_hand_off(fault.role) if fault.in_hand_off else None
-        return aimed or self._busiest(fault.role)
 
     def _in_hand_off(self, role: str) -> _FaultTarget | None:
         """Return the role's side of the next hand-off, or None if there is none in time or its worker has ended."""

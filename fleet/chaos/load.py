@@ -139,7 +139,7 @@ class ChaosLoad:
 
     def _compare(self, outcome: Outcome, answer: ReceivedAnswer, expected: ReceivedAnswer) -> Outcome:
         try:
-            again = self._gateways.receive_again(outcome.id, self._cancelled.is_set)
+            again = self._gateways.receive(b"", self._cancelled.is_set, outcome.id)
             changed = first_difference(answer, read_answer(again.pieces))
         except ApiError as error:
             return msgspec.structs.replace(outcome, lost=f"complete, but not when it was read once more: {error}")

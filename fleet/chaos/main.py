@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fleet.api_client.client import ApiClient
 from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
 from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import ChaosError
@@ -66,7 +65,7 @@ def _run(plan: ChaosPlan, command: tuple[str, ...], log_folder: Path) -> Verdict
         started = progress.steps("starting the fleet", 1)
         with own_fleet(options.config, options.overrides) as target:
             started()
-            config, model = target.config, ApiClient(target.url, read_settings().api_key).model()
+            config, model = target.config, target.api.model()
             setup = ChaosSetup(
                 began=began,
                 command=command,

@@ -68,9 +68,7 @@ def pauses_of(outcomes: Sequence[Outcome]) -> Pauses:
 
 def longest_gap_within_s(outcome: Outcome, from_s: float, to_s: float) -> float | None:
     """Return the longest gap that began before `to_s` and ended after `from_s`; None without one."""
-    at_s = [outcome.sent_s + chunk_s for chunk_s in outcome.chunks_s]
-    gaps = [later - earlier for earlier, later in zip(at_s, at_s[1:], strict=False) if later > from_s and earlier < to_s]
-    return max(gaps, default=None)
+    return longest_gap_s([outcome.sent_s + chunk_s for chunk_s in outcome.chunks_s], from_s, to_s)
 
 
 def _continued_s(fault: InjectedFault) -> float:

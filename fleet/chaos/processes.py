@@ -1,18 +1,16 @@
 """The fleet's processes on this machine: found among this one's descendants, or started beside `fleet up`. Knows no Redis."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from fleet.bench import processes
 from fleet.chaos.errors import ChaosError
-from fleet.core.parent_death import signalled_with_parent
 
 STOP_S = 20.0
 MODULE = "fleet.cli"
@@ -56,31 +54,14 @@ class ExtraProcesses:
     """Commands started beside `fleet up`, each restarted by `--keep`; `stop` stops all of them."""
 
     def __init__(self, config_file: Path, log: Path) -> None:
-        self.log = log
-        env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
-        self._env = {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+        self._log = log
+        self._env = {**processes.own_environment(), "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str]) -> None:
-        with self.log.open("a") as lines:
-            process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, *arguments, KEEP],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=lines,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=signalled_with_parent(signal.SIGTERM),
-            )
-        self._started.append(process)
+        command = [*processes.FLEET, *arguments, KEEP]
+        self._started.append(processes.start(command, self._env, self._log, signal.SIGTERM))
 
     def stop(self) -> None:
-        """Terminate all processes at the same time; kill those that do not end within `STOP_S`; children end with them."""
-        for process in self._started:
-            process.terminate()
-        for process in self._started:
-            try:
-                process.wait(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """Stop all processes; children end with them."""
+        processes.stop(self._started, STOP_S)

@@ -11,7 +11,7 @@ from fleet.chaos.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect_async, text
+from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 from fleet.core.telemetry import WorkerView
@@ -62,27 +62,27 @@ class FleetWatch:
         url = embedded_url(config.redis_data_dir)
         self._runner = asyncio.Runner()
         self._client: FleetClient = self._runner.run(FleetClient.connect(url, config))
-        self._redis = connect_async(url)
+        self._redis = connect(url)
 
     def close(self) -> None:
         self._runner.run(self._client.stop())
-        self._runner.run(self._redis.aclose())
+        self._redis.close()
         self._runner.close()
 
     def members(self, role: str) -> list[Member]:
         """Return the members of a role: workers that take tasks, gateways, or the leader among the conductors."""
-        return self._runner.run(self._members(role))
-
-    async def _members(self, role: str) -> list[Member]:
         if role == CONDUCTOR:
-            leader = text(await self._redis.get(keys.CONDUCTOR)).partition("|")[0]
+            leader = text(self._redis.get(keys.CONDUCTOR)).partition("|")[0]
             return [Member(id=leader, role=role, pid=int(leader.split(":")[1]))] if leader else []
         registered = "" if role == GATEWAY else role
-        views = [view for view in await self._client.telemetry.workers() if view.role == registered and view.takes_tasks]
-        return [Member(id=view.id, role=role, pid=view.pid, requests=await self._requests(view.id)) for view in views]
+        views = [view for view in self._workers() if view.role == registered and view.takes_tasks]
+        return [Member(id=view.id, role=role, pid=view.pid, requests=self._requests(view.id)) for view in views]
 
-    async def _requests(self, worker: WorkerId) -> tuple[str, ...]:
-        owned = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.worker_tasks(worker)))
+    def _workers(self) -> list[WorkerView]:
+        return self._runner.run(self._client.telemetry.workers())
+
+    def _requests(self, worker: WorkerId) -> tuple[str, ...]:
+        owned = cast("set[bytes]", self._redis.smembers(keys.worker_tasks(worker)))
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
     def hands_off(self, role: str) -> bool:
@@ -93,10 +93,7 @@ class FleetWatch:
         """Return True while a member has its lease, or the leadership."""
         if member.role == CONDUCTOR:
             return any(leader.id == member.id for leader in self.members(CONDUCTOR))
-        return self._runner.run(self._score(member)) is not None
-
-    async def _score(self, member: Member) -> object:
-        return await self._redis.execute_command("ZSCORE", keys.WORKERS, member.id)
+        return self._redis.zscore(keys.WORKERS, member.id) is not None
 
     def is_complete(self) -> bool:
         """Return True if every role has its workers and standbys, all gateways serve, and one of two conductors leads."""
@@ -110,27 +107,19 @@ class FleetWatch:
         return len(connected) >= NUM_CONDUCTORS and any(leader.pid in connected for leader in self.members(CONDUCTOR))
 
     def _num_standbys(self, role: str) -> int:
-        return sum(view.role == role and view.standby for view in self._runner.run(self._client.telemetry.workers()))
+        return sum(view.role == role and view.standby for view in self._workers())
 
     def has_unassigned_consumers(self) -> bool:
         """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
-        return self._runner.run(self._has_unassigned_consumers())
-
-    async def _has_unassigned_consumers(self) -> bool:
-        members = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.LIVE))
-        live = [RequestId(text(request)) for request in members]
-        owners = [await self._redis.execute_command("HGET", keys.task(request, CLIENT), "owner") for request in live]
-        return any(not text(owner) for owner in owners)
+        live = [RequestId(text(request)) for request in cast("set[bytes]", self._redis.smembers(keys.LIVE))]
+        return any(not text(self._redis.hget(keys.task(request, CLIENT), "owner")) for request in live)
 
     def residue(self) -> Residue:
-        return self._runner.run(self._residue())
-
-    async def _residue(self) -> Residue:
-        workers: list[WorkerView] = await self._client.telemetry.workers()
-        roles = await self._client.telemetry.roles()
-        left = await self._unexpiring_keys({str(view.id) for view in workers})
+        workers = self._workers()
+        roles = self._runner.run(self._client.telemetry.roles())
+        left = self._unexpiring_keys({str(view.id) for view in workers})
         return Residue(
-            live=await self._client.telemetry.num_live(),
+            live=self._runner.run(self._client.telemetry.num_live()),
             queued=sum(role.queue_depth for role in roles),
             running=sum(view.running for view in workers),
             arena_slots=sum(view.slots_used for view in workers),
@@ -139,16 +128,16 @@ class FleetWatch:
             keys=tuple(left[:NAMED_KEYS]),
         )
 
-    async def _unexpiring_keys(self, workers: set[str]) -> list[str]:
+    def _unexpiring_keys(self, workers: set[str]) -> list[str]:
         """Return keys without a row in the key table, or without a time to live though their request or worker has ended."""
         left: list[str] = []
-        async for raw in self._redis.scan_iter(match=f"{keys.PREFIX}*", count=1000):
+        for raw in self._redis.scan_iter(match=f"{keys.PREFIX}*", count=1000):
             key = text(raw)
             row = keys.row_of(key)
             if row is not None and row.life == "forever":
                 continue
             if row is not None and row.life == "lease" and any(worker in key for worker in workers):
                 continue
-            if row is None or await self._redis.ttl(key) == -1:
+            if row is None or self._redis.ttl(key) == -1:
                 left.append(f"{key} ({'no row' if row is None else row.life})")
         return sorted(left)

@@ -19,6 +19,7 @@ from fleet.core.private import make_private_folder
 from fleet.graphs import get_graph
 
 AUTO, TINY = "auto", "tiny"
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
@@ -36,7 +37,7 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
     if config.checkpoint in (AUTO, TINY):
         return _check_folder(_tiny(config))
     folder = Path(config.checkpoint).expanduser()
-    from_hub = not folder.exists() and _is_hub_name(config.checkpoint)
+    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
     return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
 
 
@@ -58,10 +59,6 @@ def _tiny(config: FleetConfig) -> Path:
             _write_aside(config.graph, target)
             _print(f"wrote {target}")
     return target
-
-
-def _is_hub_name(checkpoint: str) -> bool:
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", checkpoint) is not None
 
 
 def _download(name: str) -> Path:

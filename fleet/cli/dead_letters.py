@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections import Counter
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,18 +12,13 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError
-from fleet.core.ids import EdgeName, RequestId, new_request_id
+from fleet.core.ids import RequestId, new_request_id
 
 if TYPE_CHECKING:
-    from redis import Redis
-
-    from fleet.control.client import FleetClient
     from fleet.control.dead_letters import DeadLetter
-    from fleet.core.chunk import Chunk
     from fleet.core.request import RequestSpec
 
 app = typer.Typer(name="dead-letters", no_args_is_help=True)
-CONNECT_TIMEOUT_S = 2.0
 UNITS = {"text": "text tokens", "audio": "audio samples"}
 LetterId = Annotated[str, typer.Argument(metavar="ID", help="The request's id, as `list` shows it.")]
 
@@ -48,7 +42,7 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
     from fleet.control.dead_letters import read_letters
 
-    with _connect(open_deployment(config, set_)) as client:
+    with open_deployment(config, set_).connect() as client:
         letters = read_letters(client)
     table = Table(title=f"{len(letters)} dead letters", title_justify="left")
     table.add_column("id", no_wrap=True)
@@ -67,7 +61,7 @@ def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -
     """
     from fleet.control.dead_letters import read_letter, spec_of
 
-    with _connect(open_deployment(config, set_)) as client:
+    with open_deployment(config, set_).connect() as client:
         letter = read_letter(client, RequestId(request))
     spec = spec_of(letter)
     clips = ", ".join(f"{clip.num_samples / clip.rate_hz:.1f} s" for clip in spec.audio)
@@ -98,7 +92,7 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
     from fleet.control.dead_letters import drop_letters, read_letter, spec_of
 
     deployment = open_deployment(config, set_)
-    with _connect(deployment) as client:
+    with deployment.connect() as client:
         letter = read_letter(client, RequestId(request))
         spec = _renewed(spec_of(letter), deployment)
         print(f"{letter.request} is sent again as {spec.id}", flush=True)
@@ -130,7 +124,7 @@ def drop(
 
     if (request is None) != all_:
         raise BadInput("set the ID of one letter, or --all", param="id")
-    with _connect(open_deployment(config, set_)) as client:
+    with open_deployment(config, set_).connect() as client:
         letters = read_letters(client) if request is None else [read_letter(client, RequestId(request))]
         num_dropped = drop_letters(client, letters)
     print(f"dropped {num_dropped} dead letter{'' if num_dropped == 1 else 's'}")
@@ -151,37 +145,19 @@ async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLett
     """Return the number of items of the answer by unit. Raises: the FleetError of a failed request."""
     from fleet.control.client import FleetClient
 
+    media = deployment.config.graph_declaration().media
+    counts = {UNITS.get(media[edge], media[edge]): 0 for edge in spec.outputs}
     client = await FleetClient.connect(deployment.redis_url, deployment.config)
     try:
         await client.start()
-        return await _count_items(client, deployment.config.graph_declaration().media, spec, letter.blob)
+        async for chunk in await client.requests.submit(spec, letter.blob):
+            # The final chunk may be empty.
+            num_items = next((tensor.shape[0] for tensor in chunk.tensors.values()), 0)
+            counts[UNITS.get(media[chunk.edge], media[chunk.edge])] += num_items
+        return counts
     finally:
         await client.stop()
 
 
-async def _count_items(
-    client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None
-) -> dict[str, int]:
-    counts: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
-    async for chunk in await client.requests.submit(spec, blob):
-        counts[_unit(media[chunk.edge])] += _num_items(chunk)
-    return dict(counts)
-
-
-def _unit(medium: str) -> str:
-    return UNITS.get(medium, medium)
-
-
-def _num_items(chunk: "Chunk") -> int:
-    """Return the number of tokens or samples; the final chunk may be empty."""
-    return next((tensor.shape[0] for tensor in chunk.tensors.values()), 0)
-
-
 def _time(at_us: int) -> str:
     return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def _connect(deployment: Deployment) -> "Redis":
-    from fleet.control.connect import connect
-
-    return connect(deployment.redis_url, patience_s=CONNECT_TIMEOUT_S)

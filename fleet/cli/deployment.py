@@ -1,9 +1,10 @@
-"""The deployment that a command works on, from files, options and environment. Connects to nothing."""
+"""The deployment that a command works on, from files, options and environment. Connects to Redis only when asked to."""
 
 import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet.config import FleetConfig
 from fleet.config.deployment import open_config
@@ -12,6 +13,10 @@ from fleet.control.embedded import embedded_url
 from fleet.core.errors import ConfigError
 from fleet.core.private import close_to_others, make_private_folder, others_may_replace
 
+if TYPE_CHECKING:
+    from redis import Redis
+
+CONNECT_TIMEOUT_S = 2.0
 _OWN = re.compile(r"redis|jobs|checkpoints|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log")
 
 
@@ -26,6 +31,12 @@ class Deployment:
     @property
     def embedded_redis(self) -> bool:
         return self.settings.redis_url is None
+
+    def connect(self, patience_s: float = CONNECT_TIMEOUT_S) -> "Redis":
+        """Connect to the fleet's Redis. Raises: RedisUnreachable after `patience_s`."""
+        from fleet.control.connect import connect
+
+        return connect(self.redis_url, patience_s=patience_s)
 
 
 def open_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fleet.core.telemetry import RoleView, WorkerView
 
 REFRESH_S = 1.0
-CONNECT_TIMEOUT_S = 2.0
+WORKER_FIELDS = ("id", "role", "host", "pid", "started_us", "lease_left_s", "running", "capacity")
+"""Fields of a worker in the JSON of `fleet status`."""
 
 checkpoint_app = typer.Typer(name="checkpoint", no_args_is_help=True)
 
@@ -44,9 +45,7 @@ def status(
     Example: fleet status --once
     """
     deployment = open_deployment(config, set_)
-    from fleet.control.connect import connect
-
-    connect(deployment.redis_url, patience_s=CONNECT_TIMEOUT_S).close()
+    deployment.connect().close()
     try:
         asyncio.run(_show(deployment, once=once, as_json=as_json))
     except KeyboardInterrupt:
@@ -105,18 +104,8 @@ async def _read_state(client: "FleetClient") -> FleetState:
 
 def _as_json(state: FleetState) -> dict[str, object]:
     workers = [
-        {
-            "id": worker.id,
-            "role": worker.role,
-            "host": worker.host,
-            "pid": worker.pid,
-            "started_us": worker.started_us,
-            "lease_left_s": worker.lease_left_s,
-            "running": worker.running,
-            "capacity": worker.capacity,
-            "draining": worker.draining,
-            "standby": worker.standby,
-        }
+        {name: value for name, value in msgspec.to_builtins(worker).items() if name in WORKER_FIELDS}
+        | {"draining": worker.draining, "standby": worker.standby}
         for worker in state.workers
     ]
     roles = [msgspec.to_builtins(role) for role in state.roles]

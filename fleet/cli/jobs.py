@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 import yaml
@@ -15,11 +15,7 @@ from fleet.core.errors import BadInput
 from fleet.core.jobs import LISTS
 from fleet.core.log_labels import Labels
 
-if TYPE_CHECKING:
-    from redis import Redis
-
 app = typer.Typer(name="jobs", invoke_without_command=True)
-LIST_TIMEOUT_S = 2.0
 DEFAULT_PORT = 8000
 Url = Annotated[
     str | None,
@@ -52,7 +48,7 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
     from fleet.jobs.measured import Measured
     from fleet.jobs.worker import run_jobs
 
-    connection = _connect(deployment, patience_s=10.0)
+    connection = deployment.connect(patience_s=10.0)
     if deployment.config.data_dir.exists():
         secure_data_dir(deployment.config)
     os.umask(0o077)  # files that a job writes are private to this user
@@ -83,7 +79,7 @@ def submit(
     from fleet.control.jobs import submit as submit_job
 
     parsed = dict(map(_parse_argument, arguments or ()))
-    print(submit_job(_connect(open_deployment(config, set_)), kind, parsed).id)
+    print(submit_job(open_deployment(config, set_).connect(), kind, parsed).id)
 
 
 @app.command("list")
@@ -94,7 +90,7 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
     """
     from fleet.control.jobs import jobs as all_jobs
 
-    for job in all_jobs(_connect(open_deployment(config, set_))):
+    for job in all_jobs(open_deployment(config, set_).connect()):
         print(f"{job.id}  {job.kind:8} {job.state:9} {job.error}".rstrip())
 
 
@@ -119,9 +115,3 @@ def _parse_value(text: str) -> object:
 def _gateway_url(deployment: Deployment) -> str:
     web = deployment.config.web
     return f"{web.scheme}://{reachable(web.host)}:{web.port or DEFAULT_PORT}"
-
-
-def _connect(deployment: Deployment, patience_s: float = LIST_TIMEOUT_S) -> "Redis":
-    from fleet.control.connect import connect
-
-    return connect(deployment.redis_url, patience_s=patience_s)

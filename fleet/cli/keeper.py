@@ -133,7 +133,8 @@ class Keeper:
                 return status
             self._announce_start(pause_s, stopped=-status in STOP_SIGNALS)
             self._report_death(f"{describe_end(status)}; restarting it in {pause_s:.1f} s")
-            if await _set_within(self.stop, pause_s):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stop.wait(), pause_s)
                 return 0
             started_s = loop.time()
 
@@ -241,11 +242,3 @@ async def _wait_until_alone(alone: Callable[[], Awaitable[bool]]) -> None:
     deadline = asyncio.get_running_loop().time() + ALONE_TIMEOUT_S
     while asyncio.get_running_loop().time() < deadline and not await alone():
         await asyncio.sleep(ALONE_POLL_S)
-
-
-async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return False
-    return True

@@ -1,5 +1,7 @@
 """`fleet pocket`: train and evaluate the small model that ships with Fleet; implemented in `fleet.pocket`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -30,10 +32,8 @@ def train(
 
     Example: fleet pocket train --threads 2 --workers 2
     """
-    try:
+    with _pocket_extra():
         from fleet.pocket import recipe
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     options = recipe.RecipeOptions(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
     recipe.run_steps(options, steps or [])
 
@@ -41,10 +41,8 @@ def train(
 @app.command(name="steps")
 def list_steps() -> None:
     """List the steps of the recipe in order, with the steps that each depends on."""
-    try:
+    with _pocket_extra():
         from fleet.pocket.recipe import STEPS
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     for name, step in STEPS.items():
         print(f"{name:<11} {step.description}" + (f" (after {', '.join(step.after)})" if step.after else ""))
 
@@ -65,7 +63,7 @@ def evaluate(
 
     Example: fleet pocket eval --part typed --questions 100 --json pocket.json
     """
-    try:
+    with _pocket_extra():
         from rich.console import Console
 
         from fleet.pocket.judge.options import options_of
@@ -73,8 +71,6 @@ def evaluate(
         from fleet.pocket.judge.report import write_report
         from fleet.pocket.judge.run import run
         from fleet.pocket.judge.show import show
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     options = options_of(parts or (), questions, own_sampling=own_sampling, sounds=sounds, api_key=read_settings().api_key)
     report = run(url, options)
     show(report, Console())
@@ -93,12 +89,15 @@ def demo(
 
     Example: fleet pocket demo recordings
     """
-    try:
+    with _pocket_extra():
         from fleet.pocket.judge.demo import demonstrate
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     demonstrate(url, out_dir, print, api_key=read_settings().api_key)
 
 
-def _missing(error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(f"{error.name} is not installed; run: pip install 'fleet-serving[pocket]'", param="pocket")
+@contextmanager
+def _pocket_extra() -> Iterator[None]:
+    """Import inside the block. Raises: ConfigError if a library of the extra `pocket` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed; run: pip install 'fleet-serving[pocket]'", param="pocket") from error

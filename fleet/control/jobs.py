@@ -48,7 +48,7 @@ def open_queue(connection: Redis) -> Queue:
 
 def submit(connection: Redis, kind: str, arguments: object) -> Job:
     """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy."""
-    checked = read_arguments(kind, arguments).given()
+    checked = read_arguments(kind, arguments).as_json()
     job = open_queue(connection).enqueue(
         FUNCTIONS[kind], checked, job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
     )
@@ -73,7 +73,7 @@ def retry(connection: Redis, job_id: str) -> Job:
     view = _view(found, None)
     if view.arguments is None:
         raise Conflict(f"job {job_id} is of another version; submit it again with this one's arguments", param="job_id")
-    return submit(connection, view.kind, view.arguments.given())
+    return submit(connection, view.kind, view.arguments.as_json())
 
 
 def stop(connection: Redis, job_id: str) -> None:

@@ -57,7 +57,7 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         takes = MEASURE_TAKES[self.measure]
-        for name in self.given():
+        for name in self.as_json():
             if name not in ("measure", *takes, "check"):
                 fitting = [measure for measure, names in MEASURE_TAKES.items() if name in names]
                 raise BadInput(
@@ -66,7 +66,7 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     param=f"arguments.{name}",
                 )
 
-    def given(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """Return the measure, and the arguments that differ from their defaults, as JSON values."""
         return msgspec.to_builtins(self)
 

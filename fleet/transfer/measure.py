@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,12 +18,12 @@ from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 
 REQUEST = RequestId("measure")
-START_S = 60.0
+START_S = 300.0
 READ_S = 10.0
 HEADROOM_BYTES = 4096
 
 
-class ReadSpeed(NamedTuple):
+class ReadSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Median of a whole pull: read, copy and checksum."""
 
     num_bytes: int
@@ -44,7 +43,8 @@ def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed
     """
     transfer = open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)
     try:
-        with _publisher(sizes) as offer:
+        with peer_process("fleet.transfer.measure", *map(str, sizes)) as (_, message):
+            offer = msgspec.msgpack.decode(message, type=_Offer)
             refs = [tensor.ref for tensor in offer.tensors if tensor.ref is not None]
             return [_measure(transfer, ref, offer.metadata, num_repeats) for ref in refs]
     finally:
@@ -70,9 +70,13 @@ def _arena_bytes(sizes: Sequence[int]) -> int:
 
 
 @contextmanager
-def _publisher(sizes: Sequence[int]) -> Iterator[_Offer]:
+def peer_process(module: str, *arguments: str) -> Iterator[tuple[Connection, bytes]]:
+    """Run `python -m MODULE FD ARGUMENTS` in the block, and yield a connection to its descriptor and its first message.
+
+    Raises: TransferError if it sends none.
+    """
     parent_end, child_end = socket.socketpair()
-    command = [sys.executable, "-m", "fleet.transfer.measure", str(child_end.fileno()), *map(str, sizes)]
+    command = [sys.executable, "-m", module, str(child_end.fileno()), *arguments]
     process = subprocess.Popen(command, pass_fds=[child_end.fileno()])
     child_end.close()
     try:
@@ -80,10 +84,10 @@ def _publisher(sizes: Sequence[int]) -> Iterator[_Offer]:
             if not connection.poll(START_S):
                 raise TransferError(f"the publishing process did not start within {START_S:.0f} s")
             try:
-                offer = connection.recv_bytes()
+                first = connection.recv_bytes()
             except EOFError:
                 raise TransferError("the publishing process ended before it published; its error is above") from None
-            yield msgspec.msgpack.decode(offer, type=_Offer)
+            yield connection, first
     finally:
         process.kill()
         process.wait()

@@ -16,7 +16,7 @@ from rq.job import Dependency
 
 from fleet.control.job_files import read_file
 from fleet.control.jobs import FUNCTIONS, delete, job, jobs, open_queue, stop, submit
-from fleet.core.errors import BadInput, Conflict
+from fleet.core.errors import Conflict
 from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import Job
 from tests.support import run_cli, start_cli, wait_until
@@ -170,11 +170,6 @@ def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp
         caller.close()
     assert view(connection, hanging.id).state == "failed"
     wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
-
-
-def test_unknown_job_kind_is_refused_with_the_known_kinds(connection: Redis) -> None:
-    with pytest.raises(BadInput, match="unknown kind of job 'nothing'; use one of bench"):
-        submit(connection, "nothing", {})
 
 
 def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:

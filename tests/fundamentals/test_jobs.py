@@ -11,7 +11,7 @@ from rq.job import Job as RqJob
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from fleet.bench.options import parse
+from fleet.bench.options import BenchOptions, parse
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient, JobClient
@@ -21,6 +21,8 @@ from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
 from fleet.core.telemetry import JobProgress
 from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
 from fleet.jobs.measured import Measured
+
+MEASURED = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
 
 
 @pytest.fixture
@@ -206,25 +208,22 @@ def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("measure", MEASURE_TAKES)
 def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_path: Path) -> None:
-    measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
-    arguments = [
-        *command_line(BenchArguments(measure=measure, check=True), measured, tmp_path / "c.yaml"),
-        *report_options(tmp_path),
-    ]
-    options = parse(arguments)
+    command = command_line(BenchArguments(measure=measure, check=True), MEASURED, tmp_path / "c.yaml")
+    options = parse([*command, *report_options(tmp_path)])
     assert options.check and options.config == tmp_path / "c.yaml" and options.json == tmp_path / "report.json"
     assert options.overrides == () and not options.up and options.engine is None and options.wavs == ()
-    assert options.url == (measured.url if measure in OF_THE_GATEWAY else None)
+    assert options.url == (MEASURED.url if measure in OF_THE_GATEWAY else None)
     assert options.serving == (measure == "serving") and options.voice == (measure == "voice")
     assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (measure not in ("serving", "voice"))
 
 
 def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
-    measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
-    serving = BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0)
-    options = parse(command_line(serving, measured, tmp_path))
+    def parsed(arguments: BenchArguments) -> BenchOptions:
+        return parse(command_line(arguments, MEASURED, tmp_path))
+
+    options = parsed(BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0))
     assert (options.requests, options.concurrency, options.max_tokens, options.frames, options.warm_up) == (3, 2, 5, 6, 0)
-    scale = parse(command_line(BenchArguments(measure="scale", streams=(4, 2), scale_seconds=7), measured, tmp_path))
+    scale = parsed(BenchArguments(measure="scale", streams=(4, 2), scale_seconds=7))
     assert (scale.streams, scale.scale_seconds) == ((2, 4), 7)
-    assert parse(command_line(BenchArguments(measure="voice", sessions=5), measured, tmp_path)).sessions == 5
-    assert parse(command_line(BenchArguments(measure="hop", hops=9), measured, tmp_path)).hops == 9
+    assert parsed(BenchArguments(measure="voice", sessions=5)).sessions == 5
+    assert parsed(BenchArguments(measure="hop", hops=9)).hops == 9

@@ -1,5 +1,6 @@
 """The benchmark as a command: arguments, one-line errors, the load on a gateway, and reports."""
 
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +19,8 @@ from fleet.bench.hop import measure_hops
 from fleet.bench.load import run_phase
 from fleet.bench.main import run
 from fleet.bench.options import parse
-from fleet.bench.plot import draw
 from fleet.bench.reference import ReferenceWork, run_in_subprocess
-from fleet.bench.report import BenchFile, BenchReport, show, write_report
-from fleet.bench.targets import against_baseline, against_twin
+from fleet.bench.report import BenchFile, BenchReport, draw, judge, show, write_report
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
 from fleet.core.ids import RequestId
@@ -110,10 +109,17 @@ def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[
     assert "Exit status" in output
 
 
-def test_hop_and_transfer_alone_need_no_fleet() -> None:
-    assert parse([]).serving
-    assert parse(["--hop", "--up"]).serving
-    assert not parse(["--hop", "--transfer"]).serving
+@pytest.mark.parametrize("arguments", ["", "--hop --up", "--scale --up", "--interference --up", "--voice --up --twin"])
+def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> None:
+    assert parse(arguments.split()).serving
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--hop --transfer", "--scale", "--hand-off", "--interference --hand-off", "--voice", "--voice --up", "--barge-in --up"],
+)
+def test_other_measurements_alone_skip_serving(arguments: str) -> None:
+    assert not parse(arguments.split()).serving
 
 
 def test_sessions_option_implies_voice_benchmark() -> None:
@@ -241,23 +247,26 @@ def test_hops_are_measured_between_two_processes() -> None:
 
 
 def full_report() -> BenchReport:
-    measured, baseline, twin = serving(), result(2.0), result(0.9)
-    ratios = (*against_baseline(measured, baseline), *against_twin(measured, twin))
-    missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
-    return BenchReport(
-        began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=measured,
-        baseline=baseline, twin=twin, ratios=(*ratios, missed),
+    report = BenchReport(
+        began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=serving(),
+        baseline=result(2.0), twin=result(0.9),
     )  # fmt: skip
+    missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
+    return msgspec.structs.replace(report, ratios=(*judge(report).ratios, missed))
 
 
-def test_report_shows_every_measured_part(tmp_path: Path) -> None:
-    report = full_report()
-    console = Console(width=100, record=True, quiet=False, file=(tmp_path / "shown").open("w"))
+def shown(report: BenchReport) -> str:
+    """Return what the terminal shows."""
+    console = Console(width=160, record=True, file=io.StringIO())
     show(report, console)
-    shown = console.export_text()
+    return console.export_text()
+
+
+def test_report_shows_every_measured_part() -> None:
+    report = full_report()
+    output = shown(report)
     for expected in ("first audio", "baseline", "one process", "throughput at 8 / baseline", "missed", "load"):
-        assert expected in shown
-    console.file.close()
+        assert expected in output
     assert [ratio.name for ratio in report.missed] == ["missed"]
 
 

@@ -5,22 +5,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from fleet.bench.main import run
 from fleet.bench.options import parse
-from fleet.bench.plot import draw
-from fleet.bench.report import BenchFile, BenchReport, show
+from fleet.bench.report import BenchFile, BenchReport, draw
 from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
 from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
-from fleet.bench.targets import of_scale
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
 from fleet.reporting.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
+from tests.unit.test_bench_run import shown
 
 FEW, MANY = 2, 3
 
@@ -28,8 +26,6 @@ FEW, MANY = 2, 3
 def test_streams_option_sorts_and_removes_duplicates() -> None:
     assert parse(["--scale"]).streams == (10, 300)
     assert parse(["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]).streams == (10, 40, 300)
-    assert not parse(["--scale"]).serving
-    assert parse(["--scale", "--up"]).serving
 
 
 @pytest.mark.parametrize("arguments", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
@@ -101,25 +97,22 @@ def result(*, p99_us: int = 40_000, cost_s: float = 1.0, broken: tuple[str, ...]
 
 
 def test_scale_targets_follow_the_measured_numbers() -> None:
-    assert all(ratio.met for ratio in of_scale(result()))
-    assert [ratio.name for ratio in of_scale(result(p99_us=51_000)) if not ratio.met] == [
+    assert all(ratio.met for ratio in result().targets())
+    assert [ratio.name for ratio in result(p99_us=51_000).targets() if not ratio.met] == [
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
-    assert [ratio.name for ratio in of_scale(result(cost_s=1.31)) if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
-    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["incomplete answers"]
+    assert [ratio.name for ratio in result(cost_s=1.31).targets() if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
+    assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == ["incomplete answers"]
 
 
 def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
     one = msgspec.structs.replace(result(), phases=result().phases[1:])
-    assert not [ratio for ratio in of_scale(one) if "CPU" in ratio.name]
+    assert not [ratio for ratio in one.targets() if "CPU" in ratio.name]
     report = BenchReport(began="", command=(), machine=describe_machine(), scale=one)
-    with (tmp_path / "shown").open("w") as file:
-        console = Console(width=120, record=True, file=file)
-        show(report, console)
-    shown = console.export_text()
-    assert "12.5 chunks/s per stream" in shown
-    assert "300 streams for 150 slots of a" in shown
+    output = shown(report)
+    assert "12.5 chunks/s per stream" in output
+    assert "300 streams for 150 slots of a" in output
     draw(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").is_file()
 

@@ -4,24 +4,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from fleet.bench.answer_timing import AnswerTiming
 from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
 from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
-from fleet.bench.options import parse
-from fleet.bench.plot import draw
-from fleet.bench.report import BenchFile, BenchReport, show, write_report
+from fleet.bench.report import BenchFile, BenchReport, draw, judge, write_report
 from fleet.bench.serving import encode_call, stage_bounds
 from fleet.bench.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
-from fleet.bench.targets import of_hand_offs
 from fleet.config import FleetConfig, load_config
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.reporting.machine import describe_machine
 from tests.support import REPO
-from tests.unit.test_bench_run import PNG
+from tests.unit.test_bench_run import PNG, shown
 
 LM = StageName("lm")
 HAND_OFF = HandOff(
@@ -69,7 +65,7 @@ def test_recomputed_hand_off_lacks_parts_and_is_counted() -> None:
 
 
 def test_hand_off_targets_check_median_and_page_ratio() -> None:
-    of_time, of_pages = of_hand_offs(hand_offs(HAND_OFF, HAND_OFF, LATE))
+    of_time, of_pages = hand_offs(HAND_OFF, HAND_OFF, LATE).targets()
     assert (of_time.name, of_time.value, of_time.met) == ("hand-off p50, lm", 5.5, False)
     assert (of_pages.value, of_pages.met) == (0.8, True)
 
@@ -122,22 +118,10 @@ def test_call_requests_only_media_of_the_graph() -> None:
         encode_call("m", "Hello", configured("graph=text"), {}, media=("audio",))
 
 
-def test_hand_off_and_interference_need_no_running_fleet() -> None:
-    assert not parse(["--hand-off"]).serving
-    assert not parse(["--interference", "--hand-off"]).serving
-    assert parse(["--interference", "--up"]).serving
-
-
 def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> None:
     found, measured = interference(), hand_offs(HAND_OFF, HAND_OFF, LATE)
-    report = BenchReport(
-        began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=measured,
-        interference=found, ratios=tuple(of_hand_offs(measured)),
-    )  # fmt: skip
-    with (tmp_path / "shown").open("w") as shown:
-        console = Console(width=160, record=True, file=shown)
-        show(report, console)
-    output = console.export_text()
+    report = judge(BenchReport(began="", command=(), machine=describe_machine(), hand_offs=measured, interference=found))
+    output = shown(report)
     for expected in ("hand-offs of lm", "1 recomputed", "block by block", "gaps while long", "KV blocks / plain"):
         assert expected in output
     assert "measure again on a quiet machine" in output

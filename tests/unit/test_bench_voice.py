@@ -16,11 +16,9 @@ from websockets.sync.server import ServerConnection, serve
 
 from fleet.api_client.client import ApiClient, ResourcesInUse
 from fleet.api_client.errors import ApiError
-from fleet.api_client.realtime import LatencyPart
 from fleet.bench.barge_in import BargeIn, BargeInResult, measure_barge_in
 from fleet.bench.errors import BenchError
 from fleet.bench.options import parse
-from fleet.bench.targets import of_barge_in, of_voice
 from fleet.bench.voice import SILENCE_MS, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
@@ -40,7 +38,7 @@ class VoiceServer:
 
     answer: Sequence[dict[str, Any]] = ANSWER
     silent_bytes: int = 4800
-    url: str = ""
+    api: ApiClient | None = None
     path: str = ""
     received: bytes = b""
     sessions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -68,17 +66,22 @@ class VoiceServer:
 
 
 class Api(ApiClient):
+    held = ResourcesInUse(tasks=0, pages=2, slots=0)
+
     def model(self) -> str:
         return "m"
 
+    def resources_in_use(self) -> ResourcesInUse:
+        return self.held
+
 
 @contextmanager
-def serving(fake: VoiceServer) -> Iterator[Api]:
+def serving(fake: "VoiceServer | InterruptibleServer") -> Iterator[Api]:
     with serve(fake.take, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        port = server.socket.getsockname()[1]
-        yield Api(f"http://127.0.0.1:{port}", "key")
+        fake.api = Api(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
+        yield fake.api
         server.shutdown()
         thread.join()
 
@@ -152,35 +155,28 @@ def test_question_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
 
 
 def test_voice_target_excludes_end_of_turn_silence() -> None:
-    turns = [
-        VoiceTurn(
-            question="q",
-            request="r",
-            voice_to_voice_ms=SILENCE_MS + fleet_ms,
-            parts=(LatencyPart(name="lm", ms=1),),
-            answer_s=1,
-            transcript="",
-        )
+    turns = tuple(
+        VoiceTurn(question="q", request="r", voice_to_voice_ms=SILENCE_MS + fleet_ms, parts=(), answer_s=1, transcript="")
         for fleet_ms in (100.0, 300.0, 900.0)
-    ]
-    (ratio,) = of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=tuple(turns)))
+    )
+    (ratio,) = VoiceResult(model="m", silence_ms=SILENCE_MS, turns=turns).targets()
     assert ratio.value == 300 and ratio.met
-    assert of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=())) == []
+    assert VoiceResult(model="m", silence_ms=SILENCE_MS, turns=()).targets() == []
 
 
-def test_voice_option_skips_serving_benchmark() -> None:
-    assert parse(["--voice"]).voice and not parse(["--voice"]).serving
-    assert not parse(["--voice", "--up"]).serving and parse(["--voice", "--up", "--twin"]).serving
-    given = parse(["--wav", "a.wav", "--wav", "b.wav"])
-    assert given.voice and given.wavs == (Path("a.wav"), Path("b.wav"))
+def test_recorded_questions_imply_the_voice_benchmark() -> None:
+    options = parse(["--wav", "a.wav", "--wav", "b.wav"])
+    assert options.voice and options.wavs == (Path("a.wav"), Path("b.wav"))
+    assert not parse(["--barge-in", "--wav", "a.wav"]).voice
 
 
 class InterruptibleServer:
     """A session that answers immediately, until it receives speech."""
 
+    api: Api
+
     def __init__(self, status: str = "cancelled") -> None:
         self.status = status
-        self.held = ResourcesInUse(tasks=0, pages=2, slots=0)
         self.detection: dict[str, Any] = {}
 
     def take(self, socket: ServerConnection) -> None:
@@ -190,37 +186,18 @@ class InterruptibleServer:
                 self.detection = event["session"]["audio"]["input"]["turn_detection"]
                 socket.send(json.dumps({"type": "session.updated"}))
             elif event["type"] == "response.create":
-                self.held = ResourcesInUse(tasks=3, pages=40, slots=4)
+                self.api.held = ResourcesInUse(tasks=3, pages=40, slots=4)
                 socket.send(json.dumps({"type": "response.output_audio.delta", "delta": AUDIO}))
-            elif event["type"] == "input_audio_buffer.append" and self.held.tasks and any(b64decode(event["audio"])):
+            elif event["type"] == "input_audio_buffer.append" and self.api.held.tasks and any(b64decode(event["audio"])):
                 socket.send(json.dumps({"type": "input_audio_buffer.speech_started"}))
                 socket.send(json.dumps({"type": "response.done", "response": {"status": self.status}}))
                 socket.ping().wait()  # the client has received the end of the response before its resources are free
-                self.held = ResourcesInUse(tasks=0, pages=2, slots=0)
-
-
-class ResourceApi(Api):
-    fake: InterruptibleServer
-
-    def resources_in_use(self) -> ResourcesInUse:
-        return self.fake.held
-
-
-@contextmanager
-def interruptible(fake: InterruptibleServer) -> Iterator[ResourceApi]:
-    with serve(fake.take, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        api = ResourceApi(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
-        api.fake = fake
-        yield api
-        server.shutdown()
-        thread.join()
+                self.api.held = ResourcesInUse(tasks=0, pages=2, slots=0)
 
 
 def test_barge_in_is_measured_from_first_voiced_sample_to_freed_memory() -> None:
     fake, breath = InterruptibleServer(), np.full(9600, 90, "<i2")
-    with interruptible(fake) as api:
+    with serving(fake) as api:
         result = measure_barge_in(api, SpokenQuestion(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
     assert fake.detection["create_response"] is False, "the interruption itself is not answered"
     assert len(result.turns) == 2
@@ -230,17 +207,15 @@ def test_barge_in_is_measured_from_first_voiced_sample_to_freed_memory() -> None
 
 def test_answer_completed_before_barge_in_raises() -> None:
     with (
-        interruptible(InterruptibleServer("completed")) as api,
+        serving(InterruptibleServer("completed")) as api,
         pytest.raises(BenchError, match="ended before it was interrupted"),
     ):
         measure_barge_in(api, SpokenQuestion(name="q", samples=TONE), 1, lambda: None)
 
 
-def test_barge_in_targets_and_options() -> None:
+def test_barge_in_targets_check_the_medians() -> None:
     turns = tuple(
         BargeIn(detected_ms=90, cancelled_ms=at_ms, idle_ms=200, memory_ms=at_ms + 400) for at_ms in (100.0, 120.0, 900.0)
     )
-    cancelled, freed = of_barge_in(BargeInResult(model="m", turns=turns))
+    cancelled, freed = BargeInResult(model="m", turns=turns).targets()
     assert (cancelled.value, cancelled.met, freed.value, freed.met) == (120, True, 400, False)
-    assert parse(["--barge-in", "--up"]).barge_in and not parse(["--barge-in", "--up"]).serving
-    assert not parse(["--barge-in", "--wav", "a.wav"]).voice

@@ -3,6 +3,8 @@
 import io
 from base64 import b64encode
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +34,7 @@ from fleet.core.errors import BadInput
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from tests.support import REPO
-from tests.unit.test_bench_run import fake_gateway
+from tests.unit.test_bench_run import CannedGateway, fake_gateway
 
 ROLES = ("thinker", "talker", "conductor")
 OPTIONS = ChaosOptions(
@@ -181,10 +183,23 @@ def test_longest_gap_needs_two_chunks() -> None:
     assert longest_gap_s((0.0, 1.0, 1.5)) == 1.0
 
 
-def test_load_repeats_requests_and_compares_every_answer() -> None:
+@contextmanager
+def answering(stream: bytes) -> Iterator[CannedGateway]:
     with fake_gateway() as gateway:
-        gateway.stream = events("abc", b"1234")
+        gateway.stream = stream
         gateway.gate.set()
+        yield gateway
+
+
+def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None) -> Outcome:
+    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None)
+    load.start(1, lambda: None, once=True)
+    (outcome,) = load.finish()
+    return outcome
+
+
+def test_load_repeats_requests_and_compares_every_answer() -> None:
+    with answering(events("abc", b"1234")) as gateway:
         learning = ChaosLoad(Gateways([gateway.url]), [b"0", b"1", b"2"])
         learning.start(2, lambda: None, once=True)
         assert [one.lost for one in learning.finish()] == ["", "", ""]
@@ -200,30 +215,21 @@ def test_load_repeats_requests_and_compares_every_answer() -> None:
 
 
 def test_every_answer_is_read_again_and_must_not_change() -> None:
-    with fake_gateway() as gateway:
-        gateway.stream, gateway.again = events("abc", b"1234"), events("abc", b"1934")
-        gateway.gate.set()
-        load = ChaosLoad(Gateways([gateway.url]), [b"0"], [answer()])
-        load.start(1, lambda: None, once=True)
-        (outcome,) = load.finish()
+    with answering(events("abc", b"1234")) as gateway:
+        gateway.again = events("abc", b"1934")
+        outcome = request_once(gateway, answer())
         assert not outcome.lost and outcome.difference is None
         assert outcome.changed is not None and outcome.changed.offset == 1
 
         gateway.again = events("abc", b"1234", end="")
-        load = ChaosLoad(Gateways([gateway.url]), [b"0"], [answer()])
-        load.start(1, lambda: None, once=True)
-        (outcome,) = load.finish()
+        outcome = request_once(gateway, answer())
     assert outcome.lost.startswith("complete, but not when it was read once more: the stream stopped before its end")
 
 
 def test_refused_request_is_lost() -> None:
-    with fake_gateway() as gateway:
-        gateway.status, gateway.stream = 503, b'{"error":{"message":"no worker serves lm"}}'
-        gateway.gate.set()
-        load = ChaosLoad(Gateways([gateway.url]), [b"0"])
-        load.start(1, lambda: None, once=True)
-        (outcome,) = load.finish()
-    assert "status 503: no worker serves lm" in outcome.lost
+    with answering(b'{"error":{"message":"no worker serves lm"}}') as gateway:
+        gateway.status = 503
+        assert "status 503: no worker serves lm" in request_once(gateway).lost
 
 
 def test_incomplete_event_is_dropped_and_last_id_set() -> None:
@@ -240,15 +246,9 @@ def test_incomplete_event_is_dropped_and_last_id_set() -> None:
 
 LAPSED = Recovery(detected="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
 FAULT = InjectedFault(
-    role="talker",
-    kind=FaultKind.STOP,
-    target="talker@h:1:a",
-    requests=("req-1",),
-    at_s=2.0,
-    until_s=5.0,
-    recovered_s=6.0,
+    role="talker", kind=FaultKind.STOP, target="talker@h:1:a", requests=("req-1",), at_s=2.0, until_s=5.0, recovered_s=6.0,
     recovery=LAPSED,
-)
+)  # fmt: skip
 COMPLETE = (
     Outcome(request=0, id="req-0", sent_s=0.0, ended_s=1.0, chunks_s=(0.2, 0.3)),
     Outcome(request=1, id="req-1", sent_s=1.0, ended_s=9.0, chunks_s=(0.2, 3.2, 3.4)),
@@ -308,6 +308,13 @@ def test_pauses_are_grouped_by_fault_kind_and_by_detection() -> None:
     assert [kind.alone for kind in verdict(replicas=1).kinds] == [True]
 
 
+def shown(verdict: Verdict) -> str:
+    """Return what the terminal shows."""
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(verdict, console)
+    return console.export_text()
+
+
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_bytes=9)
 
 
@@ -330,10 +337,8 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_byt
     ],
 )
 def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:
-    console = Console(width=120, record=True, file=io.StringIO())
-    show(failed, console)
-    shown = console.export_text()
-    assert not failed.passed and "chaos failed" in shown and line in shown
+    output = shown(failed)
+    assert not failed.passed and "chaos failed" in output and line in output
     write_json(failed, tmp_path / "verdict.json")
     assert msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict) == failed
     draw_picture(failed, tmp_path / "verdict.png")
@@ -344,7 +349,6 @@ def test_fast_numerics_differences_are_counted_and_not_judged() -> None:
     rounded = msgspec.structs.replace(DIFFERENCE, peak=2)
     differ = [Outcome(request=at, sent_s=0, ended_s=1, difference=one) for at, one in enumerate((rounded, rounded, DIFFERENCE))]
     judged = verdict((*COMPLETE, *differ), numerics="fast")
-    console = Console(width=160, record=True, file=io.StringIO())
-    show(judged, console)
-    assert judged.passed and "differs in its" not in console.export_text(clear=False)
-    assert "2 of 5 answers differ in the last bits of samples, 1 diverged" in console.export_text()
+    output = shown(judged)
+    assert judged.passed and "differs in its" not in output
+    assert "2 of 5 answers differ in the last bits of samples, 1 diverged" in output

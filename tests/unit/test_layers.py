@@ -57,7 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, *MEASURING, "fleet.bench"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
-    "fleet.bench.transfer": ("fleet.transfer",),
+    "fleet.bench.transfer": ("fleet.transfer", *MEASURING, "fleet.bench"),
     "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
     "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),

@@ -278,7 +278,7 @@ class FakeJobs(JobClient):
         view = await self._find(job)
         if view.state in ("queued", "started"):
             raise Conflict(f"job {job} has not ended", param="job_id")
-        return await self.submit(view.kind, view.arguments.given() if view.arguments else {})
+        return await self.submit(view.kind, view.arguments.as_json() if view.arguments else {})
 
     async def stop(self, job: str) -> None:
         view = await self._find(job)

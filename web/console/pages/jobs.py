@@ -41,7 +41,7 @@ def format_arguments(arguments: BenchArguments | None) -> str:
     """Return the arguments as `fleet jobs submit` accepts them."""
     if arguments is None:
         return "arguments of another version"
-    return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.given().items())
+    return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.as_json().items())
 
 
 def _format_value(value: object) -> str:
