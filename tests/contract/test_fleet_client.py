@@ -29,7 +29,9 @@ KEEP_S = 60
 
 
 @dataclass(slots=True)
-class Fleet:
+class ConnectedFleet:
+    """A fleet, real or fake, and a gateway's connection to it."""
+
     client: FleetPort
     config: FleetConfig
 
@@ -54,16 +56,16 @@ class Fleet:
 
 
 @pytest.fixture(params=["real", "fake"])
-async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Fleet]:
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConnectedFleet]:
     if request.param == "fake":
         config = FleetConfig(data_dir=tmp_path)
         script = Script(text="word " * 3_000, num_samples=3_000 * RATE_HZ)
-        yield Fleet(FakeClient(config.graph_declaration(), build_tokenizer(), script), config)
+        yield ConnectedFleet(FakeClient(config.graph_declaration(), build_tokenizer(), script), config)
         return
     with thread_fleet(request.getfixturevalue("redis_url"), f"data_dir={tmp_path}") as threads:
         async with gateway(threads) as client:
             await ready(client)
-            yield Fleet(client, threads.config)
+            yield ConnectedFleet(client, threads.config)
 
 
 async def read(stream: ClientStream) -> list[Chunk]:
@@ -74,7 +76,7 @@ def by_edge(chunks: list[Chunk]) -> dict[EdgeName, list[Chunk]]:
     return {edge: [chunk for chunk in chunks if chunk.edge == edge] for edge in {chunk.edge for chunk in chunks}}
 
 
-async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: Fleet) -> None:
+async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: ConnectedFleet) -> None:
     telemetry, spec = fleet.client.telemetry, fleet.spec()
     assert await fleet.client.requests.check_admission(spec.id, spec.outputs) > 0
     edges = by_edge(await read(await fleet.client.requests.submit(spec, None)))
@@ -102,7 +104,7 @@ async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: Fle
 
 
 @pytest.mark.parametrize("by_api", [True, False])
-async def test_aborted_request_ends_once(fleet: Fleet, by_api: bool) -> None:
+async def test_aborted_request_ends_once(fleet: ConnectedFleet, by_api: bool) -> None:
     requests = fleet.client.requests
     spec, stream = await fleet.begin()
     assert await fleet.client.telemetry.num_live() == 1
@@ -117,7 +119,7 @@ async def test_aborted_request_ends_once(fleet: Fleet, by_api: bool) -> None:
     assert not await requests.abort(spec.id) and trace.ended_us and await fleet.client.telemetry.num_live() == 0
 
 
-async def test_request_is_resumed_from_its_first_chunk(fleet: Fleet) -> None:
+async def test_request_is_resumed_from_its_first_chunk(fleet: ConnectedFleet) -> None:
     spec = fleet.spec()
     before = await read(await fleet.client.requests.submit(spec, None))
     await fleet.trace_in(spec.id, "finished")
@@ -126,7 +128,7 @@ async def test_request_is_resumed_from_its_first_chunk(fleet: Fleet) -> None:
     assert by_edge(await read(resumed[1])) == by_edge(before)
 
 
-async def test_stopping_gateway_ends_streams_and_leaves_requests_resumable(fleet: Fleet) -> None:
+async def test_stopping_gateway_ends_streams_and_leaves_requests_resumable(fleet: ConnectedFleet) -> None:
     spec, stream = await fleet.begin()
     fleet.client.requests.detach_all()
     with pytest.raises(GatewayStopping):
@@ -139,7 +141,7 @@ async def test_stopping_gateway_ends_streams_and_leaves_requests_resumable(fleet
     await resumed[1].abort("the test is over")
 
 
-async def test_unread_request_runs_on_to_its_end(fleet: Fleet) -> None:
+async def test_unread_request_runs_on_to_its_end(fleet: ConnectedFleet) -> None:
     spec = fleet.spec()
     stream = await fleet.client.requests.submit(spec, None)
     await anext(stream)
@@ -147,7 +149,7 @@ async def test_unread_request_runs_on_to_its_end(fleet: Fleet) -> None:
     await fleet.trace_in(spec.id, "finished")
 
 
-async def test_unknown_request_is_neither_found_nor_changed(fleet: Fleet) -> None:
+async def test_unknown_request_is_neither_found_nor_changed(fleet: ConnectedFleet) -> None:
     client = fleet.client
     assert await client.requests.resume(UNKNOWN) is None and not await client.requests.abort(UNKNOWN)
     assert await client.telemetry.trace(UNKNOWN) is None and not await client.telemetry.edge_log(UNKNOWN, EdgeName("text"))
@@ -171,7 +173,7 @@ ORDERS: list[tuple[str, Callable[[FleetPort], Awaitable[object]]]] = [
 ]
 
 
-async def test_order_or_query_for_nothing_is_refused_by_its_parameter(fleet: Fleet) -> None:
+async def test_order_or_query_for_nothing_is_refused_by_its_parameter(fleet: ConnectedFleet) -> None:
     for param, call in ORDERS:
         with pytest.raises(BadInput) as refused:
             await call(fleet.client)
@@ -179,7 +181,7 @@ async def test_order_or_query_for_nothing_is_refused_by_its_parameter(fleet: Fle
         assert isinstance(refused.value, NotFound) == param.endswith("_id")
 
 
-async def test_workers_of_every_role_and_the_gateway_are_listed(fleet: Fleet) -> None:
+async def test_workers_of_every_role_and_the_gateway_are_listed(fleet: ConnectedFleet) -> None:
     telemetry = fleet.client.telemetry
     *workers, own = await telemetry.workers()
     assert {view.role for view in workers} == {role.name for role in fleet.config.roles()} and own.role == ""
@@ -187,7 +189,7 @@ async def test_workers_of_every_role_and_the_gateway_are_listed(fleet: Fleet) ->
     assert await telemetry.missing_roles() == [] and await telemetry.dead_letters() == []
 
 
-async def test_retried_request_has_a_new_id_and_the_same_prompt(fleet: Fleet) -> None:
+async def test_retried_request_has_a_new_id_and_the_same_prompt(fleet: ConnectedFleet) -> None:
     spec = fleet.spec()
     await read(await fleet.client.requests.submit(spec, None))
     again = await fleet.client.operations.retry(spec.id)
@@ -197,7 +199,7 @@ async def test_retried_request_has_a_new_id_and_the_same_prompt(fleet: Fleet) ->
     assert await read(resumed[1]) and (await fleet.trace_in(again, "finished")).retry_of == spec.id
 
 
-async def test_voice_session_is_written_by_its_last_holder(fleet: Fleet) -> None:
+async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet) -> None:
     voice = fleet.client.voice
     first = await voice.hold("s", KEEP_S, "", new=True)
     assert first is not None and not first.fields and await voice.hold("s", KEEP_S, "", new=True) is None
@@ -211,7 +213,7 @@ async def test_voice_session_is_written_by_its_last_holder(fleet: Fleet) -> None
     assert await voice.hold("s", KEEP_S, "") is None and not await voice.was_ended("s", "")
 
 
-async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: Fleet) -> None:
+async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: ConnectedFleet) -> None:
     voice = fleet.client.voice
     assert await voice.hold("s", KEEP_S, "secret:1", new=True) and await voice.hold("s", KEEP_S, "") is None
     assert await voice.end("s") and not await voice.end("s")
@@ -222,7 +224,7 @@ async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: Flee
     assert (await voice.transcript("audio-1"), await voice.transcript("audio-2")) == ("the words", None)
 
 
-async def test_login_ends_at_its_time_or_when_it_is_removed(fleet: Fleet) -> None:
+async def test_login_ends_at_its_time_or_when_it_is_removed(fleet: ConnectedFleet) -> None:
     logins = fleet.client.logins
     await logins.add("a", KEEP_S)
     ends_us = await logins.ends_us("a")
@@ -234,7 +236,7 @@ async def test_login_ends_at_its_time_or_when_it_is_removed(fleet: Fleet) -> Non
     assert await logins.ends_us("a") is None
 
 
-async def test_job_is_queued_canceled_retried_and_deleted(fleet: Fleet) -> None:
+async def test_job_is_queued_canceled_retried_and_deleted(fleet: ConnectedFleet) -> None:
     jobs = fleet.client.jobs
     job = await jobs.submit("bench", {"measure": "scale"})
     assert job.state == "queued" and [view.id for view in await jobs.list_jobs()] == [job.id]

@@ -13,7 +13,7 @@ from tests.web.fake_client import Script
 from tests.web.voice.browsers import ask, visiting
 
 LOST = ("Failed to load resource", "net::ERR")
-"""What the browser logs of a gateway that is gone."""
+"""Texts that the browser logs when its gateway is gone."""
 ANSWERED = "the second gateway answers, without Redis"
 
 
