@@ -129,11 +129,16 @@ def slow_body(target: AttackTarget, declared: int = 100_000) -> socket.socket:
     return wire
 
 
+def post(wire: socket.socket, body: object, head: bytes = HEAD) -> None:
+    """Send a request with a JSON body; the response is not read."""
+    raw = json.dumps(body).encode()
+    wire.sendall(head + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+
+
 def unread_stream(target: AttackTarget, body: dict[str, object]) -> socket.socket:
     """Request a streamed answer without reading it; the caller closes it."""
     wire = target.connect(receive_buffer=4096)
-    raw = json.dumps({**body, "stream": True}).encode()
-    wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+    post(wire, {**body, "stream": True}, HEAD + target.authorization)
     return wire
 
 
@@ -148,13 +153,6 @@ def long_websocket_address(target: AttackTarget, num_bytes: int = 10_000) -> byt
     """Return the answer to a WebSocket request whose address is too long."""
     with open_websocket(target, b"/v1/realtime?model=" + b"a" * num_bytes) as wire:
         return read_to_end(wire)
-
-
-def ping_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> int:
-    """Send WebSocket pings without reading. Return the bytes that the gateway accepted."""
-    with open_websocket(target, receive_buffer=4096) as wire:
-        wire.recv(PIECE_BYTES)
-        return send_unread(wire, PING, max_bytes)
 
 
 def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:

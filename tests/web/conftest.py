@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -20,8 +20,7 @@ from fleet.processing import Frontend, load_frontend
 from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
 from tests.web.checkpoint import write_frontend_files
-from tests.web.fake_client import FakeClient, Script
-from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.fake_client import FakeClient
 from web.app import create_app
 from web.http.tls import TlsFiles
 from web.realtime.clock import Clock
@@ -78,6 +77,10 @@ class Loaded:
     config: FleetConfig
     frontend: Frontend
 
+    def fake_client(self) -> FakeClient:
+        """Build a control plane in memory for gateways of this configuration."""
+        return FakeClient(self.config.graph_declaration(), load_tokenizer(self.checkpoint))
+
 
 def load(folder: Path) -> Loaded:
     """Write a tiny checkpoint into `folder`; return it with its configuration and frontend."""
@@ -120,8 +123,7 @@ def serving(
     clock: Clock | None = None,
 ) -> Iterator[ServedGateway]:
     """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a stopped one, to replace it."""
-    tokenizer = load_tokenizer(loaded.checkpoint)
-    client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
+    client = client or loaded.fake_client()
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
     with (
         serving_app(app, loaded.config, port, tls) as served,
@@ -164,28 +166,12 @@ def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
 @pytest.fixture
 def gateway(shared_gateway: ServedGateway) -> ServedGateway:
     """The shared gateway, with its fake control plane reset."""
-    client = shared_gateway.client
-    client.script = Script()
-    client.missing = []
-    client.unreachable = None
-    client.num_asked = 0
-    client.submitted.clear()
-    client.streams.clear()
-    client.traces.clear()
-    client.show(FakeTelemetry())
+    shared_gateway.client.reset()
     return shared_gateway
 
 
 @pytest.fixture
 def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], ServedGateway]]:
     """Factory of separate gateways with a key."""
-    contexts: list[AbstractContextManager[ServedGateway]] = []
-
-    def start(api_key: str | None) -> ServedGateway:
-        context = serving(loaded, api_key)
-        contexts.append(context)
-        return context.__enter__()
-
-    yield start
-    for context in contexts:
-        context.__exit__(None, None, None)
+    with ExitStack() as gateways:
+        yield lambda api_key: gateways.enter_context(serving(loaded, api_key))

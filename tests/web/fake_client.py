@@ -14,13 +14,13 @@ from tokenizers import Tokenizer
 from fleet.control.logins import LoginStore
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
-from fleet.control.voice import HeldVoice, VoiceStore
+from fleet.control.voice import OWN_FIELDS, HeldVoice, VoiceStore
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, GatewayStopping
+from fleet.core.errors import Aborted, FleetError, GatewayStopping
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.core.request_trace import LIVE_STATES, AudioIn, EdgeTrace, RequestTrace, TaskTrace
+from fleet.core.request_trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.core.telemetry import WorkerView
 from fleet.graphs import Graph
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
@@ -68,10 +68,12 @@ class FakeStream(ClientStream):
         self.finished = False
         self._client, self._chunks = client, client.chunks_of(spec)
         self._answer = self._run()
-        self._detached = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._error: FleetError | None = None
 
-    def detach(self) -> None:
-        self._detached.set()
+    def fail(self, error: FleetError) -> None:
+        self._error = self._error or error
+        self._failed.set()
 
     async def __anext__(self) -> Chunk:
         return await anext(self._answer)
@@ -80,35 +82,46 @@ class FakeStream(ClientStream):
         script = self._client.script
         for number, chunk in enumerate(self._chunks):
             if script.stall_at in (number, number - len(self._chunks)):
-                await self._detached.wait()
-            if self._detached.is_set():
-                raise GatewayStopping("this gateway stops")
+                await self._failed.wait()
+            if self._error is not None:
+                raise self._error
             if script.fail_at == number:
-                self._set(state="failed")
-                raise script.failure or FleetError("it broke")
+                error = script.failure or FleetError("it broke")
+                self._end("failed", error.code, error.message)
+                raise error
             await _wait(script.gap_s)
-            trace = self._client.traces[self.request_id]
-            self._set(
-                edges=tuple(_moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge for edge in trace.edges)
-            )
+            self._deliver(chunk)
             yield chunk
-        tasks = self._client.traces[self.request_id].tasks
-        self._set(state="finished", tasks=tuple(replace(task, state="finished") for task in tasks))
+        self._end("finished")
         self.finished = True
+
+    def _deliver(self, chunk: Chunk) -> None:
+        """Write the chunk to the trace and, unless it is repeated, to the log of its edge."""
+        log = self._client.telemetry.edge_logs.setdefault((self.request_id, chunk.edge), [])
+        if chunk.index == len(log):
+            log.append(chunk)
+        edges = self._client.traces[self.request_id].edges
+        self._set(edges=tuple(_moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge for edge in edges))
+
+    def _end(self, state: str, code: str = "", error: str = "") -> None:
+        tasks = self._client.traces[self.request_id].tasks
+        task_state = "finished" if state == "finished" else "aborted"
+        tasks = tuple(replace(task, state=task_state) for task in tasks)
+        self._set(state=state, code=code, error=error, ended_us=now_us(), tasks=tasks)
 
     async def abort(self, reason: str) -> None:
         if not self.finished and self.aborted is None:
             self.aborted = reason
-            self._set(state="aborted")
+            self._end("aborted", Aborted.code, reason)
 
     def run_on(self) -> None:
         if not self.finished and self.aborted is None:
             self.unheard = self.finished = True
-            self._set(state="finished")
+            self._end("finished")
 
     def _set(self, **fields: object) -> None:
         traces = self._client.traces
-        traces[self.request_id] = replace(traces[self.request_id], **fields)
+        traces[self.request_id] = replace(traces[self.request_id], now_us=now_us(), **fields)
 
 
 @dataclass(slots=True)
@@ -178,13 +191,14 @@ class FakeRequests(GatewayRequests):
 
     def detach_all(self) -> None:
         for stream in self._fleet.streams.values():
-            stream.detach()
+            stream.fail(GatewayStopping("this gateway stops"))
 
     async def abort(self, request: RequestId) -> bool:
         stream = self._fleet.streams.get(request)
         if stream is None or stream.finished or stream.aborted is not None:
             return False
         await stream.abort("cancelled through the API")
+        stream.fail(Aborted("cancelled through the API"))
         return True
 
 
@@ -200,7 +214,8 @@ class FakeVoice(VoiceStore):
         if (held is not None) == new or (held is not None and fleet.owners.get(session, "") != owner):
             return None
         fleet.owners[session] = owner
-        fleet.held[session] = dataclasses.replace(held, epoch=held.epoch + 1) if held else HeldVoice(epoch=1)
+        fields = {name: value for name, value in held.fields.items() if name not in OWN_FIELDS} if held else {}
+        fleet.held[session] = HeldVoice(epoch=held.epoch + 1 if held else 1, fields=fields)
         return fleet.held[session]
 
     async def save(
@@ -224,12 +239,12 @@ class FakeVoice(VoiceStore):
             return False
         del fleet.held[session]
         if epoch is None:
-            fleet.ended.add(session)
+            fleet.ended.add((session, fleet.owners.get(session, "")))
         return True
 
     async def was_ended(self, session: str, owner: str) -> bool:
         self._fleet.check_reachable()
-        return session in self._fleet.ended
+        return (session, owner) in self._fleet.ended
 
     async def views(self) -> dict[str, bytes]:
         self._fleet.check_reachable()
@@ -269,7 +284,8 @@ class FakeClient:
     id: str = "gateway@host:2:b"
     held: dict[str, HeldVoice] = field(default_factory=dict[str, HeldVoice])
     owners: dict[str, str] = field(default_factory=dict[str, str])
-    ended: set[str] = field(default_factory=set[str])
+    ended: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Voice sessions that an operator ended, with their owners."""
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
@@ -286,12 +302,18 @@ class FakeClient:
         self.requests, self.voice = FakeRequests(self), FakeVoice(self)
         self.show(self.telemetry)
 
+    def reset(self) -> None:
+        """Forget all requests, and be reachable, complete and unscripted again."""
+        self.script, self.missing, self.unreachable, self.num_asked = Script(), [], None, 0
+        for kept in (self.submitted, self.streams, self.traces):
+            kept.clear()
+        self.show(FakeTelemetry())
+
     def show(self, telemetry: FakeTelemetry) -> None:
         """Replace the state that console and API show; its empty lists are filled from the requests made here."""
         self.telemetry, self.operations, self.jobs = telemetry, FakeOperations(telemetry), FakeJobs(telemetry)
         telemetry.check_reachable = self.check_reachable
-        telemetry.trace_of = self.traces.get
-        telemetry.num_running_of = lambda: sum(1 for trace in self.traces.values() if trace.state in LIVE_STATES)
+        telemetry.traces_of = lambda: self.traces
         telemetry.workers_of = self._workers
         telemetry.missing_of = lambda: [RoleName(role) for role in self.missing]
         telemetry.on_retry = self._submit_again
@@ -305,16 +327,17 @@ class FakeClient:
     def spec_of(self, request: RequestId) -> RequestSpec:
         return next(spec for spec, _ in self.submitted if spec.id == request)
 
-    def _submit_again(self, request: RequestId, again: RequestId) -> None:
+    def _submit_again(self, request: RequestId, again: RequestId) -> bool:
         """Submit a retried request, if it was submitted here, so that it can be resumed."""
         found = next(((spec, blob) for spec, blob in self.submitted if spec.id == request), None)
         if found is not None:
             self.start(replace(found[0], id=again, retry_of=request), found[1])
+        return found is not None
 
     def _trace(self, spec: RequestSpec) -> RequestTrace:
         return RequestTrace(
             id=spec.id, graph=spec.graph, state="running", kind=spec.kind, model=spec.model, code="", error=None, param="",
-            created_us=1, ended_us=0, now_us=1, session=spec.session, retry_of=spec.retry_of, body=spec.body,
+            created_us=now_us(), ended_us=0, now_us=now_us(), session=spec.session, retry_of=spec.retry_of, body=spec.body,
             outputs=spec.outputs, params=spec.params, sampling=spec.sampling, prompt_ids=spec.prompt_ids,
             audio=tuple(AudioIn(duration_s=clip.num_samples / clip.rate_hz) for clip in spec.audio),
             tasks=tuple(
@@ -323,7 +346,8 @@ class FakeClient:
                     cached_rows=self.script.cached_rows,
                 )
                 for stage in self.graph.stages_for(spec.outputs)
-            ),
+            )
+            + (TaskTrace(stage=CLIENT, state="running", role="", owner=self.id, walk="", epoch=Epoch(1)),),
             edges=tuple(
                 EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
                 for edge in self.graph.edges_for(spec.outputs)
@@ -380,8 +404,8 @@ def worker_view(worker: str, role: str, *, state: str = "ready", running: int = 
 
 def _moved(edge: EdgeTrace) -> EdgeTrace:
     """The edge after one more chunk was produced and consumed."""
-    count = edge.produced + 1
-    return replace(edge, produced=count, consumed=count, items=count)
+    count, now = edge.produced + 1, now_us()
+    return replace(edge, produced=count, consumed=count, items=count, first_us=edge.first_us or now, last_us=now)
 
 
 async def _wait(seconds: float) -> None:

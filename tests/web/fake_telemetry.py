@@ -1,16 +1,19 @@
 """The fleet's state in memory, and orders to it: empty until a test fills its lists or uses those of `plausible.busy`."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from fleet.control.job_client import JobClient
 from fleet.control.operations import Operations
 from fleet.control.telemetry.board import Telemetry
+from fleet.control.telemetry.index import matches
+from fleet.control.telemetry.logs import checked_entry, says
 from fleet.core.chunk import Chunk
+from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.jobs import read_arguments
@@ -23,6 +26,7 @@ from fleet.core.request_trace import (
     RequestPage,
     RequestRow,
     RequestTrace,
+    TaskBrief,
     TraceEvent,
 )
 from fleet.core.telemetry import (
@@ -41,6 +45,7 @@ from fleet.core.telemetry import (
     WorkerView,
 )
 
+Entry = TypeVar("Entry", LogLine, FeedEntry)
 STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "stop": "leaving"}
 
 
@@ -70,9 +75,8 @@ class FakeTelemetry(Telemetry):
     check_reachable: Callable[[], None] = lambda: None
     workers_of: Callable[[], list[WorkerView]] = list[WorkerView]
     missing_of: Callable[[], list[RoleName]] = list[RoleName]
-    num_running_of: Callable[[], int] = lambda: 0
-    trace_of: Callable[[RequestId], RequestTrace | None] = lambda _request: None
-    on_retry: Callable[[RequestId, RequestId], None] = lambda _request, _again: None
+    traces_of: Callable[[], Mapping[str, RequestTrace]] = dict[str, RequestTrace]
+    on_retry: Callable[[RequestId, RequestId], bool] = lambda _request, _again: False
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -90,15 +94,15 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         if wanted.state and wanted.state not in STATES:
             raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
-        rows = sorted(self.rows, key=lambda row: row.id, reverse=True)
-        found = [row for row in rows if (not before or row.id < before) and _matches(row, wanted)]
+        rows = sorted(self._all_rows(), key=lambda row: row.id, reverse=True)
+        found = [row for row in rows if (not before or row.id < before) and matches(row, wanted, now_us())]
         counts = {state: sum(row.state == state for row in rows) for state in STATES}
         shown = found[:limit]
         return RequestPage(rows=tuple(shown), next=shown[-1].id if len(found) > limit else "", counts=counts, now_us=now_us())
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
         self.check_reachable()
-        return self.traces.get(request) or self.trace_of(request)
+        return self.traces.get(request) or self.traces_of().get(request)
 
     async def first_outputs(self, request: RequestId) -> FirstOutputs:
         self.check_reachable()
@@ -106,7 +110,12 @@ class FakeTelemetry(Telemetry):
 
     async def num_live(self) -> int:
         self.check_reachable()
-        return self.num_running_of() + sum(1 for row in self.rows if row.state in LIVE_STATES)
+        return sum(row.state in LIVE_STATES for row in self._all_rows())
+
+    def _all_rows(self) -> list[RequestRow]:
+        """Return the rows of the test, and those of requests submitted to the fake."""
+        known = {row.id for row in self.rows}
+        return [*self.rows, *(_row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known)]
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
         self.check_reachable()
@@ -160,34 +169,30 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         if wanted.level and wanted.level not in LEVELS:
             raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
+        before = checked_entry(before, "before") if before else ""
         lines = sorted(self.lines, key=lambda line: line.id, reverse=True)
-        found = [line for line in lines if (not before or line.id < before) and _says(line, wanted)]
+        found = [line for line in lines if (not before or line.id < before) and says(line, wanted)]
         return LogPage(
             lines=tuple(found[:limit]),
             next=found[limit - 1].id if len(found) > limit else "",
-            newest=lines[0].id if lines else "",
+            newest=lines[0].id if lines else "0-0",
             dropped=self.dropped,
         )
 
-    async def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:
-        known = after or max((line.id for line in self.lines), default="")
-        self._loop = asyncio.get_running_loop()
-        while True:
-            self.check_reachable()
-            woken = self._woken
-            for line in [line for line in self.lines if line.id > known]:
-                known = line.id
-                if _says(line, wanted):
-                    yield line
-            await woken.wait()
+    def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:
+        return self._follow(lambda: [line for line in self.lines if says(line, wanted)], after)
 
-    async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
-        known = after or max((entry.id for entry in self.feed), default="")
+    def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
+        return self._follow(lambda: self.feed, after)
+
+    async def _follow(self, entries: Callable[[], list[Entry]], after: str) -> AsyncGenerator[Entry, None]:
+        """Yield entries after that id, or from now on, without end."""
+        known = after or max((entry.id for entry in entries()), default="")
         self._loop = asyncio.get_running_loop()
         while True:
             self.check_reachable()
             woken = self._woken
-            for entry in [entry for entry in self.feed if entry.id > known]:
+            for entry in [entry for entry in entries() if entry.id > known]:
                 known = entry.id
                 yield entry
             await woken.wait()
@@ -204,7 +209,8 @@ class FakeOperations(Operations):
             raise NotFound(f"no request {request!r}", param="request_id")
         self._fleet.retried.append(request)
         again = new_request_id()
-        self._fleet.on_retry(request, again)
+        if self._fleet.on_retry(request, again):
+            return again
         event = TraceEvent(at_us=now_us(), what="submitted")
         self._fleet.traces[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", events=(event,))
         self._fleet.rows.append(
@@ -307,34 +313,11 @@ class FakeJobs(JobClient):
         return view
 
 
-def _matches(row: RequestRow, wanted: RequestFilter) -> bool:
-    took_us = (row.ended_us or now_us()) - row.created_us
-    return (
-        (not wanted.state or row.state == wanted.state)
-        and (not wanted.kind or row.kind == wanted.kind)
-        and (not wanted.model or row.model == wanted.model)
-        and (not wanted.stage or any(task.stage == wanted.stage and _counts(row, task.state) for task in row.tasks))
-        and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
-        and took_us >= wanted.min_ms * 1000
-        and wanted.text in row.id
-    )
-
-
-def _counts(row: RequestRow, state: str) -> bool:
-    if row.state in LIVE_STATES:
-        return state != "finished"
-    return row.state != "failed" or state == "failed"
-
-
-def _says(line: LogLine, wanted: LogQuery) -> bool:
-    return (
-        wanted.text.lower() in line.message.lower()
-        and (not wanted.level or LEVELS.index(line.level) >= LEVELS.index(wanted.level))
-        and wanted.worker in ("", line.worker)
-        and wanted.request in ("", line.request)
-        and wanted.process in ("", line.process)
-    )
-
-
-def now_us() -> int:
-    return time.time_ns() // 1000
+def _row_of(trace: RequestTrace) -> RequestRow:
+    tasks = [task for task in trace.tasks if task.stage != CLIENT]
+    return RequestRow(
+        id=trace.id, state=trace.state, kind=trace.kind, model=trace.model, created_us=trace.created_us, ended_us=trace.ended_us,
+        code=trace.code, error=trace.error or "", session=trace.session,
+        tasks=tuple(TaskBrief(stage=task.stage, state=task.state, worker=task.owner) for task in tasks),
+        first_us={edge.name: edge.first_us for edge in trace.edges if edge.name in trace.outputs and edge.first_us},
+    )  # fmt: skip

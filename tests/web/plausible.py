@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.clock import now_us
 from fleet.core.events import TaskClaimed, WorkerLeft
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -41,7 +42,7 @@ from fleet.core.telemetry import (
     WorkerView,
 )
 from fleet.graphs import Graph
-from tests.web.fake_telemetry import FakeTelemetry, now_us
+from tests.web.fake_telemetry import FakeTelemetry
 
 TRACE = "Traceback (most recent call last):\nValueError: no"
 HOSTILE = '<script>alert("x")</script>'

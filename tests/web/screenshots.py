@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from fleet.core.chunk import WireTensor
 from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
-from tests.web.conftest import Loaded, ServedGateway, load, serving
-from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
+from tests.web.conftest import Loaded, ServedGateway, bounded, load, serving
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.voice import screenshots as voice
@@ -115,7 +115,7 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-away", f"/{name}", ("dark",))
         camera.shoot(gateway, "error-away", "/requests/req-1/older")
-    with serving(read_only(loaded)) as gateway:
+    with serving(bounded(loaded, read_only=True)) as gateway:
         fill(gateway)
         camera.shoot(gateway, "workers-read-only", "/workers")
     with serving(loaded, api_key="secret") as gateway:

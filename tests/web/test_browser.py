@@ -12,7 +12,6 @@ from playwright.sync_api import Error, Page, expect
 
 from fleet.core.errors import EngineError, RedisUnreachable
 from tests.support import wait_until
-from tests.web.checkpoint import EXAMPLES
 from tests.web.conftest import Loaded, ServedGateway, allowing, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.speech_samples import RATE_HZ as SPOKEN_HZ
@@ -69,15 +68,6 @@ def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Served
     assert latency.get_attribute("href") == f"/requests/{spec.id}"
 
 
-def test_click_on_suggestion_sends_it(page: Page, gateway: ServedGateway) -> None:
-    suggestions = page.locator(".example")
-    expect(suggestions).to_have_text(EXAMPLES)
-    suggestions.last.click()
-    expect(page.locator(".turn.user .words")).to_have_text(EXAMPLES[-1])
-    expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
-    expect(suggestions).to_have_count(0)
-
-
 def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> None:
     expect(page.locator(".stage h3")).to_have_text(["thinker", "talker", "code2wav"])
     gateway.client.script = Script(stall_at=6)
@@ -124,7 +114,8 @@ def test_text_only_answer_plays_no_audio(page: Page, gateway: ServedGateway) -> 
     page.locator("#voice").select_option("text only")
     ask(page)
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
-    assert gateway.client.submitted[0][0].outputs == ("text",)
+    expect(page.locator(".turn.assistant .notes")).to_contain_text("first text")
+    assert gateway.client.submitted[0][0].outputs == ("text",) and js(page, "fleetVoice.player.totalPlayed") == 0
 
 
 def test_failure_is_shown_with_reason(page: Page, gateway: ServedGateway) -> None:
@@ -151,7 +142,7 @@ def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway
         expect(page.locator(".turn.user")).to_have_count(2)
         expect(page.locator(".turn.assistant")).to_have_count(2)
         first = next(iter(gateway.client.streams.values()))
-        wait_until(lambda: first.aborted or first.ended, "the first answer to be over")
+        wait_until(lambda: first.aborted or first.finished, "the first answer to be over")
 
 
 FROM_ANOTHER_ORIGIN = """

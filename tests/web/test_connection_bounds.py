@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,14 +20,16 @@ from tests.web import attacks
 from tests.web.attacks import HEAD, AttackTarget, read_to_end, read_up_to
 from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving, serving_app
 from tests.web.fake_client import Script
-from tests.web.test_disconnect import in_flight
+from tests.web.test_disconnect import in_flight, wait_for_abort
 from web.http.protocol import http
 from web.http.protocol.http import BoundedHttp
-from web.http.tls import tls_files
+from web.http.tls import TlsFiles, tls_files
 
 GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "send_timeout_s": 0.3}
 MIB = 1024 * 1024
+UNVERIFIED = ssl.create_default_context()
+UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 LONG_ANSWER = Script(num_samples=3_000_000, samples_per_chunk=24_000)
 SPOKEN: dict[str, object] = {
     "model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"},
@@ -37,17 +38,10 @@ SPOKEN: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def attacked(loaded: Loaded) -> Iterator[ServedGateway]:
+def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     """A gateway of this module only: delayed summary lines of its log must not appear in other tests."""
     with serving(loaded) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def gateway(attacked: ServedGateway) -> ServedGateway:
-    attacked.client.script = Script()
-    attacked.client.streams.clear()
-    return attacked
 
 
 @pytest.fixture
@@ -60,6 +54,13 @@ def quick(loaded: Loaded) -> Iterator[ServedGateway]:
     """A gateway with short time-outs."""
     with serving(bounded(loaded, **QUICK)) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
+    """A self-signed certificate."""
+    folder = str(tmp_path_factory.mktemp("tls"))
+    return tls_files(FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}}))
 
 
 def error_of(said: bytes) -> tuple[int, str]:
@@ -180,37 +181,29 @@ def test_half_open_connections_are_freed(quick: ServedGateway, sent: bytes, capl
     assert len(logged) == (1 if sent else 0), "a browser's spare connection is no abuse"
 
 
-def test_unfinished_tls_handshake_is_aborted(loaded: Loaded, tmp_path: Path) -> None:
-    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+def test_unfinished_tls_handshake_is_aborted(loaded: Loaded, tls: TlsFiles) -> None:
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
         target = AttackTarget.of(gateway.url)
         with target.connect() as silent, target.connect() as begun:
             begun.sendall(b"\x16\x03\x01")
             assert read_to_end(silent) == read_to_end(begun) == b""
         assert gateway.http.get("/health").status_code == 200
-        unverified = ssl.create_default_context()
-        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-        with target.connect() as plain, unverified.wrap_socket(plain) as secured:
+        with target.connect() as plain, UNVERIFIED.wrap_socket(plain) as secured:
             secured.sendall(GET)
             assert error_of(read_to_end(secured)) == (408, "request_timeout")
 
 
-def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tmp_path: Path) -> None:
-    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
-    unverified = ssl.create_default_context()
-    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tls: TlsFiles) -> None:
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
         gateway.client.script = LONG_ANSWER
-        raw = json.dumps({**SPOKEN, "stream": True}).encode()
-        with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as plain, unverified.wrap_socket(plain) as wire:
-            wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as plain, UNVERIFIED.wrap_socket(plain) as wire:
+            attacks.post(wire, {**SPOKEN, "stream": True})
             wait_until(lambda: gateway.client.streams, "the request")
             (stream,) = gateway.client.streams.values()
             wait_until(lambda: stream.unheard, "the answer to run on without its client")
 
 
-def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tmp_path: Path) -> None:
-    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tls: TlsFiles) -> None:
     with serving(bounded(loaded, max_connections=2), tls=tls) as gateway:
         target = AttackTarget.of(gateway.url)
         with target.connect() as first, target.connect():
@@ -235,12 +228,11 @@ def test_connection_idle_for_longest_makes_room(loaded: Loaded, bound: str) -> N
 
 
 def test_connection_with_unsent_answer_is_kept_while_another_is_idle(loaded: Loaded) -> None:
-    raw = json.dumps({"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}}).encode()
     with serving(bounded(loaded, max_connections=4)) as gateway, ExitStack() as held:
         gateway.client.script = Script(num_samples=4_000_000, samples_per_chunk=240_000)
         target = AttackTarget.of(gateway.url)
         reader = held.enter_context(target.connect(receive_buffer=65_536))
-        reader.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        attacks.post(reader, {"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}})
         wait_until(lambda: gateway.client.streams, "the request")
         wait_until(lambda: in_flight(gateway) == 0, "all of the answer to be written")
         for silent in attacks.idle_sockets(target, 5):
@@ -387,9 +379,9 @@ def test_unread_complete_answer_does_not_hold_connection(quick: ServedGateway) -
     """The answer is written, and the rest in the buffer is too small for uvicorn's flow control."""
     target = AttackTarget.of(quick.url)
     quick.client.script = Script(num_samples=1_500_000)
-    raw = json.dumps({"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}).encode()
+    body = {"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}
     with target.connect(receive_buffer=4096) as wire:
-        wire.sendall(HEAD.replace(b"chat/completions", b"audio/speech") + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        attacks.post(wire, body, HEAD.replace(b"chat/completions", b"audio/speech"))
         wait_until(lambda: quick.client.streams, "the request")
         wait_until(lambda: in_flight(quick) == 0, "nothing in flight")
 
@@ -397,9 +389,8 @@ def test_unread_complete_answer_does_not_hold_connection(quick: ServedGateway) -
 def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
     with serving(bounded(loaded, send_timeout_s=0.3)) as gateway:
         gateway.client.script = Script(num_samples=100_000)
-        raw = json.dumps({**SPOKEN, "stream": True}).encode()
         with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as wire:
-            wire.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
+            attacks.post(wire, {**SPOKEN, "stream": True}, HEAD + b"connection: close\r\n")
             said = bytearray()
 
             def ended() -> bool:
@@ -441,25 +432,22 @@ def test_websocket_handshake_is_always_answered(target: AttackTarget, fields: by
 def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: ServedGateway, target: AttackTarget) -> None:
     """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
-    raw = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
     with target.connect() as wire:
-        wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True})
         wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + b"\r\n")
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
-    (stream,) = gateway.client.streams.values()
-    wait_until(lambda: stream.aborted == "the client left", "the abort")
+    wait_for_abort(gateway)
 
 
 def test_disconnect_aborts_request_before_pipelined_one(
     gateway: ServedGateway, target: AttackTarget, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(gap_s=0.02, num_samples=3_000_000)
-    raw = json.dumps({**SPOKEN, "stream": True}).encode()
     with target.connect() as wire:
-        wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw + GET + b"\r\n")
+        attacks.post(wire, {**SPOKEN, "stream": True})
+        wire.sendall(GET + b"\r\n")
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
-    (stream,) = gateway.client.streams.values()
-    wait_until(lambda: stream.aborted == "the client left", "the abort")
+    wait_for_abort(gateway)
     assert not any("failed" in line for line in caplog.messages), "it does not write to a closed connection"
 
 

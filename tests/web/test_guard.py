@@ -13,8 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.config.schema import WebConfig
-from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
-from tests.web.console.busy_gateway import fill, read_only
+from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
+from tests.web.console.busy_gateway import fill
 from tests.web.realtime.refused_socket import refusal_of
 from web.console.login import keep_local_path
 from web.http.guard import COOKIE, CSRF_HEADER
@@ -95,7 +95,7 @@ def test_cross_site_websocket_is_refused_despite_cookie(locked: ServedGateway, b
 
 
 def test_read_only_gateway_refuses_changes_and_answers_requests(loaded: Loaded) -> None:
-    with serving(read_only(loaded)) as gateway:
+    with serving(bounded(loaded, read_only=True)) as gateway:
         fill(gateway)
         request = gateway.client.telemetry.rows[0].id
         orders = {

@@ -3,10 +3,8 @@
 import pytest
 
 from fleet.core.ids import RequestId
-from fleet.processing.tokenizer import load_tokenizer
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway
-from tests.web.fake_client import FakeClient
 from tests.web.plausible import busy
 from web.gateway import playback_reports
 from web.gateway.metrics import PlaybackContinuity
@@ -34,7 +32,7 @@ def test_playback_without_gap_of_a_tenth_of_a_second_is_continuous(arrivals: lis
 
 async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(playback_reports, "WRITE_INTERVAL_S", 0.01)
-    client = FakeClient(loaded.config.graph_declaration(), load_tokenizer(loaded.checkpoint))
+    client = loaded.fake_client()
     reports, one, other = PlaybackReports(client), RequestId("req-1"), RequestId("req-2")
     for samples in (10, 20, 30):
         reports.note(one, samples, 1)

@@ -8,9 +8,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.routing import Route
 
-from fleet.processing.tokenizer import load_tokenizer
 from tests.web.conftest import Loaded, ServedGateway
-from tests.web.fake_client import FakeClient, Script
+from tests.web.fake_client import Script
 from web.app import create_app
 from web.openapi import OPERATIONS, Operation, document
 
@@ -20,8 +19,7 @@ MODEL = "omni"
 
 
 def test_every_api_route_has_operation(loaded: Loaded) -> None:
-    tokenizer = load_tokenizer(loaded.checkpoint)
-    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    client = loaded.fake_client()
     app = create_app(loaded.config, client, loaded.frontend, None)
     routes = [route for route in app.routes if isinstance(route, Route)]
     served = {

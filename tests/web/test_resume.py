@@ -13,7 +13,10 @@ from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
 from tests.web.fake_client import Script
 from web import serve
 
-SPOKEN = {
+BODY = {
+    "model": "omni",
+    "messages": HELLO,
+    "stream": True,
     "modalities": ["text", "audio"],
     "audio": {"voice": "ethan", "format": "pcm16"},
     "stream_options": {"include_usage": True, "include_event_ids": True},
@@ -41,8 +44,7 @@ def reported(found: list[tuple[str, dict[str, object]]]) -> tuple[str, bytes]:
 
 
 def streamed(gateway: ServedGateway) -> tuple[str, list[tuple[str, dict[str, object]]]]:
-    body = {"model": "omni", "messages": HELLO, "stream": True, **SPOKEN}
-    response = gateway.http.post("/v1/chat/completions", json=body)
+    response = gateway.http.post("/v1/chat/completions", json=BODY)
     return response.headers["x-request-id"], events(response.text)
 
 
@@ -50,14 +52,13 @@ def test_stopping_gateway_ends_stream_with_resume_hint(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "GRACE_S", 0.2)
-    body = {"model": "omni", "messages": HELLO, "stream": True, **SPOKEN}
     with ExitStack() as first:
         leaving = first.enter_context(serving(loaded))
         leaving.client.script = Script(stall_at=4)
-        with leaving.http.stream("POST", "/v1/chat/completions", json=body) as response, ThreadPoolExecutor() as pool:
+        with leaving.http.stream("POST", "/v1/chat/completions", json=BODY) as response, ThreadPoolExecutor() as pool:
             lines = response.iter_lines()
             before = [next(lines) for _ in range(8)]
-            asked = pool.submit(leaving.http.post, "/v1/chat/completions", json={**body, "stream": False})
+            asked = pool.submit(leaving.http.post, "/v1/chat/completions", json={**BODY, "stream": False})
             wait_until(lambda: len(leaving.client.streams) == 2, "the second to be asked")
             leaving.stop()
             began = events("\n".join([*before, *lines]))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import httpx
 import openai
@@ -14,7 +13,7 @@ from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView
-from tests.web.conftest import HELLO, Loaded, ServedGateway, request_id_of, serving
+from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, request_id_of, serving
 from tests.web.fake_client import Script
 from web.gateway.sampling import stage_defaults
 
@@ -64,9 +63,7 @@ def test_unknown_model_is_refused_with_served_one(gateway: ServedGateway, name: 
 
 def test_aliases_are_configurable(loaded: Loaded) -> None:
     for aliases, served, refused in (((), ("omni",), "tts-1"), (("gpt-4o",), ("omni", "gpt-4o"), "tts-1")):
-        web = loaded.config.web.model_copy(update={"model_aliases": aliases})
-        config = loaded.config.model_copy(update={"web": web})
-        with serving(replace(loaded, config=config)) as gateway:
+        with serving(bounded(loaded, model_aliases=aliases)) as gateway:
             assert {gateway.create(model=name).model for name in served} == {"omni"}
             answer = get(gateway, f"/v1/models/{refused}")
             assert answer.status_code == 404 and ("web.model_aliases lists" in answer.text) is bool(aliases)
@@ -116,7 +113,7 @@ def test_request_detail_is_served(gateway: ServedGateway) -> None:
     answer = gateway.create(modalities=["text", "audio"])
     trace = get(gateway, f"/v1/fleet/requests/{request_id_of(answer)}").json()
     assert trace["state"] == "finished" and trace["error"] is None
-    assert [task["stage"] for task in trace["tasks"]] == ["thinker", "talker", "code2wav"]
+    assert [task["stage"] for task in trace["tasks"]] == ["thinker", "talker", "code2wav", "client"]
     audio = next(edge for edge in trace["edges"] if edge["name"] == "audio")
     assert audio["target"] == "client" and audio["produced"] == audio["consumed"] == 7
     answer = get(gateway, "/v1/fleet/requests/req-0")
@@ -204,9 +201,7 @@ def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str 
     for path in ("/metrics", "/metrics?name[]=fleet_workers"):
         scraped = get(gateway, path, headers={"authorization": "Bearer secret"})
         assert scraped.status_code == 200 and "fleet_workers" in scraped.text
-    web = loaded.config.web.model_copy(update={"open_metrics": True})
-    opened = replace(loaded, config=loaded.config.model_copy(update={"web": web}))
-    with serving(opened, "secret") as open_to_all:
+    with serving(bounded(loaded, open_metrics=True), "secret") as open_to_all:
         assert get(open_to_all, "/metrics").status_code == 200
         assert get(open_to_all, "/v1/models").status_code == 401
 

@@ -1,6 +1,5 @@
 """Audio files crafted to be expensive: they are refused, and delay no other request."""
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +8,8 @@ import pytest
 
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from tests.support import wait_until
+from tests.web import attacks
+from tests.web.attacks import AttackTarget
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.sound_bombs import big_pictures, codebooks, many_channels, silence, wav
@@ -33,10 +34,8 @@ def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tupl
 def send(gateway: ServedGateway, file: bytes) -> socket.socket:
     """Send an audio file over a plain socket, which the caller closes."""
     messages = [{"role": "user", "content": [input_audio(file, None)]}]
-    body = json.dumps({"model": "omni", "messages": messages}).encode()
-    host, _, port = gateway.url.removeprefix("http://").partition(":")
-    wire = socket.create_connection((host, int(port)))
-    wire.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    wire = AttackTarget.of(gateway.url).connect()
+    attacks.post(wire, {"model": "omni", "messages": messages})
     return wire
 
 

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import socket
 import wave
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -19,12 +18,13 @@ from openai.types.audio.speech_create_params import SpeechCreateParams
 
 from fleet.core.errors import EngineError, Overloaded
 from fleet.core.request import RequestSpec
-from tests.support import wait_until
+from tests.web import attacks
+from tests.web.attacks import HEAD, AttackTarget, read_up_to
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded, likeness
 from tests.web.test_bad_input import JUNK, error_of
-from tests.web.test_disconnect import in_flight
+from tests.web.test_disconnect import wait_for_abort
 
 PATH = "/v1/audio/speech"
 TEXT = "Hello there, this is me."
@@ -144,14 +144,10 @@ def test_later_failure_truncates_file_or_is_last_event(gateway: ServedGateway) -
 @pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"input": LONG}])
 def test_disconnect_aborts_request(gateway: ServedGateway, fields: Mapping[str, object]) -> None:
     gateway.client.script = Script(stall_at=7)
-    body = json.dumps({**GOOD, "response_format": "pcm", **fields}).encode()
-    host, _, port = gateway.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port))) as wire:
-        wire.sendall(f"POST {PATH} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-        wait_until(lambda: b"200 OK" in wire.recv(65_536), "the first sound")
-    (fake,) = gateway.client.streams.values()
-    wait_until(lambda: fake.aborted == "the client left", "the abort")
-    wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
+    with AttackTarget.of(gateway.url).connect() as wire:
+        attacks.post(wire, {**GOOD, "response_format": "pcm", **fields}, HEAD.replace(b"chat/completions", b"audio/speech"))
+        read_up_to(wire, b"200 OK")
+    wait_for_abort(gateway)
     assert len(gateway.client.submitted) == 1
 
 

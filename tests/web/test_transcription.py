@@ -16,12 +16,11 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 
 from fleet.core.errors import BadInput, EngineError
 from fleet.processing import Recording
-from fleet.processing.tokenizer import load_tokenizer
-from tests.support import await_until, wait_until
+from tests.support import await_until
 from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
 from tests.web.test_bad_input import error_of
-from tests.web.test_disconnect import in_flight
+from tests.web.test_disconnect import wait_for_abort
 from web.gateway import gateway as web_gateway
 from web.openai.transcription import transcribe
 
@@ -144,9 +143,7 @@ def test_disconnect_aborts_request(gateway: ServedGateway, stream: str) -> None:
     gateway.client.script = Script(stall_at=3)
     with httpx.Client(base_url=gateway.url, timeout=0.5) as leaving, pytest.raises(httpx.ReadTimeout):
         leaving.post(PATH, data={"model": "omni", "stream": stream}, files={"file": ("a.wav", sound())})
-    (fake,) = gateway.client.streams.values()
-    wait_until(lambda: fake.aborted == "the client left", "the abort")
-    wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
+    wait_for_abort(gateway)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +258,7 @@ def test_damaged_file_is_accepted_or_refused(gateway: ServedGateway, at: int, by
 
 
 def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
-    tokenizer = load_tokenizer(loaded.checkpoint)
-    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    client = loaded.fake_client()
     return web_gateway.Gateway(loaded.config, client, loaded.frontend), client
 
 

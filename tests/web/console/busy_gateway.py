@@ -1,7 +1,5 @@
 """A gateway with a busy fleet, and the paths of its pages: for tests and screenshots."""
 
-from dataclasses import replace
-
 import msgspec
 
 from fleet.control.voice import HeldVoice
@@ -9,7 +7,7 @@ from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
-from tests.web.conftest import Loaded, ServedGateway
+from tests.web.conftest import ServedGateway
 from tests.web.plausible import busy
 from web.realtime.session_views import SessionView
 
@@ -85,8 +83,3 @@ def paths(gateway: ServedGateway) -> dict[str, str]:
         "request": f"/requests/{failed.id}",
         "worker": f"/workers/{worker.id}",
     }
-
-
-def read_only(loaded: Loaded) -> Loaded:
-    web = loaded.config.web.model_copy(update={"read_only": True})
-    return replace(loaded, config=loaded.config.model_copy(update={"web": web}))

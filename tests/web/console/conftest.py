@@ -1,6 +1,6 @@
 """A browser for each test module, and a page over a busy fleet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -8,7 +8,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.web.chromium import chromium_path
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
-from tests.web.console.watched_page import ARGS, complaints_of, watched
+from tests.web.console.watched_page import ARGS, REFUSED, OpenPage
+from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.voice.browsers import visiting
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +22,20 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[Callable[[str], Page]]:
+def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[OpenPage]:
     """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail the test."""
     fill(gateway)
-    page = watched(browser)
+    with visiting(browser, expected=(REFUSED,)) as page:
 
-    def go(path: str) -> Page:
-        page.goto(gateway.url + path)
-        expect(page.locator("#link")).to_have_text("live")
-        return page
+        def go(path: str) -> Page:
+            page.goto(gateway.url + path)
+            expect(page.locator("#link")).to_have_text("live")
+            return page
 
-    yield go
-    page.close()
-    assert not complaints_of(page), complaints_of(page)
+        yield go
+
+
+@pytest.fixture
+def telemetry(open_page: OpenPage, gateway: ServedGateway) -> FakeTelemetry:
+    """The state of the busy fleet, which a test changes under an open page."""
+    return gateway.client.telemetry

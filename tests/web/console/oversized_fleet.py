@@ -3,11 +3,11 @@
 import msgspec
 
 from fleet.control.voice import HeldVoice
+from fleet.core.clock import now_us
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.core.request_trace import RequestRow
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill, session
-from tests.web.fake_telemetry import now_us
 from tests.web.plausible import request_id
 
 HOST = "ip-10-224-117-203.eu-central-1.compute.internal.cluster-with-a-long-name.example.org"

@@ -1,7 +1,7 @@
 """Accessibility and layout of the pages: names of controls, contrast as drawn, widths, keyboard focus, reduced motion."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, cast
@@ -11,7 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
-from tests.web.console.watched_page import complaints_of, watched
+from tests.web.console.watched_page import OpenPage
+from tests.web.voice.browsers import visiting
 
 CONTROLS = ("button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "slider", "spinbutton")
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -86,18 +87,15 @@ class PageReport:
 @pytest.fixture(scope="module")
 def reports(browser: Browser, loaded: Loaded) -> Iterator[dict[str, PageReport]]:
     """A report of every page, and of a running request, over a busy fleet."""
-    with serving(loaded) as gateway:
+    with serving(loaded) as gateway, visiting(browser) as page:
         fill(gateway)
         running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
-        page = watched(browser)
         found: dict[str, PageReport] = {}
         for name, path in {**paths(gateway), "running request": f"/requests/{running.id}"}.items():
             page.goto(gateway.url + path)
             expect(page.locator("#link")).to_have_text("live")
             found[name] = report(page)
-        page.close()
-        assert not complaints_of(page), complaints_of(page)
-        yield found
+    yield found
 
 
 def report(page: Page) -> PageReport:
@@ -169,7 +167,7 @@ def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gatewa
 
 
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "workers", "jobs"])
-def test_tab_key_visits_controls_in_order(open_page: Callable[[str], Page], gateway: ServedGateway, name: str) -> None:
+def test_tab_key_visits_controls_in_order(open_page: OpenPage, gateway: ServedGateway, name: str) -> None:
     page = open_page(paths(gateway)[name])
     page.locator("#main").evaluate("main => main.before(Object.assign(document.createElement('i'), { id: 'mark' }))")
     stops: list[dict[str, object]] = []
@@ -183,7 +181,7 @@ def test_tab_key_visits_controls_in_order(open_page: Callable[[str], Page], gate
     assert not [stop for stop in stops if not (stop["ring"] and stop["onwards"] and stop["seen"])]
 
 
-def test_animations_stop_under_reduced_motion(open_page: Callable[[str], Page]) -> None:
+def test_animations_stop_under_reduced_motion(open_page: OpenPage) -> None:
     page = open_page("/overview")
     page.emulate_media(reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0

@@ -1,28 +1,20 @@
 """Pages in a real browser continue at another gateway after the first one has stopped."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Route, expect
 
 from fleet.core.errors import RedisUnreachable
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
-from tests.web.console.watched_page import watched
 from tests.web.fake_client import Script
-from tests.web.voice.browsers import ask
+from tests.web.voice.browsers import ask, visiting
 
+LOST = ("Failed to load resource", "net::ERR")
+"""Texts that the browser logs when its gateway is gone."""
 ANSWERED = "the second gateway answers, without Redis"
-
-
-@contextmanager
-def visiting(browser: Browser, url: str) -> Iterator[Page]:
-    page = watched(browser)
-    page.goto(url)
-    yield page
-    page.close()
 
 
 def replace_gateway(loaded: Loaded, first: ExitStack, gateway: ServedGateway) -> ExitStack:
@@ -39,7 +31,7 @@ def test_live_pages_continue_at_another_gateway(browser: Browser, loaded: Loaded
         gateway = first.enter_context(serving(loaded))
         fill(gateway)
         shown = {"voice": "/", "workers": "/workers", "request": paths(gateway)["request"], "logs": "/logs"}
-        pages = {name: stack.enter_context(visiting(browser, gateway.url + path)) for name, path in shown.items()}
+        pages = {name: stack.enter_context(visiting(browser, gateway.url + path, LOST)) for name, path in shown.items()}
         for page in pages.values():
             expect(page.locator("#link")).to_have_text("connected" if page is pages["voice"] else "live")
         gateway.client.unreachable = RedisUnreachable(ANSWERED)
@@ -55,7 +47,7 @@ def test_pipeline_status_continues_at_another_gateway(browser: Browser, loaded: 
     with ExitStack() as stack:
         first = ExitStack()
         gateway = first.enter_context(serving(loaded))
-        page = stack.enter_context(visiting(browser, gateway.url))
+        page = stack.enter_context(visiting(browser, gateway.url, LOST))
         expect(page.locator("#state")).to_have_text("Ready")
         gateway.client.script = Script(stall_at=6)
         ask(page)
@@ -72,15 +64,13 @@ def test_pipeline_status_continues_at_another_gateway(browser: Browser, loaded: 
 
 
 def test_pipeline_status_follows_request_of_another_gateway(browser: Browser, loaded: Loaded) -> None:
-    with serving(loaded) as first, serving(loaded, client=first.client) as second:
-        page = watched(browser)
+    with serving(loaded) as first, serving(loaded, client=first.client) as second, visiting(browser) as page:
         page.route("**/console/events**", lambda route: redirect_route(route, first, second))
         page.goto(first.url)
         expect(page.locator("#state")).to_have_text("Ready")
         first.client.script = Script(stall_at=6)
         ask(page)
         expect(page.locator("#edge-text .num")).to_have_text("3/3")
-        page.close()
 
 
 def redirect_route(route: Route, here: ServedGateway, there: ServedGateway) -> None:
@@ -90,7 +80,6 @@ def redirect_route(route: Route, here: ServedGateway, there: ServedGateway) -> N
 @pytest.mark.parametrize(("path", "stream"), [("/", "/console/events"), ("/workers", "/console/live/workers")])
 def test_stream_connects_after_failed_attempts(browser: Browser, gateway: ServedGateway, path: str, stream: str) -> None:
     fill(gateway)
-    page = watched(browser)
     attempts: list[str] = []
 
     def fail_twice(route: Route) -> None:
@@ -102,12 +91,12 @@ def test_stream_connects_after_failed_attempts(browser: Browser, gateway: Served
         else:
             route.continue_()
 
-    page.route(f"**{stream}**", fail_twice)
-    with page.expect_response(lambda answer: stream in answer.url and answer.status == 200):
-        page.goto(gateway.url + path)
-    gateway.client.unreachable = RedisUnreachable(ANSWERED)
-    expect(page.locator("#trouble")).to_contain_text(ANSWERED)
-    gateway.client.unreachable = None
-    expect(page.get_by_text("the proxy found no gateway")).to_have_count(0)
+    with visiting(browser, expected=LOST) as page:
+        page.route(f"**{stream}**", fail_twice)
+        with page.expect_response(lambda answer: stream in answer.url and answer.status == 200):
+            page.goto(gateway.url + path)
+        gateway.client.unreachable = RedisUnreachable(ANSWERED)
+        expect(page.locator("#trouble")).to_contain_text(ANSWERED)
+        gateway.client.unreachable = None
+        expect(page.get_by_text("the proxy found no gateway")).to_have_count(0)
     assert len(attempts) == 3
-    page.close()

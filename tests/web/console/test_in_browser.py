@@ -1,26 +1,26 @@
 """The console's pages in a real browser: live updates, reconnects, commands and keyboard use."""
 
 import re
-from collections.abc import Callable
 
 import httpx
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Request, expect
 
+from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
 from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import LogLine
 from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
-from tests.web.console.watched_page import complaints_of, publish_event, watched
-from tests.web.fake_telemetry import FakeTelemetry, now_us
+from tests.web.console.watched_page import OpenPage, publish_event
+from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible import HOSTILE, request_id
+from tests.web.voice.browsers import visiting
 
 
-def test_pages_show_a_killed_worker(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_pages_show_a_killed_worker(open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway) -> None:
     page = open_page("/overview")
     stage = gateway.config.graph_declaration().stages[1].name
     expect(page.locator(f"#node-{stage}")).to_contain_text("1/1 up")
@@ -36,8 +36,7 @@ def test_pages_show_a_killed_worker(open_page: Callable[[str], Page], gateway: S
     expect(page.locator("#gone .state-died").first).to_be_visible()
 
 
-def test_request_row_changes_in_place(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_request_row_changes_in_place(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     place = next(n for n, row in enumerate(telemetry.rows) if row.state == "running" and n > 90)
     row = telemetry.rows[place]
     page = open_page("/requests")
@@ -59,8 +58,7 @@ def new_request(telemetry: FakeTelemetry, number: int) -> str:
     return row.id
 
 
-def test_new_rows_are_counted_while_page_is_scrolled(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_new_rows_are_counted_while_page_is_scrolled(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/requests")
     at_top = new_request(telemetry, 1)
     expect(page.locator(f"#r-{at_top}")).to_be_visible()
@@ -75,8 +73,7 @@ def test_new_rows_are_counted_while_page_is_scrolled(open_page: Callable[[str], 
     expect(page.locator("#fresh")).to_be_hidden()
 
 
-def test_paused_page_updates_after_resume(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_paused_page_updates_after_resume(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/requests")
     messages: list[str] = []
     page.expose_function("seen", lambda text: messages.append(str(text)))
@@ -97,8 +94,7 @@ def cut_stream(page: Page) -> None:
     page.evaluate("document.getElementById('live')._htmx.sse.reader.cancel()")
 
 
-def test_cut_log_stream_continues_at_last_line(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_cut_log_stream_continues_at_last_line(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/logs?q=after+the+cut")
     requests: list[Request] = []
     page.on("request", lambda request: requests.append(request))
@@ -123,13 +119,12 @@ def append_lines(telemetry: FakeTelemetry, *numbers: int) -> None:
     telemetry.say()
 
 
-def test_page_updates_after_cut_stream(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_page_updates_after_cut_stream(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/queues")
     requests: list[Request] = []
     page.on("request", lambda request: requests.append(request))
     last = publish_event(telemetry)
-    gateway.client.telemetry.letters = []
+    telemetry.letters = []
     expect(page.locator("#letters .empty")).to_be_visible()
     cut_stream(page)
     telemetry.queue_list = [msgspec.structs.replace(telemetry.queue_list[0], queue_depth=77), *telemetry.queue_list[1:]]
@@ -138,8 +133,7 @@ def test_page_updates_after_cut_stream(open_page: Callable[[str], Page], gateway
     assert re.fullmatch(r"\d+-\d+", reconnect.headers["last-event-id"]) and reconnect.headers["last-event-id"] <= last
 
 
-def test_worker_commands_show_their_result(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_worker_commands_show_their_result(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/workers")
     worker = next(view for view in telemetry.worker_list if view.role == "talker" and view.state == "ready").id
     row = page.locator(f'[id="w-{worker}"]')
@@ -166,25 +160,22 @@ def test_worker_commands_show_their_result(open_page: Callable[[str], Page], gat
     assert [order for _, order in telemetry.orders] == ["drain", "stop"]
 
 
-def test_commands_to_one_of_several_workers_need_no_confirmation(
-    open_page: Callable[[str], Page], gateway: ServedGateway
-) -> None:
-    telemetry = gateway.client.telemetry
+def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     first, second = [view for view in telemetry.worker_list if view.role == "thinker" and view.state == "ready"]
     page = open_page("/workers")
-    page.on("dialog", lambda dialog: complaints_of(page).append(f"unexpected dialog: {dialog.message}"))
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
     row = page.locator(f'[id="w-{first.id}"]')
     row.get_by_role("button", name="Drain").click()
     expect(row.locator(".state")).to_have_text("draining")
     row.get_by_role("button", name="Stop").click()
     expect(row.locator(".state")).to_have_text("leaving")
-    assert telemetry.orders == [(first.id, "drain"), (first.id, "stop")]
+    assert telemetry.orders == [(first.id, "drain"), (first.id, "stop")] and not dialogs
     alone = page.locator(f'[id="w-{second.id}"]').get_by_role("button", name="Drain")
     expect(alone).to_have_attribute("hx-confirm", re.compile("No other worker of thinker accepts tasks"))
 
 
-def test_refused_command_shows_the_reason(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/workers")
     view = telemetry.worker_list[0]
     telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
@@ -192,7 +183,7 @@ def test_refused_command_shows_the_reason(open_page: Callable[[str], Page], gate
     expect(page.locator(".toast.bad")).to_contain_text("takes no orders")
 
 
-def test_retried_request_can_be_opened(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_retried_request_can_be_opened(open_page: OpenPage, gateway: ServedGateway) -> None:
     page = open_page(paths(gateway)["request"])
     page.get_by_role("button", name="Retry").click()
     page.locator(".toast a").click()
@@ -200,7 +191,7 @@ def test_retried_request_can_be_opened(open_page: Callable[[str], Page], gateway
     expect(page.locator("#summary").get_by_role("link", name=re.compile("^req-"))).to_be_visible()
 
 
-def test_job_form_queues_job_with_arguments(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_job_form_queues_job_with_arguments(open_page: OpenPage, gateway: ServedGateway) -> None:
     page = open_page("/jobs")
     page.get_by_label("Measure").select_option("voice")
     page.get_by_label("Requests").fill("3")
@@ -209,8 +200,7 @@ def test_job_form_queues_job_with_arguments(open_page: Callable[[str], Page], ga
     assert gateway.client.telemetry.job_list[0].arguments == BenchArguments(measure="voice", requests=3)
 
 
-def test_opened_details_stay_open_on_update(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_opened_details_stay_open_on_update(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/jobs")
     page.locator("#tb-job-2 summary").click()
     running = telemetry.job_list[1]
@@ -222,7 +212,7 @@ def test_opened_details_stay_open_on_update(open_page: Callable[[str], Page], ga
     expect(page.locator("#tb-job-2 pre")).to_contain_text("Traceback")
 
 
-def test_arrow_keys_move_between_spans_and_requests(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_arrow_keys_move_between_spans_and_requests(open_page: OpenPage, gateway: ServedGateway) -> None:
     page = open_page(paths(gateway)["request"])
     here = page.url
     page.locator(".span-whole").focus()
@@ -238,7 +228,7 @@ def test_arrow_keys_move_between_spans_and_requests(open_page: Callable[[str], P
     page.wait_for_url(here)
 
 
-def test_keyboard_reaches_search_and_content(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_keyboard_reaches_search_and_content(open_page: OpenPage, gateway: ServedGateway) -> None:
     page = open_page("/requests")
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -253,7 +243,7 @@ def test_keyboard_reaches_search_and_content(open_page: Callable[[str], Page], g
     expect(page.locator("#request-rows tr")).to_have_count(1)
 
 
-def test_chosen_theme_is_remembered(open_page: Callable[[str], Page]) -> None:
+def test_chosen_theme_is_remembered(open_page: OpenPage) -> None:
     page = open_page("/overview")
     page.emulate_media(color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -268,23 +258,22 @@ def test_chosen_theme_is_remembered(open_page: Callable[[str], Page]) -> None:
     assert page.evaluate(ground) == light
 
 
-def test_live_log_lines_are_escaped(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_live_log_lines_are_escaped(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/logs")
-    page.on("dialog", lambda dialog: complaints_of(page).append(f"a script was executed: {dialog.message}"))
-    telemetry = gateway.client.telemetry
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
     hostile = f'{HOSTILE}<img src=x onerror="alert(1)"></hx-partial>'
     telemetry.lines.append(
         LogLine(id=line_id(9), at_us=now_us(), level="error", logger="l", process=hostile, message=hostile, worker=hostile)
     )
     telemetry.say()
     expect(page.locator(f'[id="l-{line_id(9)}"] .said')).to_have_text(hostile)
-    assert page.locator("main img, main script").count() == 0
+    assert page.locator("main img, main script").count() == 0 and not dialogs
 
 
 def test_console_with_key_works_after_login(browser: Browser, loaded: Loaded) -> None:
-    with serving(loaded, api_key="secret") as gateway:
+    with serving(loaded, api_key="secret") as gateway, visiting(browser) as page:
         fill(gateway)
-        page = watched(browser)
         page.goto(f"{gateway.url}/workers")
         page.get_by_label("API key").fill("secret")
         page.keyboard.press("Enter")
@@ -300,8 +289,6 @@ def test_console_with_key_works_after_login(browser: Browser, loaded: Loaded) ->
         page.context.add_cookies([cookie])  # pyright: ignore[reportArgumentType]
         page.goto(f"{gateway.url}/workers")
         page.wait_for_url(f"{gateway.url}/console/login?next=/workers")
-        page.close()
-        assert not complaints_of(page), complaints_of(page)
 
 
 def test_open_page_returns_to_login_after_logout(browser: Browser, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 from fleet.core.events import WorkerLeft
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import FeedEntry, LogLine
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
-from tests.web.fake_telemetry import FakeTelemetry, now_us
+from tests.web.fake_telemetry import FakeTelemetry
 
 
 @dataclass(frozen=True, slots=True)

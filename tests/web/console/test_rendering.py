@@ -9,9 +9,9 @@ import pytest
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import Job, WorkerView
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console import html_audit
-from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible import HOSTILE
 
@@ -122,7 +122,7 @@ def test_unknown_request_is_reported_as_not_existing(busy_gateway: ServedGateway
 
 
 def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
-    with serving(read_only(loaded)) as gateway:
+    with serving(bounded(loaded, read_only=True)) as gateway:
         fill(gateway)
         for path in paths(gateway).values():
             page = page_of(gateway, path)

@@ -1,15 +1,14 @@
 """An update of a page keeps form input, selection, focus, scroll position, opened details and playing audio."""
 
-from collections.abc import Callable
-
 import msgspec
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
+from fleet.core.clock import now_us
 from fleet.core.request_trace import TraceEvent
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import paths
-from tests.web.console.watched_page import publish_event
-from tests.web.fake_telemetry import FakeTelemetry, now_us
+from tests.web.console.watched_page import OpenPage, publish_event
+from tests.web.fake_telemetry import FakeTelemetry
 
 SELECT = """id => {
   const range = document.createRange();
@@ -31,7 +30,7 @@ def change_all_rows(telemetry: FakeTelemetry) -> None:
     publish_event(telemetry)
 
 
-def test_requests_page_keeps_form_input_on_update(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
+def test_requests_page_keeps_form_input_on_update(open_page: OpenPage, gateway: ServedGateway) -> None:
     page = open_page("/requests?kind=text")
     page.get_by_text("More", exact=True).click()
     page.get_by_label("Took at least").fill("25")
@@ -51,10 +50,7 @@ def test_requests_page_keeps_form_input_on_update(open_page: Callable[[str], Pag
     assert page.url.endswith("/requests?kind=text")
 
 
-def test_requests_page_keeps_selection_and_scroll_position_on_update(
-    open_page: Callable[[str], Page], gateway: ServedGateway
-) -> None:
-    telemetry = gateway.client.telemetry
+def test_requests_page_keeps_selection_and_scroll_position_on_update(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/requests")
     row = page.locator("#request-rows tr").nth(20)
     name = row.get_attribute("id")
@@ -70,10 +66,7 @@ def test_requests_page_keeps_selection_and_scroll_position_on_update(
     assert page.evaluate("window.scrollY") >= 600 and row.evaluate(TOP) == top, "a new row above it does not move it"
 
 
-def test_request_page_keeps_details_focus_and_selection_on_update(
-    open_page: Callable[[str], Page], gateway: ServedGateway
-) -> None:
-    telemetry = gateway.client.telemetry
+def test_request_page_keeps_details_focus_and_selection_on_update(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     trace = next(trace for trace in telemetry.traces.values() if trace.state == "running")
     page = open_page(f"/requests/{trace.id}")
     page.locator("#history summary").click()
@@ -99,8 +92,7 @@ def test_request_page_keeps_details_focus_and_selection_on_update(
     assert page.locator("#player").evaluate("player => player.marked && !player.paused || player.ended")
 
 
-def test_audio_player_is_removed_only_after_playback(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_audio_player_is_removed_only_after_playback(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     trace = next(trace for trace in telemetry.traces.values() if trace.state == "running")
     page = open_page(f"/requests/{trace.id}")
     player = page.locator("#player")
@@ -115,8 +107,7 @@ def test_audio_player_is_removed_only_after_playback(open_page: Callable[[str], 
     expect(player).to_have_count(0)
 
 
-def test_open_traceback_stays_open_on_new_lines(open_page: Callable[[str], Page], gateway: ServedGateway) -> None:
-    telemetry = gateway.client.telemetry
+def test_open_traceback_stays_open_on_new_lines(open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway) -> None:
     page = open_page(paths(gateway)["worker"])
     line = page.locator("#log .logline:has(details)").first.get_attribute("id")
     page.locator(f'[id="{line}"] summary').click()

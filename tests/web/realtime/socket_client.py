@@ -1,6 +1,7 @@
 """Client of both voice sockets: events by type, and audio by its serial."""
 
 import asyncio
+import base64
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -12,8 +13,18 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from tests.web.conftest import ServedGateway
 from tests.web.realtime.openai_types import check_event
+from tests.web.realtime.speech_samples import blocks
 
 Event = dict[str, Any]
+BLOCK_MS = 100
+
+
+def message(text: str, role: str = "user", kind: str = "input_text", **fields: object) -> dict[str, object]:
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
+
+
+def transcript(item: Event) -> str:
+    return item["content"][0]["transcript"]
 
 
 @dataclass(slots=True)
@@ -30,9 +41,72 @@ class SocketClient:
         await self.socket.send(json.dumps({"type": kind, **fields}))
 
     async def ask(self, text: str, **response: object) -> None:
-        content = [{"type": "input_text", "text": text}]
-        await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        await self.send("conversation.item.create", item=message(text))
         await self.send("response.create", response=response)
+
+    async def complete(self, text: str | None = None, **response: object) -> Event:
+        """Ask, or request a response to what was said, and return it once it is complete."""
+        if text is None:
+            await self.send("response.create", response=response)
+        else:
+            await self.ask(text, **response)
+        return await self.completed()
+
+    async def completed(self) -> Event:
+        done = await self.done()
+        assert done["status"] == "completed", done
+        return done
+
+    async def done(self) -> Event:
+        """Return the next response that ends."""
+        return (await self.until("response.done"))["response"]
+
+    async def error(self) -> Event:
+        return (await self.until("error"))["error"]
+
+    async def speak(self, pcm: bytes) -> None:
+        """Send audio as the console's page does."""
+        for block in blocks(pcm, BLOCK_MS):
+            await self.socket.send(block)
+
+    async def append(self, pcm: bytes) -> None:
+        """Send audio as OpenAI's clients do."""
+        for block in blocks(pcm, BLOCK_MS):
+            await self.send("input_audio_buffer.append", audio=base64.b64encode(block).decode())
+
+    async def update(self, **session: object) -> tuple[list[Event], Event]:
+        """Change the settings; return the errors up to `session.updated`, and its session."""
+        begin = len(self.events)
+        await self.send("session.update", event_id="asked", session=session)
+        session_now = (await self.until("session.updated"))["session"]
+        errors = [event["error"] for event in self.events[begin:] if event["type"] == "error"]
+        assert all(error["event_id"] == "asked" for error in errors), errors
+        return errors, session_now
+
+    async def detect_turns(self, detection: object) -> None:
+        await self.update(audio={"input": {"turn_detection": detection}})
+
+    async def retrieve(self, item_id: str) -> Event:
+        """Return an item of the conversation."""
+        await self.send("conversation.item.retrieve", item_id=item_id)
+        return (await self.until("conversation.item.retrieved"))["item"]
+
+    async def events_before_refusal(self, event_id: str = "after") -> list[Event]:
+        """Send an unknown event; return all events up to its refusal."""
+        begin = len(self.events)
+        await self.send("no.such.event", event_id=event_id)
+        while not self.events[begin:] or self.events[-1].get("error", {}).get("event_id") != event_id:
+            await self.next()
+        return self.events[begin:-1]
+
+    async def refusal_of(self, kind: str, **fields: object) -> Event:
+        """Send an event and return its only error, which names the field and the event."""
+        await self.send(kind, event_id="asked", **fields)
+        (answer,) = await self.events_before_refusal()
+        error: Event = answer["error"]
+        assert error["event_id"] == "asked"
+        assert error["param"] is None or str(error["message"]).startswith(str(error["param"])), error
+        return error
 
     async def next(self) -> Event | None:
         """Return the next event; None for a frame of audio, which is stored."""
@@ -49,6 +123,8 @@ class SocketClient:
         check_event(event)
         if event["type"] == "fleet.audio":
             self.serials[event["serial"]] = event["response_id"]
+        elif event["type"] == "session.created":
+            self.session = event["session"]["id"]
         self.events.append(event)
         return event
 
@@ -75,6 +151,11 @@ class SocketClient:
     def kinds(self) -> list[str]:
         return [event["type"] for event in self.events]
 
+    async def closed(self) -> tuple[int | None, str]:
+        """Wait for the close of the connection; return its code and reason."""
+        await asyncio.wait_for(self.socket.wait_closed(), 20)
+        return self.socket.close_code, self.socket.close_reason or ""
+
     async def drop(self) -> None:
         """Break the connection without a close."""
         self.socket.transport.abort()
@@ -86,6 +167,5 @@ async def opened(gateway: ServedGateway, path: str = "/console/ws", **query: obj
     query_string = "&".join(f"{name}={value}" for name, value in query.items())
     async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{query_string}", max_size=None, max_queue=None) as socket:
         page = SocketClient(socket)
-        created = await page.until("session.created")
-        page.session = created["session"]["id"]
+        await page.until("session.created")
         yield page

@@ -8,6 +8,7 @@ from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import Voice
 
 RATE_HZ = 24_000
+QUESTION = "what day comes after monday"
 
 
 @cache
@@ -15,6 +16,11 @@ def speech(text: str) -> bytes:
     (spoken,) = speak_all([(text, Voice())])
     samples = np.asarray(spoken.samples, np.float32)
     return (np.clip(samples / max(1e-6, float(np.abs(samples).max())), -1, 1) * 20_000).astype("<i2").tobytes()
+
+
+def question() -> bytes:
+    """Return a spoken question between silences, which is a whole turn."""
+    return silence(300) + speech(QUESTION) + silence(800)
 
 
 def silence(ms: int) -> bytes:

@@ -2,19 +2,19 @@
 
 import base64
 import json
-from dataclasses import replace
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 
 from fleet.core.errors import EngineError
 from tests.support import wait_until
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
-from tests.web.realtime.socket_client import opened
-from tests.web.realtime.speech_samples import blocks, silence, speech
+from tests.web.realtime.socket_client import SocketClient, opened, transcript
+from tests.web.realtime.speech_samples import QUESTION, question, silence, speech
 from web.realtime import session_registry
 
 PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence"]
@@ -25,12 +25,10 @@ def sessions(gateway: ServedGateway) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
 
 
-async def test_typed_message_is_answered_in_binary_frames(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        await page.ask("hello")
-        request = await page.until("fleet.request")
-        done = await page.until("response.done")
-    response = done["response"]["id"]
+async def test_typed_message_is_answered_in_binary_frames(page: SocketClient, gateway: ServedGateway) -> None:
+    await page.ask("hello")
+    request = await page.until("fleet.request")
+    response = (await page.done())["id"]
     assert bytes(page.audio[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
     assert request["response_id"] == response and request["request_id"] in gateway.client.traces
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
@@ -47,12 +45,10 @@ def counted(gateway: ServedGateway) -> float:
 
 async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) -> None:
     """Turns by voice activity, by push to talk, and typed; leading silence is not trimmed here."""
-    config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
-    with serving(replace(loaded, config=config)) as gateway:
+    with serving(bounded(loaded, max_leading_silence_ms=None)) as gateway:
         gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
         async with opened(gateway) as page:
-            for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
-                await page.socket.send(block)
+            await page.speak(question())
             spoken = await page.until("fleet.timing")
             voiced = next(event for event in page.events if event["type"] == "fleet.voiced")
             await page.until("response.done")
@@ -67,9 +63,8 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
             wait_until(lambda: sessions(gateway)[page.session]["turns"] == 2, "both turns to be listed")
             view = sessions(gateway)[page.session]
             assert view["voice_to_voice_last_ms"] == view["voice_to_voice_median_ms"] == spoken["voice_to_voice_ms"]
-            audio = {"input": {"turn_detection": None}}
-            await page.send("session.update", session={"type": "realtime", "audio": audio})
-            await page.socket.send(speech("what day comes after monday"))
+            await page.detect_turns(None)
+            await page.socket.send(speech(QUESTION))
             await page.send("input_audio_buffer.commit")
             await page.send("response.create")
             pushed = await page.until("fleet.timing")
@@ -80,12 +75,11 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
 
 async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: ServedGateway) -> None:
     """The detector finds it, or the gateway in committed audio; the silence after it counts as waiting."""
-    spoken = speech("what day comes after monday")
+    spoken = speech(QUESTION)
     for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
         async with opened(gateway) as page:
-            await page.send("session.update", session={"audio": {"input": {"turn_detection": detection}}})
-            for block in blocks(silence(300) + spoken + silence(900)):
-                await page.socket.send(block)
+            await page.detect_turns(detection)
+            await page.speak(silence(300) + spoken + silence(900))
             if detection is None:
                 await page.send("input_audio_buffer.commit")
             await page.until("input_audio_buffer.committed")
@@ -96,80 +90,65 @@ async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speec
         assert abs(timing["voiced_end_ms"] - (300 + len(spoken) // 48)) < 150
 
 
-async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: ServedGateway) -> None:
+async def test_voice_to_voice_is_null_without_a_known_end_of_speech(page: SocketClient, gateway: ServedGateway) -> None:
     """Neither a recording nor committed silence has one."""
     before = counted(gateway)
-    recording = {"type": "input_audio", "audio": base64.b64encode(speech("what day comes after monday")).decode()}
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
-        await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": [recording]})
-        await page.send("response.create")
-        timings = [await page.until("fleet.timing")]
-        await page.until("response.done")
-        for block in blocks(silence(500)):
-            await page.socket.send(block)
-        await page.send("input_audio_buffer.commit")
-        await page.send("response.create")
-        timings.append(await page.until("fleet.timing"))
+    recording = {"type": "input_audio", "audio": base64.b64encode(speech(QUESTION)).decode()}
+    await page.detect_turns(None)
+    await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": [recording]})
+    await page.send("response.create")
+    timings = [await page.until("fleet.timing")]
+    await page.until("response.done")
+    await page.speak(silence(500))
+    await page.send("input_audio_buffer.commit")
+    await page.send("response.create")
+    timings.append(await page.until("fleet.timing"))
     assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
 
 
-async def test_trimmed_leading_silence_counts_as_played(gateway: ServedGateway) -> None:
+async def test_trimmed_leading_silence_counts_as_played(page: SocketClient, gateway: ServedGateway) -> None:
     """The trace holds positions in the generated audio, the session those in the sent audio."""
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
-    async with opened(gateway) as page:
-        await page.ask("hello")
-        done = (await page.until("response.done"))["response"]
-        assert len(page.audio[done["id"]]) // 2 == RATE_HZ + kept and page.first[done["id"]] == 0
-        assert next(event["sample"] for event in page.events if event["type"] == "fleet.voiced") == kept
-        await page.send("fleet.played", response_id=done["id"], samples=1000)
-        reports = gateway.client.telemetry.heard
-        wait_until(lambda: reports, "the playback to be recorded")
-        (request,) = gateway.client.traces
-        assert reports[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
-        await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
-        await page.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
-        item = (await page.until("conversation.item.retrieved"))["item"]
+    done = await page.complete("hello")
+    assert len(page.audio[done["id"]]) // 2 == RATE_HZ + kept and page.first[done["id"]] == 0
+    assert next(event["sample"] for event in page.events if event["type"] == "fleet.voiced") == kept
+    await page.send("fleet.played", response_id=done["id"], samples=1000)
+    reports = gateway.client.telemetry.heard
+    wait_until(lambda: reports, "the playback to be recorded")
+    (request,) = gateway.client.traces
+    assert reports[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
+    await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
+    item = await page.retrieve(done["output"][0]["id"])
     assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
-async def test_input_rate_of_the_settings_is_applied(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        audio = {"input": {"format": {"type": "audio/pcm", "rate": 48_000}}}
-        await page.send("session.update", session={"type": "realtime", "audio": audio})
-        await page.until("session.updated")
-        for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
-            doubled = b"".join(block[at : at + 2] * 2 for at in range(0, len(block), 2))
-            await page.socket.send(doubled)
-        await page.until("response.done")
+async def test_input_rate_of_the_settings_is_applied(page: SocketClient, gateway: ServedGateway) -> None:
+    await page.update(audio={"input": {"format": {"type": "audio/pcm", "rate": 48_000}}})
+    await page.speak(np.repeat(np.frombuffer(question(), "<i2"), 2).tobytes())
+    await page.until("response.done")
     spec, _ = gateway.client.submitted[0]
     assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
 
 
-async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: ServedGateway) -> None:
+async def test_audio_is_sent_at_most_the_configured_time_ahead(page: SocketClient, gateway: ServedGateway) -> None:
     gateway.client.script = LONG
-    async with opened(gateway) as page:
-        await page.ask("hello")
-        response = (await page.until("response.created"))["response"]["id"]
-        await page.until_audio(response, RATE_HZ // 2)
-        wait_until(lambda: "speaking" in str(sessions(gateway)), "the session to be seen speaking")
-        await page.send("response.cancel")
-        done = await page.until("response.done")
-    assert done["response"]["status"] == "cancelled"
+    await page.ask("hello")
+    response = (await page.until("response.created"))["response"]["id"]
+    await page.until_audio(response, RATE_HZ // 2)
+    wait_until(lambda: "speaking" in str(sessions(gateway)), "the session to be seen speaking")
+    await page.send("response.cancel")
+    assert (await page.done())["status"] == "cancelled"
     assert len(page.audio[response]) // 2 < 6 * RATE_HZ
 
 
-async def test_failed_stage_is_named_and_the_session_continues(gateway: ServedGateway) -> None:
+async def test_failed_stage_is_named_and_the_session_continues(page: SocketClient, gateway: ServedGateway) -> None:
     gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
-    async with opened(gateway) as page:
-        await page.ask("hello")
-        done = await page.until("response.done")
-        assert done["response"]["status"] == "failed"
-        assert "out of memory" in done["response"]["status_details"]["error"]["message"]
-        gateway.client.script = Script()
-        await page.ask("again")
-        assert (await page.until("response.done"))["response"]["status"] == "completed"
+    await page.ask("hello")
+    done = await page.done()
+    assert done["status"] == "failed" and "out of memory" in done["status_details"]["error"]["message"]
+    gateway.client.script = Script()
+    await page.complete("again")
 
 
 async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: ServedGateway) -> None:
@@ -183,8 +162,7 @@ async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: ServedGate
     async with opened(gateway, session=page.session, response=response, samples=had) as again:
         resumed = await again.until("fleet.resumed")
         assert resumed["response_id"] == response and again.session == page.session
-        done = await again.until("response.done")
-    assert done["response"]["id"] == response and done["response"]["status"] == "completed"
+        assert (await again.completed())["id"] == response
     whole = bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
     assert again.first[response] == had and whole == sine(4 * RATE_HZ).tobytes()
     assert len(gateway.client.submitted) == 1
@@ -213,7 +191,7 @@ def _num_text_chunks(gateway: ServedGateway) -> int:
 async def test_lost_end_of_a_response_is_sent_again(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
-        response = (await page.until("response.done"))["response"]["id"]
+        response = (await page.done())["id"]
         await page.drop()
     async with opened(gateway, session=page.session, response=response, samples=1920) as again:
         await again.until_audio(response, Script().num_samples - 1920)
@@ -225,19 +203,15 @@ async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
         script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
         first.client.script = script
         async with opened(first) as page:
-            for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
-                await page.socket.send(block)
+            await page.speak(question())
             response = (await page.until("response.created"))["response"]["id"]
             await page.until_audio(response, RATE_HZ)
             wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
             had = len(page.audio[response]) // 2
             async with opened(second, session=page.session, response=response, samples=had) as again:
-                done = await again.until("response.done")
-                assert done["response"]["status"] == "completed"
-                item = done["response"]["output"][0]
-                assert item["content"][0]["transcript"] == script.text
-                await again.ask("and then?")
-                await again.until("response.done", **{})
+                done = await again.completed()
+                assert transcript(done["output"][0]) == script.text
+                await again.complete("and then?")
             async for _ in page.socket:  # what else was on its way: a close that is never read is no close
                 pass
         whole = bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
@@ -286,17 +260,16 @@ async def test_normal_closure_ends_the_session_and_its_request(gateway: ServedGa
         assert socket.close_code == 1008
 
 
-async def test_live_sessions_are_listed_and_can_be_ended(gateway: ServedGateway) -> None:
+async def test_live_sessions_are_listed_and_can_be_ended(page: SocketClient, gateway: ServedGateway) -> None:
     gateway.client.script = Script(stall_at=4)
-    async with opened(gateway) as page:
-        await page.ask("hello")
-        await page.until("fleet.state", state="speaking")
-        wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking", "the session to be listed")
-        view = sessions(gateway)[page.session]
-        assert view["turns"] == 1 and view["request_id"] in gateway.client.traces and view["input_rate_hz"] == 24_000
-        answer = gateway.http.delete(f"/v1/fleet/sessions/{page.session}")
-        assert answer.json() == {"id": page.session, "object": "fleet.session.ended", "ended": True}
-        await page.socket.wait_closed()
+    await page.ask("hello")
+    await page.until("fleet.state", state="speaking")
+    wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking", "the session to be listed")
+    view = sessions(gateway)[page.session]
+    assert view["turns"] == 1 and view["request_id"] in gateway.client.traces and view["input_rate_hz"] == 24_000
+    answer = gateway.http.delete(f"/v1/fleet/sessions/{page.session}")
+    assert answer.json() == {"id": page.session, "object": "fleet.session.ended", "ended": True}
+    await page.socket.wait_closed()
     (fake,) = gateway.client.streams.values()
     wait_until(lambda: fake.aborted, "the abort")
     missing: httpx.Response = gateway.http.delete("/v1/fleet/sessions/sess_none")

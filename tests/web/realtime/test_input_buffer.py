@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.web.conftest import ServedGateway
-from tests.web.realtime.socket_client import opened
+from tests.web.realtime.socket_client import SocketClient
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
@@ -131,22 +130,20 @@ def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
     assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
 
 
-async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: ServedGateway) -> None:
+async def test_commit_of_a_tenth_of_a_second_is_complete(page: SocketClient) -> None:
     """Two turns are committed by the client; audio cleared in between is in neither."""
     sound, still = tone(24_000, 100), quiet(24_000, 100)
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
-        kept: list[bytes] = []
-        for pcm, event in ((sound, "commit"), (sound, "clear"), (still + b"\x55", "commit"), (still + sound, "commit")):
-            await page.send("input_audio_buffer.append", audio=b64encode(pcm).decode())
-            await page.send(f"input_audio_buffer.{event}")
-            if event == "clear":
-                await page.until("input_audio_buffer.cleared")
-                continue
-            item = (await page.until("conversation.item.done"))["item"]["id"]
-            await page.send("conversation.item.retrieve", item_id=item)
-            body = (await page.until("conversation.item.retrieved"))["item"]
-            kept.append(b64decode(body["content"][0]["audio"]))
+    await page.detect_turns(None)
+    kept: list[bytes] = []
+    for pcm, event in ((sound, "commit"), (sound, "clear"), (still + b"\x55", "commit"), (still + sound, "commit")):
+        await page.send("input_audio_buffer.append", audio=b64encode(pcm).decode())
+        await page.send(f"input_audio_buffer.{event}")
+        if event == "clear":
+            await page.until("input_audio_buffer.cleared")
+            continue
+        item = (await page.until("conversation.item.done"))["item"]["id"]
+        body = await page.retrieve(item)
+        kept.append(b64decode(body["content"][0]["audio"]))
     assert "error" not in page.kinds() and [len(pcm) for pcm in kept] == [len(sound), len(still), len(still + sound)]
     assert int(loud(kept[0])[-1]) > len(sound) // 2 - NEAR and int(level(kept[1]).max()) <= DITHER
     assert int(loud(kept[2])[0]) > len(still) // 2 - NEAR, "no noise, and nothing of what was before"

@@ -13,8 +13,8 @@ from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.manual_clock import ManualClock
-from tests.web.realtime.socket_client import SocketClient, opened
-from tests.web.realtime.speech_samples import blocks, silence, speech
+from tests.web.realtime.socket_client import SocketClient, message, opened, transcript
+from tests.web.realtime.speech_samples import QUESTION, silence, speech
 from web.realtime import session_registry
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
@@ -23,7 +23,6 @@ LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPL
 AHEAD = 12 * FRAME_SAMPLES
 """Samples that are sent ahead of playback: whole frames within a second."""
 WHOLE = sine(4 * RATE_HZ).tobytes()
-QUESTION = "what day comes after monday"
 COUGH_MS = 300
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
@@ -51,11 +50,6 @@ async def play_to_end(page: SocketClient, clock: ManualClock) -> dict[str, Any]:
             return event
 
 
-async def speak(page: SocketClient, pcm: bytes) -> None:
-    for block in blocks(pcm, 100):
-        await page.socket.send(block)
-
-
 def cough() -> bytes:
     """Return speech of less than half a second."""
     return speech(QUESTION)[: 2 * RATE_HZ * COUGH_MS // 1000]
@@ -76,16 +70,16 @@ def prompt(gateway: ServedGateway) -> str:
     return gateway.client.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
 
 
-async def test_false_alarm_resumes_the_response_at_the_played_sample(gateway: ServedGateway, clock: ManualClock) -> None:
-    async with opened(gateway) as page:
-        first = await answering(page, gateway)
-        await page.until_audio(first["id"], AHEAD)
-        clock.advance(0.5)
-        await speak(page, silence(100) + cough() + silence(700))
-        cut = await page.until("response.done")
-        assert cut["response"]["status"] == "cancelled"
-        second = (await page.until("response.created"))["response"]
-        done = await play_to_end(page, clock)
+async def test_false_alarm_resumes_the_response_at_the_played_sample(
+    page: SocketClient, gateway: ServedGateway, clock: ManualClock
+) -> None:
+    first = await answering(page, gateway)
+    await page.until_audio(first["id"], AHEAD)
+    clock.advance(0.5)
+    await page.speak(silence(100) + cough() + silence(700))
+    assert (await page.done())["status"] == "cancelled"
+    second = (await page.until("response.created"))["response"]
+    done = await play_to_end(page, clock)
     assert "input_audio_buffer.committed" not in page.kinds(), "a cough is no turn"
     assert done["response"]["id"] == second["id"] != first["id"] and done["response"]["status"] == "completed"
     assert bytes(page.audio[second["id"]]) == WHOLE[RATE_HZ:], "half a second was played"
@@ -104,8 +98,8 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
             had = len(page.audio[response["id"]]) // 2
             async with opened(second, session=page.session, response=response["id"], samples=had) as again:
                 await again.until_audio(response["id"], FRAME_SAMPLES)
-                await speak(again, silence(100) + cough() + silence(700))
-                assert (await again.until("response.done"))["response"]["status"] == "cancelled"
+                await again.speak(silence(100) + cough() + silence(700))
+                assert (await again.done())["status"] == "cancelled"
                 rest = (await again.until("response.created"))["response"]
                 assert (await play_to_end(again, clock))["response"]["status"] == "completed"
             await page.socket.wait_closed()
@@ -113,33 +107,31 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
     assert sound and WHOLE.endswith(sound)
 
 
-async def test_prompt_after_a_false_alarm_holds_all_words(gateway: ServedGateway, clock: ManualClock) -> None:
-    async with opened(gateway) as page:
-        await answering(page, gateway)
-        await speak(page, silence(100) + cough() + silence(700))
-        await page.until("response.created")
-        done = await play_to_end(page, clock)
-        before = len(gateway.client.submitted)
-        await page.ask("and then?")
-        await asyncio.to_thread(wait_until, lambda: len(gateway.client.submitted) > before, "the next question")
+async def test_prompt_after_a_false_alarm_holds_all_words(page: SocketClient, gateway: ServedGateway, clock: ManualClock) -> None:
+    await answering(page, gateway)
+    await page.speak(silence(100) + cough() + silence(700))
+    await page.until("response.created")
+    done = await play_to_end(page, clock)
+    before = len(gateway.client.submitted)
+    await page.ask("and then?")
+    await asyncio.to_thread(wait_until, lambda: len(gateway.client.submitted) > before, "the next question")
     assert done["response"]["status"] == "completed"
     assert WORDS in prompt(gateway)
 
 
 @pytest.mark.parametrize("is_transcribed", [True, False])
-async def test_short_interruption_with_words_is_a_turn(gateway: ServedGateway, is_transcribed: bool) -> None:
+async def test_short_interruption_with_words_is_a_turn(page: SocketClient, gateway: ServedGateway, is_transcribed: bool) -> None:
     transcription = {"model": "x"} if is_transcribed else None
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": transcription}}})
-        first = await answering(page, gateway)
-        gateway.client.script = Script(heard="stop")
-        await speak(page, silence(100) + cough() + silence(700))
-        started = await page.until("input_audio_buffer.speech_started")
-        committed = await page.until("input_audio_buffer.committed")
-        assert committed["item_id"] == started["item_id"]
-        answer = await page.until("response.done")
-        while is_transcribed and f"{TRANSCRIPTION}.completed" not in page.kinds():
-            await page.next()
+    await page.update(audio={"input": {"transcription": transcription}})
+    first = await answering(page, gateway)
+    gateway.client.script = Script(heard="stop")
+    await page.speak(silence(100) + cough() + silence(700))
+    started = await page.until("input_audio_buffer.speech_started")
+    committed = await page.until("input_audio_buffer.committed")
+    assert committed["item_id"] == started["item_id"]
+    answer = await page.until("response.done")
+    while is_transcribed and f"{TRANSCRIPTION}.completed" not in page.kinds():
+        await page.next()
     assert answer["response"]["id"] != first["id"]
     assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "not the rest of the old response"
     transcripts = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
@@ -153,7 +145,7 @@ async def unverified(gateway: ServedGateway, transcript: str) -> AsyncIterator[t
     async with opened(gateway) as page:
         first = await answering(page, gateway)
         gateway.client.script = replace(LONG, heard=transcript, submit_gate=gate)
-        await speak(page, silence(100) + cough() + silence(700))
+        await page.speak(silence(100) + cough() + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
         yield page, first["id"], gate
 
@@ -166,11 +158,11 @@ def items_of(page: SocketClient, kind: str) -> list[str]:
 async def test_speech_during_verification_is_answered_with_it(gateway: ServedGateway, clock: ManualClock, longer: bool) -> None:
     async with unverified(gateway, "no") as (page, first, gate):
         more = speech(QUESTION) if longer else cough()
-        await speak(page, more)
+        await page.speak(more)
         await page.until("input_audio_buffer.speech_started")
         gate.set()
         await page.until("input_audio_buffer.committed")
-        await speak(page, silence(700))
+        await page.speak(silence(700))
         await page.until("input_audio_buffer.committed")
         await page.until("response.created")
         assert (await play_to_end(page, clock))["response"]["id"] != first
@@ -180,7 +172,7 @@ async def test_speech_during_verification_is_answered_with_it(gateway: ServedGat
 
 async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: ServedGateway, clock: ManualClock) -> None:
     async with unverified(gateway, "no") as (page, _first, gate):
-        await speak(page, speech(QUESTION) + silence(700))
+        await page.speak(speech(QUESTION) + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
         gate.set()
         await page.until("response.created")
@@ -198,10 +190,10 @@ async def test_second_false_alarm_resumes_the_same_response(gateway: ServedGatew
     async with unverified(gateway, "") as (page, first, gate):
         if played:
             await page.send("fleet.played", response_id=first, samples=4 * RATE_HZ)
-        await speak(page, cough())
+        await page.speak(cough())
         await page.until("input_audio_buffer.speech_started")
         gate.set()
-        await speak(page, silence(700))
+        await page.speak(silence(700))
         rest = (await page.until("response.created"))["response"]
         done = (await play_to_end(page, clock))["response"]
     assert done["id"] == rest["id"] and done["status"] == "completed"
@@ -215,16 +207,11 @@ async def test_short_interruption_of_a_text_model_is_a_false_alarm(text_only: Lo
             gateway.client.script = replace(LONG, stall_at=5)
             await page.ask("count")
             await page.until("response.output_text.delta")
-            await speak(page, silence(100) + cough() + silence(700))
-            assert (await page.until("response.done"))["response"]["status"] == "cancelled"
+            await page.speak(silence(100) + cough() + silence(700))
+            assert (await page.done())["status"] == "cancelled"
             gateway.client.script = LONG
-            assert (await page.until("response.done"))["response"]["status"] == "completed"
+            await page.completed()
     assert "input_audio_buffer.committed" not in page.kinds()
-
-
-async def retrieved(page: SocketClient, item: str) -> str:
-    await page.send("conversation.item.retrieve", item_id=item)
-    return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
 
 
 async def play_a_second(page: SocketClient, response: str) -> None:
@@ -240,56 +227,53 @@ async def truncate_to_nothing(page: SocketClient, response: str, item: str) -> N
     await page.send("fleet.played", response_id=response, samples=RATE_HZ)
 
 
-async def test_cancelled_response_is_not_resumed_after_a_false_alarm(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        response = await answering(page, gateway)
-        await play_a_second(page, response["id"])
-        await page.send("response.cancel")
-        item = (await page.until("response.done"))["response"]["output"][0]["id"]
-        await truncate_to_nothing(page, response["id"], item)
-        await speak(page, silence(100) + cough())
-        await page.until("input_audio_buffer.speech_started")
-        assert await retrieved(page, item) == "", "truncated words stay removed"
-        await speak(page, silence(700))
-        await page.until("input_audio_buffer.committed")
-        again = (await page.until("response.created"))["response"]
-        await page.until_audio(again["id"], FRAME_SAMPLES)
+async def test_cancelled_response_is_not_resumed_after_a_false_alarm(page: SocketClient, gateway: ServedGateway) -> None:
+    response = await answering(page, gateway)
+    await play_a_second(page, response["id"])
+    await page.send("response.cancel")
+    item = (await page.done())["output"][0]["id"]
+    await truncate_to_nothing(page, response["id"], item)
+    await page.speak(silence(100) + cough())
+    await page.until("input_audio_buffer.speech_started")
+    assert transcript(await page.retrieve(item)) == "", "truncated words stay removed"
+    await page.speak(silence(700))
+    await page.until("input_audio_buffer.committed")
+    again = (await page.until("response.created"))["response"]
+    await page.until_audio(again["id"], FRAME_SAMPLES)
     assert WHOLE.startswith(bytes(page.audio[again["id"]])), "another response, from its beginning"
 
 
-async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: ServedGateway, clock: ManualClock) -> None:
+async def test_second_false_alarm_resumes_where_the_client_truncated(
+    page: SocketClient, gateway: ServedGateway, clock: ManualClock
+) -> None:
     gate = threading.Event()
-    async with opened(gateway) as page:
-        response = await answering(page, gateway)
-        await play_a_second(page, response["id"])
-        gateway.client.script = replace(LONG, submit_gate=gate)
-        await speak(page, silence(100) + cough() + silence(700))
-        item = (await page.until("response.done"))["response"]["output"][0]["id"]
-        await page.until("input_audio_buffer.speech_stopped")
-        await truncate_to_nothing(page, response["id"], item)
-        await speak(page, silence(100) + cough() + silence(700))
-        await page.until("input_audio_buffer.speech_stopped")
-        gate.set()
-        rest = (await page.until("response.created"))["response"]
-        assert (await play_to_end(page, clock))["response"]["id"] == rest["id"]
+    response = await answering(page, gateway)
+    await play_a_second(page, response["id"])
+    gateway.client.script = replace(LONG, submit_gate=gate)
+    await page.speak(silence(100) + cough() + silence(700))
+    item = (await page.done())["output"][0]["id"]
+    await page.until("input_audio_buffer.speech_stopped")
+    await truncate_to_nothing(page, response["id"], item)
+    await page.speak(silence(100) + cough() + silence(700))
+    await page.until("input_audio_buffer.speech_stopped")
+    gate.set()
+    rest = (await page.until("response.created"))["response"]
+    assert (await play_to_end(page, clock))["response"]["id"] == rest["id"]
     assert bytes(page.audio[rest["id"]]) == WHOLE
 
 
-async def test_next_prompt_holds_only_the_played_words(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        response = await answering(page, gateway)
-        await page.until_audio(response["id"], AHEAD)
-        await page.send("fleet.played", response_id=response["id"], samples=RATE_HZ // 2)
-        await speak(page, silence(50) + speech(QUESTION))
-        done = await page.until("response.done")
-        item = done["response"]["output"][0]
-        await page.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=800)
-        await page.until("conversation.item.truncated")
-        await page.send("conversation.item.retrieve", item_id=item["id"])
-        kept = (await page.until("conversation.item.retrieved"))["item"]
-        gateway.client.script = Script()
-        await speak(page, silence(800))
-        await page.until("response.done")
+async def test_next_prompt_holds_only_the_played_words(page: SocketClient, gateway: ServedGateway) -> None:
+    response = await answering(page, gateway)
+    await page.until_audio(response["id"], AHEAD)
+    await page.send("fleet.played", response_id=response["id"], samples=RATE_HZ // 2)
+    await page.speak(silence(50) + speech(QUESTION))
+    item = (await page.done())["output"][0]
+    await page.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=800)
+    await page.until("conversation.item.truncated")
+    kept = await page.retrieve(item["id"])
+    gateway.client.script = Script()
+    await page.speak(silence(800))
+    await page.until("response.done")
     words = kept["content"][0]["transcript"]
     assert WORDS.startswith(words) and kept["status"] == "incomplete"
     # 0.8 of 4 seconds are three of the fifteen words; the whole is not known when it is cut, so rather less
@@ -297,83 +281,70 @@ async def test_next_prompt_holds_only_the_played_words(gateway: ServedGateway) -
     assert f"{words}<" in prompt(gateway).replace("\n", "") if words else WORDS[:3] not in prompt(gateway)
 
 
-async def test_turn_that_may_not_interrupt_is_answered_next(gateway: ServedGateway, clock: ManualClock) -> None:
-    detection = {"type": "server_vad", "interrupt_response": False}
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})
-        first = await answering(page, gateway)
-        await speak(page, speech(QUESTION) + silence(800))
-        await page.until("input_audio_buffer.committed")
-        done = await play_to_end(page, clock)
-        assert done["response"]["id"] == first["id"] and done["response"]["status"] == "completed"
-        second = await page.until("response.created")
-        assert second["response"]["id"] != first["id"], "the turn is answered afterwards"
+async def test_turn_that_may_not_interrupt_is_answered_next(
+    page: SocketClient, gateway: ServedGateway, clock: ManualClock
+) -> None:
+    await page.detect_turns({"type": "server_vad", "interrupt_response": False})
+    first = await answering(page, gateway)
+    await page.speak(speech(QUESTION) + silence(800))
+    await page.until("input_audio_buffer.committed")
+    done = await play_to_end(page, clock)
+    assert done["response"]["id"] == first["id"] and done["response"]["status"] == "completed"
+    second = await page.until("response.created")
+    assert second["response"]["id"] != first["id"], "the turn is answered afterwards"
 
 
-async def test_out_of_band_response_leaves_the_deferred_one_pending(gateway: ServedGateway) -> None:
+async def test_out_of_band_response_leaves_the_deferred_one_pending(page: SocketClient, gateway: ServedGateway) -> None:
     """It ends while one response is active and another is deferred until its end."""
-    detection = {"type": "server_vad", "interrupt_response": False}
-    message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "classify this"}]}
-    aside = {"conversation": "none", "input": [message], "output_modalities": ["text"]}
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})
-        first = await answering(page, gateway, replace(LONG, stall_at=4))
-        await speak(page, speech(QUESTION) + silence(800))
-        await page.until("input_audio_buffer.committed")
-        gateway.client.script = Script()
-        await page.send("response.create", response=aside)
-        assert (await page.until("response.done"))["response"]["conversation_id"] is None
-        await page.send("response.cancel")
-        assert (await page.until("response.done"))["response"]["id"] == first["id"]
-        answer = (await page.until("response.done"))["response"]
+    aside = {"conversation": "none", "input": [message("classify this")], "output_modalities": ["text"]}
+    await page.detect_turns({"type": "server_vad", "interrupt_response": False})
+    first = await answering(page, gateway, replace(LONG, stall_at=4))
+    await page.speak(speech(QUESTION) + silence(800))
+    await page.until("input_audio_buffer.committed")
+    gateway.client.script = Script()
+    await page.send("response.create", response=aside)
+    assert (await page.done())["conversation_id"] is None
+    await page.send("response.cancel")
+    assert (await page.done())["id"] == first["id"]
+    answer = await page.done()
     assert answer["conversation_id"] is not None and answer["status"] == "completed"
     assert len(gateway.client.submitted[-1][0].audio) == 1, "the turn is answered"
 
 
-async def test_push_to_talk_commits_only_when_asked(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
-        await page.send("input_audio_buffer.commit")
-        assert (await page.until("error"))["error"]["code"] == "input_audio_buffer_commit_empty"
-        await speak(page, speech(QUESTION) + silence(900) + speech(QUESTION))
-        await page.send("input_audio_buffer.commit")
-        await page.until("conversation.item.done")
-        await page.send("response.create")
-        await page.until("response.done")
-        assert "input_audio_buffer.speech_started" not in page.kinds()
-        assert gateway.client.submitted[0][0].audio[0].num_samples > 4 * 16_000
-        for _ in range(3):
-            await speak(page, silence(2_000))
-        assert (await page.until("error"))["error"]["code"] == "input_too_large"
-        await page.send("input_audio_buffer.clear")
-        await page.until("input_audio_buffer.cleared")
+async def test_push_to_talk_commits_only_when_asked(page: SocketClient, gateway: ServedGateway) -> None:
+    await page.detect_turns(None)
+    await page.send("input_audio_buffer.commit")
+    assert (await page.error())["code"] == "input_audio_buffer_commit_empty"
+    await page.speak(speech(QUESTION) + silence(900) + speech(QUESTION))
+    await page.send("input_audio_buffer.commit")
+    await page.until("conversation.item.done")
+    await page.complete()
+    assert "input_audio_buffer.speech_started" not in page.kinds()
+    assert gateway.client.submitted[0][0].audio[0].num_samples > 4 * 16_000
+    for _ in range(3):
+        await page.speak(silence(2_000))
+    assert (await page.error())["code"] == "input_too_large"
+    await page.send("input_audio_buffer.clear")
+    await page.until("input_audio_buffer.cleared")
 
 
-async def test_out_of_band_response_adds_no_item(gateway: ServedGateway) -> None:
-    async with opened(gateway) as page:
-        message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "classify this"}]}
-        await page.send("response.create", response={"conversation": "none", "input": [message], "output_modalities": ["text"],
-                                                     "metadata": {"topic": "1"}})  # fmt: skip
-        done = (await page.until("response.done"))["response"]
-        assert done["conversation_id"] is None and done["metadata"] == {"topic": "1"}
-        assert done["output"][0]["content"][0]["text"] == Script().text
-        assert "conversation.item.added" not in page.kinds() and not gateway.client.submitted[0][0].session
-        await page.send("response.create")
-        error = await page.until("error")
-    assert error["error"]["param"] == "response.input", "the conversation is empty"
+async def test_out_of_band_response_adds_no_item(page: SocketClient, gateway: ServedGateway) -> None:
+    aside = {"conversation": "none", "input": [message("classify this")], "output_modalities": ["text"]}
+    done = await page.complete(**aside, metadata={"topic": "1"})
+    assert done["conversation_id"] is None and done["metadata"] == {"topic": "1"}
+    assert done["output"][0]["content"][0]["text"] == Script().text
+    assert "conversation.item.added" not in page.kinds() and not gateway.client.submitted[0][0].session
+    await page.send("response.create")
+    assert (await page.error())["param"] == "response.input", "the conversation is empty"
 
 
-async def test_idle_timeout_begins_a_response(gateway: ServedGateway, clock: ManualClock) -> None:
-    detection = {"type": "server_vad", "idle_timeout_ms": 1000}
-    async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})
-        await page.ask("hello")
-        await page.until("response.done")
-        clock.advance(1)
-        await page.until("fleet.state", state="listening")
-        await speak(page, silence(300))
-        await page.send("session.update", session={"type": "realtime"})
-        await page.until("session.updated")
-        clock.advance(1)
-        await page.until("input_audio_buffer.timeout_triggered")
-        await page.until("response.done")
+async def test_idle_timeout_begins_a_response(page: SocketClient, clock: ManualClock) -> None:
+    await page.detect_turns({"type": "server_vad", "idle_timeout_ms": 1000})
+    await page.complete("hello")
+    clock.advance(1)
+    await page.until("fleet.state", state="listening")
+    await page.speak(silence(300))
+    await page.update()
+    clock.advance(1)
+    await page.until("input_audio_buffer.timeout_triggered")
+    await page.until("response.done")

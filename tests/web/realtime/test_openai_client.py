@@ -12,7 +12,7 @@ from openai.types.realtime import RealtimeServerEvent
 from tests.support import wait_until
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
-from tests.web.realtime.speech_samples import blocks, silence, speech
+from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def speak(connection: AsyncRealtimeConnection, pcm: bytes) -> None:
 
 async def test_spoken_turn_is_answered(gateway: ServedGateway) -> None:
     async with connected(gateway) as connection:
-        await speak(connection, silence(500) + speech("what day comes after monday") + silence(800))
+        await speak(connection, silence(500) + speech(QUESTION) + silence(800))
         events = await until(connection, "response.done")
     assert kinds(events)[:9] == [
         "input_audio_buffer.speech_started",
@@ -95,7 +95,7 @@ async def test_spoken_turn_is_answered(gateway: ServedGateway) -> None:
 
 async def test_continued_speech_discards_the_speculative_response(gateway: ServedGateway) -> None:
     async with connected(gateway) as connection:
-        spoken = speech("what day comes after monday")
+        spoken = speech(QUESTION)
         gateway.client.script = Script(stall_at=3)
         await speak(connection, silence(300) + spoken + silence(450))
         await asyncio.to_thread(wait_until, lambda: gateway.client.submitted, "an answer to be begun")
@@ -116,7 +116,7 @@ async def test_interrupted_response_keeps_only_played_words(gateway: ServedGatew
         await connection.response.create()
         events = await until(connection, "response.output_audio.delta")
         gateway.client.script = Script()
-        await speak(connection, silence(100) + speech("what day comes after monday"))
+        await speak(connection, silence(100) + speech(QUESTION))
         events = await until(connection, "response.done")
         assert kinds([event for event in events if not event.type.endswith("delta")]) == [
             "input_audio_buffer.speech_started",

@@ -6,26 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
-from tests.web.console.busy_gateway import read_only
+from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
 
 
 @pytest.fixture(scope="module")
-def showing(loaded: Loaded) -> Iterator[ServedGateway]:
-    with serving(read_only(loaded)) as gateway:
+def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
+    with serving(bounded(loaded, read_only=True)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def gateway(showing: ServedGateway) -> ServedGateway:
-    showing.client.script = Script()
-    showing.client.streams.clear()
-    showing.client.submitted.clear()
-    showing.client.traces.clear()
-    return showing
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -46,7 +36,7 @@ def test_read_only_gateway_refuses_to_resume_a_stream(gateway: ServedGateway, me
 async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: ServedGateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
-        response = (await page.until("response.done"))["response"]["id"]
+        response = (await page.done())["id"]
         (request,) = gateway.client.streams
         wait_until(lambda: gateway.client.held[page.session].fields.get("view"), "the session to be listed")
         shown = {path: gateway.http.get(path).text for path in (

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import SocketClient, opened
-from tests.web.realtime.speech_samples import blocks, silence, speech
+from tests.web.realtime.speech_samples import QUESTION, silence, speech
 
 SECONDS = 6
 """Audio is sent about one second ahead of playback."""
@@ -32,8 +32,7 @@ async def resending(gateway: ServedGateway) -> AsyncIterator[tuple[SocketClient,
 
 async def test_resent_audio_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
     async with resending(gateway) as (page, response):
-        await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
-        await page.until("session.updated")
+        await page.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
         sent = len(page.audio[response])
         await page.until("fleet.state", state="listening")
     assert len(page.audio[response]) == sent < WHOLE
@@ -41,23 +40,19 @@ async def test_resent_audio_stops_when_its_format_is_refused(gateway: ServedGate
 
 async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
     async with resending(gateway) as (page, response):
-        await page.ask("and in writing?", output_modalities=["text"])
-        await page.until("response.done")
-        await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
-        await page.until("session.updated")
+        await page.complete("and in writing?", output_modalities=["text"])
+        await page.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
         sent = len(page.audio[response])
         gateway.client.script = Script(gap_s=0.05)
-        await page.ask("and then?", output_modalities=["text"])
-        await page.until("response.done")
+        await page.complete("and then?", output_modalities=["text"])
     assert len(page.audio[response]) == sent < WHOLE
 
 
 async def test_resent_audio_stops_when_the_user_speaks(gateway: ServedGateway) -> None:
-    spoken = silence(100) + speech("what day comes after monday") + silence(800)
+    spoken = silence(100) + speech(QUESTION) + silence(800)
     async with resending(gateway) as (page, response):
         gateway.client.script = Script(gap_s=0.05)
-        for block in blocks(spoken, 100):
-            await page.socket.send(block)
+        await page.speak(spoken)
         await page.until("input_audio_buffer.speech_started")
         sent = len(page.audio[response])
         await page.until("response.done")

@@ -1,21 +1,19 @@
 """Access of a client secret: its own sessions, one at a time, on several gateways over a real Redis."""
 
 import asyncio
-import json
 import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import httpx
 import pytest
 import redis.asyncio
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route, WebSocketRoute
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from fleet.control import keys, scripts
@@ -24,6 +22,7 @@ from fleet.control.connect import run_async
 from fleet.core.ids import WorkerId
 from tests.support import await_until
 from tests.web.conftest import Loaded
+from tests.web.realtime.socket_client import SocketClient, message
 from web.app import create_app
 from web.http.guard import LOGIN_PATH, OPEN_PATHS
 from web.realtime import session_registry
@@ -80,53 +79,41 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
     await client.stop()
 
 
-@dataclass(slots=True)
-class SecretClient:
-    """Connection of a client, after its first event."""
+@pytest.fixture
+async def first(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
+    async with serving(loaded, redis_url) as gateway:
+        yield gateway
 
-    socket: ClientConnection
-    first: dict[str, Any]
 
-    @property
-    def session(self) -> str:
-        return self.first["session"]["id"]
-
-    @property
-    def error(self) -> dict[str, Any]:
-        return self.first["error"]
-
-    async def next(self) -> dict[str, Any]:
-        return json.loads(await asyncio.wait_for(self.socket.recv(), 20))
-
-    async def closed(self) -> tuple[int | None, str]:
-        await asyncio.wait_for(self.socket.wait_closed(), 20)
-        return self.socket.close_code, self.socket.close_reason or ""
-
-    async def drop(self) -> None:
-        """Break the connection without a close."""
-        self.socket.transport.abort()
-        await self.socket.wait_closed()
+@pytest.fixture
+async def second(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
+    """Another gateway of the same fleet."""
+    async with serving(loaded, redis_url) as gateway:
+        yield gateway
 
 
 @asynccontextmanager
-async def opening(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SecretClient]:
+async def opening(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SocketClient]:
+    """Connect, and read the first event, which may be a refusal."""
     headers = {"authorization": f"Bearer {key}"}
-    async with connect(gateway.url.replace("http", "ws") + path + query, additional_headers=headers) as connection:
-        yield SecretClient(connection, json.loads(await asyncio.wait_for(connection.recv(), 20)))
+    async with connect(gateway.url.replace("http", "ws") + path + query, additional_headers=headers) as socket:
+        client = SocketClient(socket)
+        await client.next()
+        yield client
 
 
 async def refused(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:
     """Return the error's code, the close code, and the error's message without the session's id."""
     async with opening(gateway, key, query, path) as client:
-        assert client.first["type"] == "error", f"admitted: {client.first['type']}"
-        code, _ = await client.closed()
-        return client.error["code"], code, re.sub("sess_[0-9A-Za-z]+", "NAME", client.error["message"])
+        assert client.kinds() == ["error"], f"admitted: {client.kinds()}"
+        error, (code, _) = client.events[0]["error"], await client.closed()
+        return error["code"], code, re.sub("sess_[0-9A-Za-z]+", "NAME", error["message"])
 
 
 async def opens(gateway: HttpxGateway, key: str, query: str = "") -> str:
     """Open a session, end it, and return its id."""
     async with opening(gateway, key, query) as client:
-        assert client.first["type"] == "session.created", client.first
+        assert client.session, client.events
         await client.socket.close(1000)
         session = client.session
     await await_until(lambda: not_there(gateway, session), "the session to end")
@@ -137,32 +124,30 @@ async def not_there(gateway: HttpxGateway, session: str) -> bool:
     return not await gateway.redis.exists(keys.voice(session))
 
 
-async def test_secret_does_not_continue_a_session_of_another_credential(loaded: Loaded, redis_url: str) -> None:
+async def test_secret_does_not_continue_a_session_of_another_credential(first: HttpxGateway, second: HttpxGateway) -> None:
     """The refusal, on any gateway, is that for a session that never existed."""
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        thief, victim = await first.secret(), await first.secret()
-        async with opening(first, KEY) as by_key, opening(first, victim) as by_secret:
-            for owned in (by_key, by_secret):
-                await await_until(lambda name=owned.session: first.written(name), "the session to be written down")
-            for gateway in (first, second):
-                unknown = await refused(gateway, thief, "?session=sess_never")
-                assert unknown[:2] == ("not_found", 1008)
-                assert await refused(gateway, thief, f"?session={by_key.session}") == unknown
-                assert await refused(gateway, thief, f"?session={by_secret.session}") == unknown
-                assert await refused(gateway, KEY, f"?session={by_secret.session}") == unknown
-            for owned in (by_key, by_secret):
-                await owned.socket.send('{"type":"input_audio_buffer.clear"}')
-                assert (await owned.next())["type"] == "input_audio_buffer.cleared", "its owner has it still"
+    thief, victim = await first.secret(), await first.secret()
+    async with opening(first, KEY) as by_key, opening(first, victim) as by_secret:
+        for owned in (by_key, by_secret):
+            await await_until(lambda name=owned.session: first.written(name), "the session to be written down")
+        for gateway in (first, second):
+            unknown = await refused(gateway, thief, "?session=sess_never")
+            assert unknown[:2] == ("not_found", 1008)
+            assert await refused(gateway, thief, f"?session={by_key.session}") == unknown
+            assert await refused(gateway, thief, f"?session={by_secret.session}") == unknown
+            assert await refused(gateway, KEY, f"?session={by_secret.session}") == unknown
+        for owned in (by_key, by_secret):
+            await owned.send("input_audio_buffer.clear")
+            await owned.until("input_audio_buffer.cleared")
 
 
-async def test_operator_end_is_not_shown_to_another_credential(loaded: Loaded, redis_url: str) -> None:
-    async with serving(loaded, redis_url) as gateway:
-        secret = await gateway.secret()
-        async with opening(gateway, KEY) as client:
-            assert (await gateway.http.delete(f"/v1/fleet/sessions/{client.session}")).status_code == 200
-            assert (await client.closed())[0] == 1000
-            assert (await refused(gateway, secret, f"?session={client.session}"))[:2] == ("not_found", 1008)
-            assert (await refused(gateway, KEY, f"?session={client.session}"))[:2] == ("session_ended", 1000)
+async def test_operator_end_is_not_shown_to_another_credential(first: HttpxGateway) -> None:
+    secret = await first.secret()
+    async with opening(first, KEY) as client:
+        assert (await first.http.delete(f"/v1/fleet/sessions/{client.session}")).status_code == 200
+        assert (await client.closed())[0] == 1000
+        assert (await refused(first, secret, f"?session={client.session}"))[:2] == ("not_found", 1008)
+        assert (await refused(first, KEY, f"?session={client.session}"))[:2] == ("session_ended", 1000)
 
 
 @pytest.fixture
@@ -172,18 +157,17 @@ def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refused_immediately")
-async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Loaded, redis_url: str) -> None:
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        secret, other = await first.secret(), await first.secret()
-        async with opening(first, secret) as client:
-            for gateway in (first, second):
-                code, close, message = await refused(gateway, secret)
-                assert (code, close) == ("secret_in_use", 1013) and "voice.sessions_per_secret" in message
-            async with opening(second, other), opening(second, KEY), opening(second, KEY) as third:
-                assert third.first["type"] == "session.created"
-            await client.socket.close(1000)
-            await await_until(lambda: not_there(first, client.session), "the session to end")
-        assert await opens(second, secret)
+async def test_secret_has_one_open_session_on_all_gateways_together(first: HttpxGateway, second: HttpxGateway) -> None:
+    secret, other = await first.secret(), await first.secret()
+    async with opening(first, secret) as client:
+        for gateway in (first, second):
+            code, close, message = await refused(gateway, secret)
+            assert (code, close) == ("secret_in_use", 1013) and "voice.sessions_per_secret" in message
+        async with opening(second, other), opening(second, KEY), opening(second, KEY) as third:
+            assert third.session
+        await client.socket.close(1000)
+        await await_until(lambda: not_there(first, client.session), "the session to end")
+    assert await opens(second, secret)
 
 
 @pytest.mark.usefixtures("refused_immediately")
@@ -192,7 +176,7 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
         secret = await gateway.secret()
         async with opening(gateway, KEY):
             async with opening(gateway, secret) as waiting:
-                assert waiting.error["code"] == "session_queued"
+                assert waiting.events[0]["error"]["code"] == "session_queued"
                 assert (await refused(gateway, secret))[:2] == ("secret_in_use", 1013)
                 waiting.socket.transport.abort()
 
@@ -201,7 +185,7 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
 
             await await_until(forgotten, "the place in line to be given up")
             async with opening(gateway, secret) as again:
-                assert again.error["code"] == "session_queued"
+                assert again.events[0]["error"]["code"] == "session_queued"
 
 
 async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: str) -> None:
@@ -209,29 +193,28 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
     async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
         one, other = await gateway.secret(), await gateway.secret()
         async with opening(gateway, one) as client, opening(gateway, other) as waiting, opening(gateway, KEY) as by_key:
-            assert (client.first["type"], by_key.first["type"]) == ("session.created", "session.created")
-            assert waiting.error["code"] == "session_queued"
+            assert client.session and by_key.session
+            assert waiting.events[0]["error"]["code"] == "session_queued"
             await client.socket.close(1000)
-            assert (await waiting.next())["type"] == "session.created"
+            await waiting.until("session.created")
 
 
 async def test_reloaded_page_opens_another_session_with_its_secret(
-    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost session is replaced on any gateway, and cannot be resumed."""
     monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        secret, lost = await first.secret(), set[str]()
-        for gateway in (first, first, second):
-            async with opening(gateway, secret) as client:
-                assert client.first["type"] == "session.created"
-                assert not any([await first.redis.exists(keys.voice(name)) for name in lost])
-                lost.add(client.session)
-                await client.drop()
-        async with opening(first, secret) as last:
-            for name in lost:
-                assert (await refused(second, secret, f"?session={name}"))[:2] == ("not_found", 1008)
-            await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
+    secret, lost = await first.secret(), set[str]()
+    for gateway in (first, first, second):
+        async with opening(gateway, secret) as client:
+            assert client.session
+            assert not any([await first.redis.exists(keys.voice(name)) for name in lost])
+            lost.add(client.session)
+            await client.drop()
+    async with opening(first, secret) as last:
+        for name in lost:
+            assert (await refused(second, secret, f"?session={name}"))[:2] == ("not_found", 1008)
+        await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
 
 
 async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(loaded: Loaded, redis_url: str) -> None:
@@ -248,80 +231,71 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(lo
 
 
 async def test_session_that_returns_before_the_next_write_is_continued(
-    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It includes the items added at the other gateway meanwhile."""
     monkeypatch.setattr(session_registry, "RENEW_S", 60.0)
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        secret = await first.secret()
-        async with opening(first, secret) as client:
-            query = f"?session={client.session}"
+    secret = await first.secret()
+    async with opening(first, secret) as client:
+        query = f"?session={client.session}"
 
-            async def is_away() -> bool:
-                return await first.redis.hexists(keys.voice(client.session), "away_us") and await first.written(client.session)
+        async def is_away() -> bool:
+            return await first.redis.hexists(keys.voice(client.session), "away_us") and await first.written(client.session)
 
-            await client.drop()
-        await await_until(is_away, "the lost connection to be written down")
-        async with opening(second, secret, query) as client:
-            item = {"id": "item_second", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
-            await client.socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-            while (await client.next())["type"] != "conversation.item.added":
-                continue
-            await client.drop()
-        await await_until(is_away, "the lost connection to be written down")
-        async with opening(first, secret, query) as client:
-            assert client.first["type"] == "session.created", client.first
-            await client.socket.send('{"type":"conversation.item.retrieve","item_id":"item_second"}')
-            while (event := await client.next())["type"] != "conversation.item.retrieved":
-                assert event["type"] != "error", event
+        await client.drop()
+    await await_until(is_away, "the lost connection to be written down")
+    async with opening(second, secret, query) as client:
+        await client.send("conversation.item.create", item=message("hi", id="item_second"))
+        await client.until("conversation.item.added")
+        await client.drop()
+    await await_until(is_away, "the lost connection to be written down")
+    async with opening(first, secret, query) as client:
+        assert client.session, client.events
+        assert await client.retrieve("item_second") and "error" not in client.kinds()
 
 
 async def only(gateway: HttpxGateway, session: str) -> bool:
     return await gateway.ids() == {session}
 
 
-async def test_session_of_an_expired_secret_can_be_continued(loaded: Loaded, redis_url: str) -> None:
+async def test_session_of_an_expired_secret_can_be_continued(first: HttpxGateway, second: HttpxGateway) -> None:
     """Only opening a session needs a valid secret, so that a broken connection is not fatal."""
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        secret = await first.secret()
-        async with opening(first, secret) as client:
-            await await_until(lambda: first.written(client.session), "the session to be written down")
-            await first.expire(secret)
-            await client.socket.send('{"type":"input_audio_buffer.clear"}')
-            assert (await client.next())["type"] == "input_audio_buffer.cleared"
-            await client.drop()
-        for gateway in (first, second):
-            async with opening(gateway, secret, f"?session={client.session}") as again:
-                assert again.session == client.session
-                await again.drop()
-        unknown = await refused(first, secret, "?session=sess_never")
-        assert unknown[:2] == ("invalid_api_key", 3000)
-        assert await refused(first, "ek_made-up", f"?session={client.session}") == unknown
-        assert await refused(first, "ek_made-up", f"?session={client.session}&model=gpt-9") == unknown
-        assert (await refused(first, secret))[:2] == ("invalid_api_key", 3000)
+    secret = await first.secret()
+    async with opening(first, secret) as client:
+        await await_until(lambda: first.written(client.session), "the session to be written down")
+        await first.expire(secret)
+        await client.send("input_audio_buffer.clear")
+        await client.until("input_audio_buffer.cleared")
+        await client.drop()
+    for gateway in (first, second):
+        async with opening(gateway, secret, f"?session={client.session}") as again:
+            assert again.session == client.session
+            await again.drop()
+    unknown = await refused(first, secret, "?session=sess_never")
+    assert unknown[:2] == ("invalid_api_key", 3000)
+    assert await refused(first, "ek_made-up", f"?session={client.session}") == unknown
+    assert await refused(first, "ek_made-up", f"?session={client.session}&model=gpt-9") == unknown
+    assert (await refused(first, secret))[:2] == ("invalid_api_key", 3000)
 
 
-async def test_session_age_continues_at_another_gateway(loaded: Loaded, redis_url: str) -> None:
-    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
-        async with opening(first, KEY) as client:
-            await await_until(lambda: first.written(client.session), "the session to be written down")
-            await first.redis.hincrby(keys.voice(client.session), "started_us", -3600 * 1_000_000)
-            await client.drop()
-        async with opening(second, KEY, f"?session={client.session}") as again:
-            event = again.first
-            while event["type"] != "error":
-                event = await again.next()
-            assert event["error"]["code"] == "session_expired"
-            assert event["error"]["message"].startswith("Your session hit the maximum duration of 60 minutes.")
-            code, reason = await again.closed()
-        assert code == 1001 and reason.startswith("invalid_request_error.session_expired: ")
-        await await_until(lambda: not_there(second, client.session), "the session to end")
+async def test_session_age_continues_at_another_gateway(first: HttpxGateway, second: HttpxGateway) -> None:
+    async with opening(first, KEY) as client:
+        await await_until(lambda: first.written(client.session), "the session to be written down")
+        await first.redis.hincrby(keys.voice(client.session), "started_us", -3600 * 1_000_000)
+        await client.drop()
+    async with opening(second, KEY, f"?session={client.session}") as again:
+        error = await again.error()
+        assert error["code"] == "session_expired"
+        assert error["message"].startswith("Your session hit the maximum duration of 60 minutes.")
+        code, reason = await again.closed()
+    assert code == 1001 and reason.startswith("invalid_request_error.session_expired: ")
+    await await_until(lambda: not_there(second, client.session), "the session to end")
 
 
 async def test_idle_session_ends_with_its_reason(loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_registry, "RENEW_S", 0.01)
     async with serving(loaded, redis_url, idle_s=0.1) as gateway, opening(gateway, KEY) as client:
-        error = (await client.next())["error"]
+        error = await client.error()
         assert error["code"] == "session_idle" and "voice.idle_s" in error["message"]
         code, reason = await client.closed()
         assert code == 1000 and reason.startswith("invalid_request_error.session_idle: ")
@@ -342,45 +316,42 @@ def addresses(app: Starlette) -> set[tuple[str, str]]:
     return {(method, path) for method, path in named if not path.startswith((*OPEN_PATHS, "/static"))}
 
 
-async def test_secret_reaches_no_address_but_the_voice_socket(loaded: Loaded, redis_url: str) -> None:
-    async with serving(loaded, redis_url) as gateway:
-        secret = await gateway.secret()
-        headers = {"authorization": f"Bearer {secret}"}
-        tried = addresses(gateway.app)
-        assert {("DELETE", "/v1/fleet/sessions/any"), ("GET", "/v1/fleet/requests/any"), ("WS", "/console/ws")} <= tried
-        sockets = {path for method, path in tried if method == "WS"} - {"/v1/realtime"}
-        for path in sockets:
-            assert (await refused(gateway, secret, path=path))[:2] == ("invalid_api_key", 3000), path
+async def test_secret_reaches_no_address_but_the_voice_socket(first: HttpxGateway) -> None:
+    secret = await first.secret()
+    headers = {"authorization": f"Bearer {secret}"}
+    tried = addresses(first.app)
+    assert {("DELETE", "/v1/fleet/sessions/any"), ("GET", "/v1/fleet/requests/any"), ("WS", "/console/ws")} <= tried
+    sockets = {path for method, path in tried if method == "WS"} - {"/v1/realtime"}
+    for path in sockets:
+        assert (await refused(first, secret, path=path))[:2] == ("invalid_api_key", 3000), path
 
-        async def check(method: str, path: str) -> None:
-            answer = await gateway.http.request(method, path, headers=headers)
-            login = answer.status_code == 303 and answer.headers["location"].startswith(LOGIN_PATH)
-            assert answer.status_code in (401, 429) or login, f"{method} {path}: {answer.status_code}"
+    async def check(method: str, path: str) -> None:
+        answer = await first.http.request(method, path, headers=headers)
+        login = answer.status_code == 303 and answer.headers["location"].startswith(LOGIN_PATH)
+        assert answer.status_code in (401, 429) or login, f"{method} {path}: {answer.status_code}"
 
-        await asyncio.gather(*(check(method, path) for method, path in tried if method != "WS"))
-
-
-async def test_list_names_the_secret_that_opened_a_session(loaded: Loaded, redis_url: str) -> None:
-    async with serving(loaded, redis_url) as gateway:
-        secret = await gateway.secret()
-        async with opening(gateway, secret) as one, opening(gateway, KEY) as other:
-
-            async def listed() -> dict[str, str | None]:
-                views = (await gateway.http.get("/v1/fleet/sessions")).json()["data"]
-                return {view["id"]: view["client_secret"] for view in views} if len(views) == 2 else {}
-
-            opened_by = await await_until(listed, "both sessions to be listed")
-            shown = opened_by[one.session]
-            assert shown is not None and len(shown) == 8 and shown not in secret and opened_by[other.session] is None
+    await asyncio.gather(*(check(method, path) for method, path in tried if method != "WS"))
 
 
-async def test_new_connection_closes_the_lost_one(loaded: Loaded, redis_url: str) -> None:
+async def test_list_names_the_secret_that_opened_a_session(first: HttpxGateway) -> None:
+    secret = await first.secret()
+    async with opening(first, secret) as one, opening(first, KEY) as other:
+
+        async def listed() -> dict[str, str | None]:
+            views = (await first.http.get("/v1/fleet/sessions")).json()["data"]
+            return {view["id"]: view["client_secret"] for view in views} if len(views) == 2 else {}
+
+        opened_by = await await_until(listed, "both sessions to be listed")
+        shown = opened_by[one.session]
+        assert shown is not None and len(shown) == 8 and shown not in secret and opened_by[other.session] is None
+
+
+async def test_new_connection_closes_the_lost_one(first: HttpxGateway) -> None:
     """The owner resumes the session while the former connection is still open."""
-    async with serving(loaded, redis_url) as gateway:
-        secret = await gateway.secret()
-        async with opening(gateway, secret) as before, opening(gateway, secret, f"?session={before.session}") as after:
-            assert after.session == before.session
-            with pytest.raises(ConnectionClosed):
-                while True:
-                    await before.next()
-            assert before.socket.close_code == 1008
+    secret = await first.secret()
+    async with opening(first, secret) as before, opening(first, secret, f"?session={before.session}") as after:
+        assert after.session == before.session
+        with pytest.raises(ConnectionClosed):
+            while True:
+                await before.next()
+        assert before.socket.close_code == 1008

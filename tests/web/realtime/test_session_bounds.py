@@ -10,11 +10,11 @@ import pytest
 
 from fleet.config.schema import VoiceConfig
 from fleet.control.voice import HeldVoice
-from fleet.processing.tokenizer import load_tokenizer
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeVoice, Script
 from tests.web.realtime.manual_clock import ManualClock
+from tests.web.realtime.socket_client import message
 from web.gateway.gateway import Gateway
 from web.realtime import session_registry
 from web.realtime.discard_limit import BURST, PER_S, DiscardLimit
@@ -80,7 +80,7 @@ class Talk:
 @pytest.fixture
 async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
     monkeypatch.setattr(session_registry, "SETTLE_S", 0.0)
-    fake = FakeClient(loaded.config.graph_declaration(), load_tokenizer(loaded.checkpoint))
+    fake = loaded.fake_client()
     config = loaded.config.model_copy(update={"voice": VoiceConfig(reconnect_timeout_s=MAX_S)})
     gateway, clock = Gateway(config, fake, loaded.frontend), ManualClock()
     talk = Talk(SessionRegistry(gateway, clock), fake, gateway, clock)
@@ -130,8 +130,7 @@ async def test_client_that_receives_a_response_is_not_idle(talk: Talk) -> None:
     """A response under way, and one that is still played, count as activity."""
     talk.fake.script = Script(stall_at=3)
     session = await talk.begin()
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
-    await session.receive(json.dumps({"type": "conversation.item.create", "item": asked}))
+    await session.receive(json.dumps({"type": "conversation.item.create", "item": message("hello")}))
     await session.receive(json.dumps({"type": "response.create"}))
     await talk.passes(3 * IDLE_S / 2)
     await session.receive(json.dumps({"type": "response.cancel"}))

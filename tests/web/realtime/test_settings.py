@@ -49,33 +49,6 @@ def test_semantic_detection_sets_the_length_of_silence(eagerness: str) -> None:
     assert rules is not None and rules.silence_ms == EAGERNESS_MS[eagerness]
 
 
-@pytest.mark.parametrize(
-    ("session", "named"),
-    [
-        ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "session.audio.input.format"),
-        ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 4_000}}}}, "session.audio.input.format.rate"),
-        ({"audio": {"output": {"format": {"type": "audio/pcm", "rate": 16_000}}}}, "session.audio.output.format.rate"),
-        ({"audio": {"output": {"speed": 1.2}}}, "session.audio.output.speed"),
-        ({"audio": {"input": {"turn_detection": {"type": "server_vad", "threshold": 2}}}}, "turn_detection.threshold"),
-        ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection"),
-        ({"modalities": ["text"]}, "session.modalities"),
-        ({"turn_detection": None}, "session.turn_detection"),
-        ({"output_modalities": []}, "session.output_modalities"),
-        ({"max_output_tokens": 0}, "session.max_output_tokens"),
-        ({"type": "transcription"}, "session.type"),
-        ({"tool_choice": "required"}, "session.tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "session.tool_choice"),
-        ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
-        ({"truncation": 5}, "session.truncation"),
-        ({"audio": {"input": {"turn_detection": {"threshold": 0.6}}}}, "session.audio.input.turn_detection.type"),
-    ],
-)
-def test_field_that_is_not_served_is_named(session: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadInput) as refused:
-        updated(Settings(), **session)
-    assert refused.value.param is not None and named in refused.value.param, refused.value.message
-
-
 def test_unknown_fields_and_empty_tools_are_accepted() -> None:
     assert updated(Settings(), tools=[], tracing=None, parallel_tool_calls=True, something_new={"a": 1}) == Settings()
 

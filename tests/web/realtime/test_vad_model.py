@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 
 from tests.support import REPO
-from tests.web.realtime.speech_samples import blocks, silence, speech
+from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import FRAME_SAMPLES, TurnEvent, TurnPaused, TurnRules, TurnStarted, TurnStopped
 from web.realtime.audio.vad import Vad, VadBatcher, speech_probabilities
@@ -39,7 +39,7 @@ def test_vendored_model_is_the_released_one() -> None:
 
 def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
     """Silence resets the model by blocks, so a frame more or less may be classified before the speech."""
-    pcm = silence(500) + speech("what day comes after monday") + silence(900)
+    pcm = silence(500) + speech(QUESTION) + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
         started, paused, stopped = events(pcm, block_ms)
         assert isinstance(started, TurnStarted) and isinstance(paused, TurnPaused) and isinstance(stopped, TurnStopped)
@@ -62,7 +62,7 @@ def test_skipped_silence_preserves_audio_and_positions() -> None:
 
 def test_skipping_silence_changes_no_turn() -> None:
     hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
-    pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
+    pcm = hum + speech(QUESTION) + hum + speech("count from one to five") + hum
     gated, ungated = events(pcm), events(pcm, gated=False)
     ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (gated, ungated)]
     starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (gated, ungated)]
@@ -72,7 +72,7 @@ def test_skipping_silence_changes_no_turn() -> None:
 
 
 def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
-    spoken = np.frombuffer(speech("what day comes after monday"), "<i2").astype(np.float32) / np.float32(32768)
+    spoken = np.frombuffer(speech(QUESTION), "<i2").astype(np.float32) / np.float32(32768)
     streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
     alone = [
         [speech_probabilities([vad], [frame])[0] for frame in stream] for vad, stream in ((Vad(), stream) for stream in streams)

@@ -1,6 +1,6 @@
 """Headless Chromium with a fake microphone, and helpers for tests of the Voice page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,8 @@ from tests.support import wait_until
 from tests.web.chromium import chromium_path
 
 MIC_RATE_HZ = 48_000
+Visit = Callable[[str, NDArray[np.int16]], Page]
+"""Opens the Voice page with a microphone of this name and audio."""
 PATIENCE_MS = 40_000
 """Longest wait of a test; a browser on a loaded machine is slow."""
 expect.set_options(timeout=PATIENCE_MS)
@@ -70,8 +72,8 @@ class Browsers:
 
 
 @contextmanager
-def visiting(browser: Browser, url: str, expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
-    """Open the Voice page. Errors in the browser (a blocked script, an exception) that are not `expected` fail the test."""
+def visiting(browser: Browser, url: str = "about:blank", expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
+    """Open a page. Errors in the browser (a blocked script, an exception) that are not `expected` fail the test."""
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
@@ -114,6 +116,20 @@ def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
     """Return all recorded samples once there are `at_least` so many, followed by silence."""
     wait_js(page, f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)")
     return np.asarray(js(page, "window.tapped"), np.int16)
+
+
+def start(page: Page) -> None:
+    """Begin to talk, once the page is ready."""
+    expect(page.locator("#state")).to_have_text("Ready")
+    page.locator("#talk-button").click()
+
+
+def hold_to_talk(page: Page) -> None:
+    """Choose push to talk, open the microphone, and focus the button, which the space bar then holds."""
+    choose_push_to_talk(page)
+    start(page)
+    expect(page.locator("#state")).to_have_text("Hold to talk")
+    page.locator("#talk-button").focus()
 
 
 def choose_push_to_talk(page: Page) -> None:

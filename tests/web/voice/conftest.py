@@ -1,6 +1,6 @@
 """The Voice page in headless Chromium, with a fake server of its socket."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -11,10 +11,8 @@ from playwright.sync_api import Page, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount, WebSocketRoute
 
-from fleet.processing.tokenizer import load_tokenizer
 from tests.web.conftest import Loaded, bounded, serving_app
-from tests.web.fake_client import FakeClient
-from tests.web.voice.browsers import Browsers, visiting
+from tests.web.voice.browsers import Browsers, Visit, visiting
 from tests.web.voice.fake_server import FakeVoiceServer
 from web.app import create_app
 
@@ -32,8 +30,7 @@ def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
     """The real pages, also under a name that is not loopback's; the voice socket is the fake server's."""
     server = FakeVoiceServer()
     config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
-    tokenizer = load_tokenizer(loaded.checkpoint)
-    inner = create_app(config, FakeClient(config.graph_declaration(), tokenizer), loaded.frontend, None)
+    inner = create_app(config, loaded.fake_client(), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
     app.state.closing, app.state.detach_all, app.state.close = inner.state.closing, inner.state.detach_all, inner.state.close
     with serving_app(app, config) as served:
@@ -74,7 +71,7 @@ def module_page(browsers: Browsers, site: Site) -> Iterator[Page]:
 
 
 @pytest.fixture
-def visit_with_mic(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Callable[[str, NDArray[np.int16]], Page]]:
+def visit_with_mic(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Visit]:
     """Opens the Voice page with a microphone that plays the given audio from when the page opens it."""
     with ExitStack() as stack:
 

@@ -8,7 +8,7 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -117,10 +117,15 @@ class FakeVoiceServer:
             return {"response_id": None, "item_id": None, "transcript": ""}
         return {"response_id": answer.response, "item_id": answer.item, "transcript": answer.text}
 
-    def call(self, work: Callable[[], object]) -> None:
-        """Run a function in the server's event loop, from the test's thread."""
+    def call(self, work: Callable[[], Coroutine[object, object, object]]) -> None:
+        """Run a coroutine in the server's event loop, from the test's thread."""
         assert self.loop is not None
-        self.loop.call_soon_threadsafe(work)
+        asyncio.run_coroutine_threadsafe(work(), self.loop)
+
+    def disconnect(self) -> None:
+        """Break the first connection, and refuse others until the script changes."""
+        self.script = VoiceScript(refuse=(1011, ""))
+        self.call(self.connections[0].drop)
 
     async def endpoint(self, websocket: WebSocket) -> None:
         self.loop = asyncio.get_running_loop()
@@ -192,10 +197,10 @@ class FakeConnection:
             start = int(self.query.get("samples", "0")) - self.server.script.repeat
             self.answer_from(held, max(0, start))
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Close the connection without an event."""
         self.stop()
-        asyncio.ensure_future(self.websocket.close(1011))
+        await self.websocket.close(1011)
 
     async def handle(self, event: Event) -> None:
         self.server.events.append(event)
@@ -327,7 +332,7 @@ class FakeConnection:
         for offset in range(start, len(answer.samples), CHUNK):
             if script.drop_after is not None and offset >= script.drop_after:
                 script.drop_after = None
-                self.drop()
+                await self.websocket.close(1011)
                 await asyncio.Event().wait()
             if script.stall_after is not None and offset >= script.stall_after:
                 await asyncio.Event().wait()

@@ -1,6 +1,5 @@
 """`python -m tests.web.voice.screenshots FOLDER`: pictures of the Voice page in each of its states."""
 
-import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -75,7 +74,7 @@ def opening_missed(page: Page, site: Site) -> None:
 def ended(page: Page, site: Site) -> None:
     speaking(page, site)
     connection = site.server.connections[-1]
-    site.server.call(lambda: asyncio.ensure_future(connection.websocket.close(1000, "an operator ended the session")))
+    site.server.call(lambda: connection.websocket.close(1000, "an operator ended the session"))
     expect(page.locator("#state")).to_have_text("Ended")
 
 

@@ -1,18 +1,16 @@
 """Lost and refused connections of the Voice page: answers continue, and the page shows the reason."""
 
-import asyncio
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, js, tap, tapped, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, Visit, ask, hold_to_talk, js, start, tap, tapped, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 from web.http.errors import Unauthorized
 from web.realtime.transport.refusal import UNAUTHORIZED, close_reason
+
+ALWAYS = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
 
 
 def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoiceServer) -> None:
@@ -39,8 +37,7 @@ def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoi
 
 
 def test_message_waits_for_reconnect(text_page: Page, server: FakeVoiceServer) -> None:
-    server.script = VoiceScript(refuse=(1011, ""))
-    server.call(server.connections[0].drop)
+    server.disconnect()
     expect(text_page.locator("#state")).to_have_text("Reconnecting")
     expect(text_page.locator(".reason")).to_contain_text("The gateway does not answer")
     ask(text_page, "are you there?")
@@ -70,11 +67,7 @@ def test_queue_position_is_shown(browsers: Browsers, site: Site, server: FakeVoi
         expect(page.locator("#state")).to_have_text("Waiting in line: place 3")
         (connection,) = server.connections
         server.script = VoiceScript()
-
-        def admit() -> None:
-            asyncio.ensure_future(connection.admit())
-
-        server.call(admit)
+        server.call(connection.admit)
         expect(page.locator("#state")).to_have_text("Ready")
 
 
@@ -95,21 +88,9 @@ def test_refused_page_does_not_retry(browsers: Browsers, site: Site, server: Fak
         assert len(server.connections) == 1
 
 
-def open_with_push_to_talk(page: Page) -> None:
-    """Choose push to talk and open the microphone."""
-    expect(page.locator("#state")).to_have_text("Ready")
-    choose_push_to_talk(page)
-    page.locator("#talk-button").click()
-    expect(page.locator("#state")).to_have_text("Hold to talk")
-    page.locator("#talk-button").focus()
-
-
-def test_speech_during_reconnect_is_sent(
-    visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
-) -> None:
-    counted = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
-    page = visit_with_mic("always", counted)
-    open_with_push_to_talk(page)
+def test_speech_during_reconnect_is_sent(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = visit_with_mic("always", ALWAYS)
+    hold_to_talk(page)
     page.keyboard.down("Space")
     wait_until(lambda: len(server.mic) > 10, "audio")
     server.call(server.connections[0].drop)
@@ -124,15 +105,12 @@ def test_speech_during_reconnect_is_sent(
     assert received_ms >= sent_ms - 200
 
 
-def test_question_ended_while_disconnected_is_answered_after_reconnect(
-    visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
-) -> None:
-    page = visit_with_mic("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
-    open_with_push_to_talk(page)
+def test_question_ended_while_disconnected_is_answered_after_reconnect(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = visit_with_mic("always", ALWAYS)
+    hold_to_talk(page)
     page.keyboard.down("Space")
     wait_until(lambda: len(server.mic) > 10, "audio")
-    server.script = VoiceScript(refuse=(1011, ""))
-    server.call(server.connections[0].drop)
+    server.disconnect()
     wait_js(page, "fleetVoice.socket.held.length > 10")
     page.keyboard.up("Space")
     server.script = VoiceScript(samples=tone(0.2))
@@ -144,16 +122,13 @@ def test_question_ended_while_disconnected_is_answered_after_reconnect(
     assert "audio" in received[:commit] and "input_audio_buffer.clear" not in received and "response.create" in received[commit:]
 
 
-def test_interruption_while_disconnected_reaches_the_server(
-    visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
-) -> None:
-    page = visit_with_mic("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
-    open_with_push_to_talk(page)
+def test_interruption_while_disconnected_reaches_the_server(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+    page = visit_with_mic("always", ALWAYS)
+    hold_to_talk(page)
     server.script = VoiceScript(samples=tone(60.0), lead_s=60, stall_after=50 * RATE_HZ)
     ask(page)
     wait_js(page, "fleetVoice.player.totalPlayed > 2400")
-    server.script = VoiceScript(refuse=(1011, ""))
-    server.call(server.connections[0].drop)
+    server.disconnect()
     expect(page.locator("#state")).to_have_text("Reconnecting")
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
@@ -181,16 +156,12 @@ def test_stop_discards_pending_question(text_page: Page, server: FakeVoiceServer
     expect(text_page.locator("#state")).to_have_text("Ready")
 
 
-def test_new_session_receives_format_before_audio(
-    visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
-) -> None:
+def test_new_session_receives_format_before_audio(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     """This holds for audio that was held while disconnected, too: a new session assumes another rate."""
-    page = visit_with_mic("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
-    expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#talk-button").click()
+    page = visit_with_mic("always", ALWAYS)
+    start(page)
     wait_until(lambda: len(server.mic) > 10, "audio")
-    server.script = VoiceScript(refuse=(1011, ""))
-    server.call(server.connections[0].drop)
+    server.disconnect()
     wait_js(page, "fleetVoice.socket.held.length > 20")
     server.script = VoiceScript(forget=True)
     wait_until(lambda: "audio" in server.connections[-1].received, "the held audio")

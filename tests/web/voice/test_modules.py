@@ -1,18 +1,16 @@
 """Modules of the Voice page, each by itself in the browser: latency, states, echo, heard text, and the saved conversation."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 import soundfile
-from numpy.typing import NDArray
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, js, start, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 FLAGS = (
@@ -139,16 +137,13 @@ def test_heard_text_follows_playback_by_words(module_page: Page) -> None:
     assert found == ["", "one", "one two", "one two three", "one two three four"]
 
 
-def test_saved_conversation_has_two_tracks_and_transcript(
-    visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer, tmp_path: Path
-) -> None:
+def test_saved_conversation_has_two_tracks_and_transcript(visit_with_mic: Visit, server: FakeVoiceServer, tmp_path: Path) -> None:
     """The user is on the left and the model on the right, on one clock; audio that was not played is not included."""
     question = tone(0.6, 700.0, MIC_RATE_HZ, 0.4)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     server.script = VoiceScript(samples=tone(1.0, 440.0))
     page = visit_with_mic("saved", np.concatenate([quiet, question, *[quiet] * 60]))
-    expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#talk-button").click()
+    start(page)
     wait_js(page, f"fleetVoice.player.totalPlayed === {RATE_HZ} && !fleetVoice.player.playing")
     server.script = VoiceScript(samples=tone(10.0, 440.0))
     ask(page, "and more?")

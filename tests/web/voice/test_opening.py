@@ -1,18 +1,14 @@
 """Push to talk while the microphone is opening, and sessions that the server ends."""
 
-import asyncio
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, ask, choose_push_to_talk, js, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, choose_push_to_talk, js, start, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
-Visit = Callable[[str, NDArray[np.int16]], Page]
 Hold = Callable[[Page], None]
 STEADY = tone(60.0, 700.0, MIC_RATE_HZ, 0.4)
 DELAY_MICROPHONE = """
@@ -110,7 +106,7 @@ def test_talk_ended_during_microphone_opening_leaves_it_closed(visit_with_mic: V
 
 def end(server: FakeVoiceServer) -> None:
     """Close as a gateway does when an operator ends the session."""
-    server.call(lambda: asyncio.ensure_future(server.connections[-1].websocket.close(1000, "an operator ended the session")))
+    server.call(lambda: server.connections[-1].websocket.close(1000, "an operator ended the session"))
 
 
 def test_typing_continues_conversation_after_idle_end(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
@@ -124,7 +120,7 @@ def test_typing_continues_conversation_after_idle_end(visit_with_mic: Visit, ser
         await server.connections[-1].send("error", error=error)
         await server.connections[-1].websocket.close(1000, "invalid_request_error.session_idle: nothing was sent")
 
-    server.call(lambda: asyncio.ensure_future(idle()))
+    server.call(idle)
     expect(page.locator("#state")).to_have_text("Ended")
     expect(page.locator(".reason")).to_contain_text("This conversation was idle for too long")
     ask(page, "hello")
@@ -138,8 +134,7 @@ def test_typing_continues_conversation_after_idle_end(visit_with_mic: Visit, ser
 def test_forced_end_closes_microphone_and_offers_talk_again(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     server.script = VoiceScript(samples=tone(20.0), lead_s=20, stall_after=19 * RATE_HZ)
     page = visit_with_mic("steady-hold", STEADY)
-    expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#talk-button").click()
+    start(page)
     wait_until(lambda: len(server.mic) > 10, "audio")
     js(page, "window.track = fleetVoice.mic.stream.getTracks()[0]")
     end(server)
@@ -168,8 +163,7 @@ def test_forced_end_during_push_sends_nothing(visit_with_mic: Visit, server: Fak
     wait_js(page, "window.opened?.getTracks().every((track) => track.readyState === 'ended')")
     page.keyboard.up("Space")
     expect(page.locator(".reason")).to_have_count(1)
-    page.locator("#message").fill("hello again")
-    page.locator("#message").press("Enter")
+    ask(page, "hello again")
     expect(page.locator(".turn.user .words")).to_have_text("hello again")
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
     expect(page.locator(".reason")).to_have_count(0)

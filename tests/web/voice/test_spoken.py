@@ -1,19 +1,16 @@
 """Speaking on the Voice page: microphone audio, answers, interruptions, push to talk, devices."""
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, js, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, Visit, ask, hold_to_talk, js, start, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, FakeVoiceServer, Pcm, VoiceScript, tone
 
-Visit = Callable[[str, NDArray[np.int16]], Page]
 MAX_BARGE_IN_MS = 800
 """The goal is 250 ms; a browser on a loaded machine is slower, and the measured time is printed."""
 
@@ -26,17 +23,13 @@ def voice(seconds: float, hz: float = 700.0) -> Pcm:
     return tone(seconds, hz, MIC_RATE_HZ, 0.4)
 
 
+STEADY = np.concatenate([silence(0.2), voice(30.0)])
 QUESTION = np.concatenate([silence(1.0), voice(0.8), silence(60.0)])
 
 
 def pitch(pcm: Pcm, rate_hz: int) -> float:
     spectrum = np.abs(np.fft.rfft(pcm * np.hanning(len(pcm))))
     return float(np.argmax(spectrum)) * rate_hz / len(pcm)
-
-
-def start(page: Page) -> None:
-    expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#talk-button").click()
 
 
 def loud(pcm: Pcm, rate_hz: int) -> Pcm:
@@ -163,14 +156,10 @@ def test_quiet_input_at_first_answer_counts_as_echo(text_page: Page) -> None:
 
 def test_push_to_talk_with_space_bar_and_button(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     server.script = VoiceScript(samples=tone(60.0))
-    page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    choose_push_to_talk(page)
-    start(page)
-    page.locator("#talk-button").dispatch_event("pointerup")
-    expect(page.locator("#state")).to_have_text("Hold to talk")
+    page = visit_with_mic("steady", STEADY)
+    hold_to_talk(page)
     assert not server.detects
     before = len(server.mic)
-    page.locator("#talk-button").focus()
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Hearing you")
     wait_until(lambda: len(server.mic) > before + 20, "audio while the key is down")
@@ -195,11 +184,8 @@ def test_push_to_talk_with_space_bar_and_button(visit_with_mic: Visit, server: F
 
 
 def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    choose_push_to_talk(page)
-    start(page)
-    expect(page.locator("#state")).to_have_text("Hold to talk")
-    page.locator("#talk-button").focus()
+    page = visit_with_mic("steady", STEADY)
+    hold_to_talk(page)
     page.keyboard.press("Space")
     wait_until(lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared")
     assert not server.of_type("input_audio_buffer.commit")
@@ -208,10 +194,8 @@ def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceS
 
 def test_press_too_short_for_the_server_adds_no_question(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     """A touch on the button is shorter than any word; without audio no request is sent either."""
-    page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    choose_push_to_talk(page)
-    start(page)
-    expect(page.locator("#state")).to_have_text("Hold to talk")
+    page = visit_with_mic("steady", STEADY)
+    hold_to_talk(page)
     page.evaluate(PRESS_FOR, 150)
     wait_until(lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared")
     expect(page.locator(".reason")).to_have_count(0)
@@ -233,9 +217,8 @@ PRESS_FOR = """
 
 
 def test_space_bar_types_in_message_field(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    choose_push_to_talk(page)
-    start(page)
+    page = visit_with_mic("steady", STEADY)
+    hold_to_talk(page)
     page.locator("#message").focus()
     page.keyboard.type("a b")
     assert page.locator("#message").input_value() == "a b"
@@ -243,7 +226,7 @@ def test_space_bar_types_in_message_field(visit_with_mic: Visit, server: FakeVoi
 
 
 def test_muted_microphone_sends_silence(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
+    page = visit_with_mic("steady", STEADY)
     server.script = VoiceScript(samples=tone(0.2))
     start(page)
     expect(page.locator("#state")).to_have_text("Hearing you")
@@ -288,8 +271,7 @@ def test_missing_microphone_is_reported(browsers: Browsers, site: Site, server: 
     with visiting(browsers.with_microphone("nothing", None), site.url, permissions=["microphone"]) as page:
         start(page)
         expect(page.locator(".reason")).to_contain_text("No microphone found")
-        page.locator("#message").fill("hello")
-        page.locator("#message").press("Enter")
+        ask(page)
         expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
         wait_js(page, f"fleetVoice.player.totalPlayed === {RATE_HZ}")
 
@@ -308,6 +290,5 @@ def test_insecure_address_shows_ssh_command(browsers: Browsers, site: Site, serv
     port = site.url.rpartition(":")[2]
     with visiting(mapped, address) as page:
         expect(page.locator(".reason code")).to_have_text(f"ssh -L {port}:127.0.0.1:{port} USER@fleet.test")
-        page.locator("#message").fill("hello")
-        page.locator("#message").press("Enter")
+        ask(page)
         expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)

@@ -1,0 +1,22 @@
+"""Clients of the two voice sockets of the test's gateway."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.web.conftest import ServedGateway
+from tests.web.realtime.socket_client import SocketClient, opened
+
+
+@pytest.fixture
+async def page(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
+    """A client of the console's socket, with a session."""
+    async with opened(gateway) as page:
+        yield page
+
+
+@pytest.fixture
+async def client(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
+    """A client of OpenAI's protocol, with a session."""
+    async with opened(gateway, "/v1/realtime") as client:
+        yield client
