@@ -11,14 +11,14 @@ import pytest
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, EngineError, EngineStopped
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import EdgeName, RequestId, RoleName, StageName
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import FakeEngine
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import WorkerProcess, build_stage
 from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, ready, thread_fleet
 
-ROLE, STAGE = "lm", StageName("lm")
+ROLE, STAGE, TEXT = RoleName("lm"), StageName("lm"), EdgeName("text")
 NUM_STEPS, NUM_REQUESTS = 3, 4
 
 
@@ -116,5 +116,5 @@ async def test_failure_of_one_request_on_a_sound_device_leaves_the_worker_servin
                 await ready(client)
                 with pytest.raises((EngineError, BadInput), match="a shape that this model lacks"):
                     await answer(client, fake_spec(fleet, seed=1))
-                assert len((await answer(client, fake_spec(fleet, seed=2)))["text"]) == 40
+                assert len((await answer(client, fake_spec(fleet, seed=2)))[TEXT]) == 40
                 assert thread.is_alive() and not ended_by

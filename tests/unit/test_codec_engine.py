@@ -46,6 +46,9 @@ class Counter:
         self.skipped += [codes_BTQ.shape[1]] * len(states)
         return [self._made(Count(state.frames + codes_BTQ.shape[1])) for state in states]
 
+    def check(self) -> None:
+        """Do nothing: it has no device."""
+
     def group(self, state: Count) -> Hashable:
         return state.frames == 0
 

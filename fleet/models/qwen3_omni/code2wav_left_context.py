@@ -55,6 +55,9 @@ class LeftContextCode2Wav:
     def skip(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
         return self._recent(self._with_context(states, codes_BTQ))
 
+    def check(self) -> None:
+        self._decoder.check()
+
     def _with_context(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> NDArray[np.int32]:
         recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
         return np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ

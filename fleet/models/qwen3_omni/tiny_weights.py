@@ -118,7 +118,7 @@ def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> No
     parameter.copy_(mix * (1 - (torch.arange(num_taps) - centre).abs() * 2 / num_taps))
 
 
-def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
+def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:
     """Make channel 0 `CONSTANT` in all that enters the Thinker and the Talker, and let no layer write to it."""
     sources = (
         "thinker.model.audio_tower.proj2",
@@ -139,7 +139,7 @@ def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
             parameter[..., 0, :] = 0.0
 
 
-def _shape_heads(parameters: dict[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
+def _shape_heads(parameters: Mapping[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
     """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's offset."""
     head = parameters["thinker.lm_head.weight"]
     head[:, 0] = NEVER
