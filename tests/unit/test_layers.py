@@ -31,11 +31,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.transfer": ("fleet.core", "fleet.config"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
     "fleet.engine.torch": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.torch"),
-    # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws.
-    "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch"),
+    # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws. A tiny checkpoint is
+    # written with the tokenizer that reads it.
+    "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch", "fleet.processing.tokenizer"),
     "fleet.processing": ("fleet.core", "fleet.config"),
-    # The tiny checkpoint is written with the tokenizer that it is read with.
-    "fleet.models.qwen3_omni.tiny_tokenizer": ("fleet.models", "fleet.processing.tokenizer"),
     "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
     "fleet.worker": (
         "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
