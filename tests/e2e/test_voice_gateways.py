@@ -92,6 +92,7 @@ async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: t
             assert resumed["session_id"] == session and resumed["response_id"] == done["id"] == response
             assert audio_of(again) and audio_of(client) + audio_of(again) == whole
             await take_another_turn(again, http, done, spoken)
+    assert "error" not in [*client.kinds(), *again.kinds()]
 
 
 async def take_another_turn(client: SocketClient, http: httpx.AsyncClient, done: dict[str, Any], spoken: str) -> None:
