@@ -28,7 +28,7 @@ from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
-from fleet.bench.voice_sessions import SessionPlan, fake_overrides, measure_voice_sessions, recorded_question, session_limit
+from fleet.bench.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
 from fleet.bench.voice_sessions_result import VoiceSessionsResult
 from fleet.core.errors import FleetError
 from fleet.core.interrupts import interrupted_by_sigterm
@@ -111,8 +111,7 @@ def _measure_voice_sessions(options: BenchOptions, progress: Meter) -> VoiceSess
     limited = copy.copy(options)
     limited.overrides = (*options.overrides, *own)
     with _target(limited, progress) as target:
-        plan = SessionPlan(sessions=options.sessions, turns=options.requests, full=options.up)
-        return measure_voice_sessions(target, questions, plan, progress.steps("voice sessions", options.sessions))
+        return measure_voice_sessions(target, questions, options, progress.steps("voice sessions", options.sessions))
 
 
 def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
@@ -173,16 +172,16 @@ def _compare(report: BenchReport, serving: Serving, target: TargetFleet, options
     graph = target.config.graph_declaration()
     if options.baseline and graph.baseline is not None:
         num_threads = (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
-        prepared = prepare(target, options, serving.prompts, num_threads)
+        work, frontend = prepare(target, options, serving.prompts, num_threads)
         done = progress.steps("the reference implementation", len(serving.prompts))
-        baseline = run_in_subprocess(graph.baseline, ["--checkpoint", target.config.checkpoint], prepared.work, done)
-        agreement = compare(serving.concurrent.timings, baseline, prepared.work, prepared.frontend)
+        baseline = run_in_subprocess(graph.baseline, ["--checkpoint", target.config.checkpoint], work, done)
+        agreement = compare(serving.concurrent.timings, baseline, work, frontend)
         report = replace(report, baseline=baseline, agreement=agreement)
     if options.twin:
         threads = max(target.config.stage(stage.name).threads for stage in graph.stages)
-        prepared = prepare(target, options, serving.prompts[: options.requests], (threads,))
-        twin = _run_twin(target, prepared.work, progress)
-        agreement = compare(serving.single.timings, twin, prepared.work, prepared.frontend)
+        work, frontend = prepare(target, options, serving.prompts[: options.requests], (threads,))
+        twin = _run_twin(target, work, progress)
+        agreement = compare(serving.single.timings, twin, work, frontend)
         report = replace(report, twin=twin, twin_agreement=agreement)
     return report
 

@@ -1,7 +1,6 @@
 """Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows stages only as declared."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -131,16 +130,10 @@ def local_checkpoint(config: FleetConfig) -> Path:
     return checkpoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """The measured prompts, prepared as the gateway prepares them, for the reference to answer."""
-
-    work: ReferenceWork
-    frontend: Frontend
-
-
-def prepare(target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
-    """Prepare `prompts` for the reference.
+def prepare(
+    target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]
+) -> tuple[ReferenceWork, Frontend]:
+    """Prepare the measured prompts for the reference, as the gateway prepares them; return also the frontend that did.
 
     Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something.
     """
@@ -156,7 +149,7 @@ def prepare(target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...]
         warm_up=options.warm_up,
         sample_rate_hz=frontend.sample_rate_hz,
     )
-    return Prepared(work=work, frontend=frontend)
+    return work, frontend
 
 
 def _spec(config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str) -> RequestSpec:

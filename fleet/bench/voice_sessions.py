@@ -17,6 +17,7 @@ import uvloop
 
 from fleet.bench.deployment import TargetFleet, resolve_config
 from fleet.bench.errors import BenchError
+from fleet.bench.options import BenchOptions
 from fleet.bench.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
 from fleet.bench.voice_client import EncodedSpeech, VoiceClient
 from fleet.bench.voice_sessions_result import QueuedSession, SessionResult, VoiceSessionsResult
@@ -59,27 +60,21 @@ def recorded_question() -> SpokenQuestion:
         return read_question(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPlan:
-    """`full`: the gateway admits exactly `sessions`, and one more is tried."""
-
-    sessions: int
-    turns: int
-    full: bool
-
-
 def measure_voice_sessions(
-    target: TargetFleet, questions: Sequence[SpokenQuestion], plan: SessionPlan, step: Callable[[], None]
+    target: TargetFleet, questions: Sequence[SpokenQuestion], options: BenchOptions, step: Callable[[], None]
 ) -> VoiceSessionsResult:
-    """Run the sessions; `step` is called after the end of each. Raises: BenchError if a session cannot be opened."""
-    return uvloop.run(_SessionRun(target, questions, plan).measure(step))
+    """Run `options.sessions`, and one more if the fleet was started here, since it then admits no more than those.
+
+    `step` is called after the end of each. Raises: BenchError if a session cannot be opened.
+    """
+    return uvloop.run(_SessionRun(target, questions, options).measure(step))
 
 
 class _SessionRun:
     """The sessions of one run, on one event loop."""
 
-    def __init__(self, target: TargetFleet, questions: Sequence[SpokenQuestion], plan: SessionPlan) -> None:
-        self._target, self._plan = target, plan
+    def __init__(self, target: TargetFleet, questions: Sequence[SpokenQuestion], options: BenchOptions) -> None:
+        self._target, self._options = target, options
         api = target.api
         self._model = api.model()
         self._begin = asyncio.Event()
@@ -90,7 +85,7 @@ class _SessionRun:
             url = api.console_url() if console else api.realtime_url(self._model)
             return VoiceClient(url, api.headers, speech[console], self._model, console=console, seed=number)
 
-        self._clients = [client(number) for number in range(plan.sessions)]
+        self._clients = [client(number) for number in range(options.sessions)]
         self._extra = client(0)
 
     async def measure(self, step: Callable[[], None]) -> VoiceSessionsResult:
@@ -98,11 +93,11 @@ class _SessionRun:
         async with AsyncExitStack() as stack:
             stack.callback(lambda: [run.cancel() for run in runs])
             for client in self._clients:
-                runs.append(asyncio.create_task(client.run(self._plan.turns, self._begin)))
+                runs.append(asyncio.create_task(client.run(self._options.requests, self._begin)))
                 runs[-1].add_done_callback(lambda _run: step())
                 await asyncio.sleep(OPENING_S)
             await self._wait_until_open(runs)
-            extra = asyncio.create_task(self._try_one_more()) if self._plan.full else None
+            extra = asyncio.create_task(self._try_one_more()) if self._options.up else None
             background_load, before = BackgroundLoad(), _read_cpu(self._target.pid)
             self._begin.set()
             await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +149,7 @@ class _SessionRun:
         return VoiceSessionsResult(
             model=self._model,
             engine=self._target.config.engine,
-            wanted_turns=self._plan.turns,
+            wanted_turns=self._options.requests,
             silence_ms=SILENCE_MS,
             sessions=tuple(sessions),
             queued=queued,

@@ -67,9 +67,5 @@ def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str
 
 
 def _first(events: Sequence[TimedEvent], kind: type[TaskGranted] | type[TaskClaimed], task: TaskLost) -> int | None:
-    for at_us, event in events:
-        if not isinstance(event, kind):
-            continue
-        if (event.request, event.stage) == (task.request, task.stage) and event.epoch > task.epoch:
-            return at_us
-    return None
+    of_task = ((at_us, event) for at_us, event in events if isinstance(event, kind) and event.request == task.request)
+    return next((at_us for at_us, event in of_task if event.stage == task.stage and event.epoch > task.epoch), None)

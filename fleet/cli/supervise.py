@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import cast
 
 import psutil
@@ -54,8 +55,7 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
     if _is_running(pid):
         return False
     place = (socket.gethostname(), pid)
-    client = connect_for_a_call(redis_url, FENCE_TIMEOUT_S)
-    try:
+    with connect_for_a_call(redis_url, FENCE_TIMEOUT_S) as client:
         listed, ended, leads = exchange(
             client, (), ("ZRANGE", keys.WORKERS, 0, -1), ("ZREVRANGE", keys.GONE, 0, -1), ("GET", keys.CONDUCTOR)
         )
@@ -74,8 +74,6 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
             message = f"process {pid} of {place[0]}, `{command}`, died ({cause}); {held}"
             add_line(client, Labels(process, stage=stage_of(role)), message, level="warning")
         return led or bool(calls)
-    finally:
-        client.close()
 
 
 def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:
@@ -134,14 +132,10 @@ class WorkerStarts:
         return await asyncio.get_running_loop().run_in_executor(self._sender, self._call, call)
 
     def _call(self, call: scripts.Call) -> bool:
-        client = connect_for_a_call(self._redis_url, FENCE_TIMEOUT_S)
-        try:
+        with connect_for_a_call(self._redis_url, FENCE_TIMEOUT_S) as client, suppress(RedisError):
             exchange(client, (call,))
             return True
-        except RedisError:
-            return False
-        finally:
-            client.close()
+        return False
 
 
 def _is_running(pid: int) -> bool:

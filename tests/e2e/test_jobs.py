@@ -19,7 +19,7 @@ from fleet.control.jobs import FUNCTIONS, delete, job, jobs, open_queue, stop, s
 from fleet.core.errors import Conflict
 from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import Job
-from tests.support import run_cli, start_cli, wait_until
+from tests.support import Running, run_cli, start_cli, wait_until
 
 
 @pytest.fixture
@@ -29,10 +29,14 @@ def connection(redis_url: str) -> Iterator[Redis]:
 
 
 @contextmanager
-def silent_gateway() -> Iterator[tuple[socket.socket, str]]:
-    """Start a server that never answers; yield it and the option that makes it the gateway, whose job then hangs."""
+def hanging_job(folder: Path, redis_url: str) -> Iterator[tuple[Running, list[psutil.Process]]]:
+    """Run a worker whose first job hangs on a gateway that never answers; yield it and its processes while it hangs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server, f"web.port={server.getsockname()[1]}"
+        port = f"web.port={server.getsockname()[1]}"
+        with start_cli("jobs", "--set", port, cwd=folder, env={"REDIS_URL": redis_url}) as worker:
+            caller, _ = server.accept()
+            with caller:
+                yield worker, psutil.Process(worker.process.pid).children(recursive=True)
 
 
 def test_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
@@ -161,38 +165,30 @@ def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis
 
 
 def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    with silent_gateway() as (server, port):
-        hanging = submit(connection, "bench", {})
-        with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
-            caller, _ = server.accept()
-            family = psutil.Process(worker.process.pid).children(recursive=True)
-            assert worker.stop() == 0
-        caller.close()
+    hanging = submit(connection, "bench", {})
+    with hanging_job(tmp_path, redis_url) as (worker, family):
+        assert worker.stop() == 0
     assert view(connection, hanging.id).state == "failed"
     wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
 
 
 def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     """The benchmark hangs on a server that never answers, until it is stopped."""
-    with silent_gateway() as (server, port):
-        hanging = submit(connection, "bench", {})
-        waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
-        with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
-            caller, _ = server.accept()
-            family = psutil.Process(worker.process.pid).children(recursive=True)
-            assert any("bench" in process.cmdline() for process in family), "the benchmark is a process of its own"
-            with pytest.raises(Conflict, match="runs; stop it first"):
-                delete(connection, hanging.id)
-            stop(connection, hanging.id)
-            wait_until(lambda: view(connection, hanging.id).state == "stopped", "the job to be stopped", timeout_s=30)
-            wait_until(lambda: not any(process.is_running() for process in family), "all of its processes to be gone")
-            wait_until(lambda: view(connection, waiting.id).state == "finished", "the next job to run", timeout_s=60)
-            caller.close()
-            with pytest.raises(Conflict, match="ended already: stopped"):
-                stop(connection, hanging.id)
+    hanging = submit(connection, "bench", {})
+    waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
+    with hanging_job(tmp_path, redis_url) as (worker, family):
+        assert any("bench" in process.cmdline() for process in family), "the benchmark is a process of its own"
+        with pytest.raises(Conflict, match="runs; stop it first"):
             delete(connection, hanging.id)
-            assert [one.id for one in jobs(connection)] == [waiting.id]
-            assert worker.stop() == 0
+        stop(connection, hanging.id)
+        wait_until(lambda: view(connection, hanging.id).state == "stopped", "the job to be stopped", timeout_s=30)
+        wait_until(lambda: not any(process.is_running() for process in family), "all of its processes to be gone")
+        wait_until(lambda: view(connection, waiting.id).state == "finished", "the next job to run", timeout_s=60)
+        with pytest.raises(Conflict, match="ended already: stopped"):
+            stop(connection, hanging.id)
+        delete(connection, hanging.id)
+        assert [one.id for one in jobs(connection)] == [waiting.id]
+        assert worker.stop() == 0
 
 
 def view(connection: Redis, job_id: str) -> Job:

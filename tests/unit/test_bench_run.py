@@ -19,7 +19,7 @@ from fleet.bench.hop import measure_hops
 from fleet.bench.load import run_phase
 from fleet.bench.main import run
 from fleet.bench.options import parse
-from fleet.bench.reference import ReferenceWork, run_in_subprocess
+from fleet.bench.reference import run_in_subprocess
 from fleet.bench.report import BenchFile, BenchReport, draw, judge, show, write_report
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
@@ -28,7 +28,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.stats import Ratio
 from tests.support import HttpHandler, free_port, serve_http, wait_until
-from tests.unit.test_bench_statistics import STREAM, result, serving
+from tests.unit.test_bench_statistics import STREAM, reference_work, result, serving
 
 PNG = b"\x89PNG"
 WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],"missing_roles":[]}'
@@ -209,28 +209,22 @@ def test_server_that_is_no_fleet_is_refused(gateway: CannedGateway) -> None:
 
 
 def test_failed_reference_process_reports_its_error() -> None:
-    work = ReferenceWork(
-        requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
-    )
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
-        run_in_subprocess("fleet.bench.no_such_module", [], work, lambda: None)
+        run_in_subprocess("fleet.bench.no_such_module", [], reference_work(), lambda: None)
 
 
 def test_twin_answers_each_request_alone() -> None:
     """On the fake engine, without weights."""
     config = load_config(None, ("engine=fake", "device=cpu"))
     graph = config.graph_declaration()
-    specs = tuple(
+    specs = [
         RequestSpec(
             id=RequestId(f"r{index}"), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media),
             sampling={stage.name: Sampling(max_tokens=6) for stage in graph.stages},
         )
         for index in range(2)
-    )  # fmt: skip
-    work = ReferenceWork(
-        requests=specs, messages=([], []), num_threads=(1,), device="cpu", dtype="float32", warm_up=1, sample_rate_hz=24_000
-    )
-    answers = run_twin(config, work).answers
+    ]  # fmt: skip
+    answers = run_twin(config, reference_work(*specs, warm_up=1)).answers
     assert [len(answer.answer_ids) for answer in answers] == [6, 6]
     for answer in answers:
         assert answer.num_samples > 0

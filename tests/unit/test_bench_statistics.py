@@ -165,6 +165,13 @@ def result(seconds: float, num_samples: int = 48_000, answer_ids: tuple[int, ...
     return ReferenceResult(answers=(answered,) * count, load_s=0.0, num_threads=1, device="cpu", dtype="float32")
 
 
+def reference_work(*requests: RequestSpec, warm_up: int = 0) -> ReferenceWork:
+    return ReferenceWork(
+        requests=requests, messages=([],) * len(requests), num_threads=(1,), device="cpu", dtype="float32", warm_up=warm_up,
+        sample_rate_hz=24_000,
+    )  # fmt: skip
+
+
 def test_baseline_ratios_compare_medians_and_throughput() -> None:
     ratios = against_baseline(serving(), result(seconds=2.0))
     assert [ratio.value for ratio in ratios] == [pytest.approx(0.05), pytest.approx(0.5), pytest.approx(4.0)]
@@ -203,10 +210,7 @@ class LetterFrontend:
 
 def test_agreement_counts_prompts_texts_and_lengths_separately() -> None:
     spec = RequestSpec(id=RequestId("r"), graph="g", prompt_ids=(5, 6))
-    work = ReferenceWork(
-        requests=(spec,) * 4, messages=([],) * 4, num_threads=(1,), device="cpu", dtype="float32", warm_up=0,
-        sample_rate_hz=24_000,
-    )  # fmt: skip
+    work = reference_work(*[spec] * 4)
     other = result(1.0)
     answers = (
         other.answers[0],
