@@ -13,12 +13,14 @@ class Pull(Protocol):
 
     def poll(self) -> bytes | None:
         """Return the verified bytes once they have arrived, else None. Raises: TransferError at the deadline or on a mismatch."""
+        ...
 
     def cancel(self) -> None:
         """Abandon the read: its destination is freed as soon as that is safe. Idempotent.
 
         A read that is neither polled nor cancelled is abandoned at its deadline.
         """
+        ...
 
 
 class BlockRead(Protocol):
@@ -31,12 +33,15 @@ class BlockRead(Protocol):
     @property
     def settled(self) -> bool:
         """True once nothing can write to the destination any more; until then it must not be used for anything else."""
+        ...
 
     def poll(self) -> bool:
         """Return True once every block has arrived. Raises: TransferError on deadline, or when the peer is gone."""
+        ...
 
     def cancel(self) -> None:
         """Abandon the read. Idempotent. A read that is not polled is abandoned at its deadline."""
+        ...
 
 
 class Transfer(Protocol):
@@ -50,53 +55,67 @@ class Transfer(Protocol):
 
         Call before `metadata` and before any pull.
         """
+        ...
 
     @property
     def shares_memory(self) -> bool:
         """True if memory was registered."""
+        ...
 
     def metadata(self) -> bytes:
         """Return the metadata that peers need to pull from here, stored in the worker's Redis hash. Never loaded as a pickle."""
+        ...
 
     def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
         """Make a tensor pullable. Raises: TransferError when the arena (or the request's cap) is full."""
+        ...
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
         """Begin to read a tensor from a peer's arena, with a deadline `deadline_s` seconds from now.
 
         Raises: TransferError when the peer is gone or no destination is free.
         """
+        ...
 
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
         """Connect to a peer ahead of the first read. May take 0.2 s. Raises: TransferError."""
+        ...
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
         """Begin to read blocks of a peer's registered memory into local memory, with a deadline `deadline_s` seconds from now.
 
         Raises: TransferError when the peer is gone.
         """
+        ...
 
     def release(self, request: RequestId) -> None:
         """Free every slot of the request. Idempotent."""
+        ...
 
     def stalled_peers(self) -> list[WorkerId]:
         """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` if one is gone for good."""
+        ...
 
     def forget_peer(self, peer: WorkerId) -> None:
         """Drop the agent of a peer that is gone for good, and free the destinations of its reads."""
+        ...
 
     def used_slots(self) -> int:
         """Return the number of slots in use; 0 when nothing is in flight."""
+        ...
 
     def used_bytes(self) -> int:
         """Return the bytes of the arena in use."""
+        ...
 
     @property
     def registered_bytes(self) -> int:
         """Size of the memory that peers may read or that is read into."""
+        ...
 
     @property
     def backend(self) -> str:
         """Name of the transport, for display."""
+        ...
 
     def close(self) -> None: ...

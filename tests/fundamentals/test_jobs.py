@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rq.serializers import JSONSerializer
 from fleet.bench.options import BenchOptions, parse
 from fleet.config import load_config
 from fleet.control import jobs
-from fleet.control.client import FleetClient, JobClient
+from fleet.control.client import FleetClient
 from fleet.control.job_files import MAX_FILE_BYTES, MAX_FOLDERS, make_folder, read_file, remove_old_folders
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
@@ -26,105 +27,118 @@ MEASURED = Measured(config=load_config(None, ("engine=fake",)), url="http://127.
 
 
 @pytest.fixture
-def job_client(gateway_client: FleetClient) -> JobClient:
-    return gateway_client.jobs
+def connection(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
-def rq_job(client: redis.Redis, job: str) -> RqJob:
-    return RqJob.fetch(job, connection=client, serializer=JSONSerializer)
+@pytest.fixture
+async def client(redis_url: str, tmp_path: Path) -> FleetClient:
+    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
 
 
-async def test_job_is_shown_from_queue_to_failure(client: redis.Redis, job_client: JobClient) -> None:
-    first, second = await job_client.submit("bench", {"measure": "scale"}), await job_client.submit("bench", {})
-    assert [job.id for job in await job_client.list_jobs()] == [second.id, first.id]
+def rq_job(connection: redis.Redis, job: str) -> RqJob:
+    return RqJob.fetch(job, connection=connection, serializer=JSONSerializer)
+
+
+async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, client: FleetClient) -> None:
+    first, second = await client.jobs.submit("bench", {"measure": "scale"}), await client.jobs.submit("bench", {})
+    assert [job.id for job in await client.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
     assert first.arguments == BenchArguments(measure="scale")
-    running = rq_job(client, first.id)
+    running = rq_job(connection, first.id)
     jobs.note_progress(running, JobProgress(done=3, total=9, note="3 of 9"))
-    found = await job_client.find(first.id)
+    found = await client.jobs.find(first.id)
     assert found is not None and found.progress == JobProgress(done=3, total=9, note="3 of 9")
-    queue = jobs.open_queue(client)
+    queue = jobs.open_queue(connection)
     queue.remove(first.id)
     running.set_status(jobs.JobStatus.FAILED)
     queue.failed_job_registry.add(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
     Result.create_failure(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
-    failed = await job_client.find(first.id)
+    failed = await client.jobs.find(first.id)
     assert failed is not None and failed.state == "failed" and failed.error == "ValueError: no <b>"
     assert failed.traceback.startswith("Traceback") and failed.result == ""
-    retried = await job_client.retry(first.id)
+    retried = await client.jobs.retry(first.id)
     assert retried.id != first.id and retried.arguments == first.arguments and retried.state == "queued"
-    await job_client.delete(first.id)
-    assert await job_client.find(first.id) is None and first.id not in {job.id for job in await job_client.list_jobs()}
+    await client.jobs.delete(first.id)
+    assert await client.jobs.find(first.id) is None and first.id not in {job.id for job in await client.jobs.list_jobs()}
+    await client.stop()
 
 
-async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(job_client: JobClient) -> None:
-    job = await job_client.submit("bench", {})
+async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(client: FleetClient) -> None:
+    job = await client.jobs.submit("bench", {})
     with pytest.raises(Conflict, match="not ended"):
-        await job_client.retry(job.id)
-    await job_client.stop(job.id)
-    stopped = await job_client.find(job.id)
+        await client.jobs.retry(job.id)
+    await client.jobs.stop(job.id)
+    stopped = await client.jobs.find(job.id)
     assert stopped is not None and stopped.state == "canceled"
     with pytest.raises(Conflict, match="ended already"):
-        await job_client.stop(job.id)
-    for call in (job_client.retry("none"), job_client.stop("none"), job_client.delete("none")):
+        await client.jobs.stop(job.id)
+    for call in (client.jobs.retry("none"), client.jobs.stop("none"), client.jobs.delete("none")):
         with pytest.raises(NotFound):
             await call
     with pytest.raises(BadInput, match="bench"):
-        await job_client.submit("rm", {})
+        await client.jobs.submit("rm", {})
+    await client.stop()
 
 
-async def test_job_submitted_by_other_code_is_not_run(client: redis.Redis, job_client: JobClient) -> None:
-    jobs.open_queue(client).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
-    (job,) = await job_client.list_jobs()
+async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, client: FleetClient) -> None:
+    jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
+    (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
+    await client.stop()
 
 
-async def test_record_of_another_version_is_shown_but_not_retried(client: redis.Redis, job_client: JobClient) -> None:
-    queue = jobs.open_queue(client)
+async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, client: FleetClient) -> None:
+    queue = jobs.open_queue(connection)
     old = queue.enqueue("fleet.jobs.bench.run", ["--json", "/tmp/x"], meta={"kind": "bench"})
-    (job,) = await job_client.list_jobs()
+    (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments) == ("bench", None)
-    await job_client.stop(old.id)
+    await client.jobs.stop(old.id)
     with pytest.raises(Conflict, match="another version; submit it again"):
-        await job_client.retry(old.id)
+        await client.jobs.retry(old.id)
+    await client.stop()
 
 
-async def test_job_folder_is_private_and_removed_with_its_job(job_client: JobClient, tmp_path: Path) -> None:
-    job = await job_client.submit("bench", {})
+async def test_job_folder_is_private_and_removed_with_its_job(client: FleetClient, tmp_path: Path) -> None:
+    job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     assert folder == tmp_path / "jobs" / job.id and stat.S_IMODE(folder.stat().st_mode) == 0o700
     (folder / "report.json").write_text("{}")
     (folder / "other.txt").write_text("no")
     (folder / "report.png").symlink_to(folder / "other.txt")
-    assert await job_client.read_file(job.id, "report.json") == b"{}"
+    assert await client.jobs.read_file(job.id, "report.json") == b"{}"
     for job_id, name in ((job.id, "other.txt"), (job.id, "report.png"), (job.id, "../report.json"), ("../jobs", "report.json")):
         with pytest.raises(NotFound):
-            await job_client.read_file(job_id, name)
+            await client.jobs.read_file(job_id, name)
     (folder / "report.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     with pytest.raises(Conflict, match="larger than"):
         read_file(tmp_path, job.id, "report.json")
-    await job_client.delete(job.id)
+    await client.jobs.delete(job.id)
     assert not folder.exists()
+    await client.stop()
 
 
-async def test_folders_of_expired_jobs_are_removed(client: redis.Redis, job_client: JobClient, tmp_path: Path) -> None:
-    kept, expired = await job_client.submit("bench", {}), await job_client.submit("bench", {})
+async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, client: FleetClient, tmp_path: Path) -> None:
+    kept, expired = await client.jobs.submit("bench", {}), await client.jobs.submit("bench", {})
     folders = [make_folder(tmp_path, job.id) for job in (kept, expired)]
     foreign = tmp_path / "jobs" / "notes"
     foreign.mkdir()
-    rq_job(client, expired.id).delete()
-    remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(client, job_ids))
+    rq_job(connection, expired.id).delete()
+    remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(connection, job_ids))
     assert folders[0].exists() and not folders[1].exists() and foreign.exists()
+    await client.stop()
 
 
-async def test_missing_or_large_job_file_is_refused_without_a_path(job_client: JobClient, tmp_path: Path) -> None:
-    job = await job_client.submit("bench", {})
+async def test_missing_or_large_job_file_is_refused_without_a_path(client: FleetClient, tmp_path: Path) -> None:
+    job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     (folder / "report.png").write_bytes(b" " * (MAX_FILE_BYTES + 1))
     for name, kind in (("report.json", NotFound), ("report.png", Conflict)):
         with pytest.raises(kind) as refused:
-            await job_client.read_file(job.id, name)
+            await client.jobs.read_file(job.id, name)
         assert str(tmp_path) not in refused.value.message and "data_dir" in refused.value.message
+    await client.stop()
 
 
 def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path: Path) -> None:
@@ -166,35 +180,37 @@ CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("stat
 
 @pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
 async def test_unreadable_record_is_listed_beside_others(
-    client: redis.Redis, job_client: JobClient, field: str, value: bytes | None
+    connection: redis.Redis, client: FleetClient, field: str, value: bytes | None
 ) -> None:
-    whole, corrupt = await job_client.submit("bench", {}), await job_client.submit("bench", {})
+    whole, corrupt = await client.jobs.submit("bench", {}), await client.jobs.submit("bench", {})
     if value is None:
-        client.hdel(RqJob.key_for(corrupt.id), field)
+        connection.hdel(RqJob.key_for(corrupt.id), field)
     else:
-        client.hset(RqJob.key_for(corrupt.id), field, value)
-    listed = {job.id: job for job in await job_client.list_jobs()}
+        connection.hset(RqJob.key_for(corrupt.id), field, value)
+    listed = {job.id: job for job in await client.jobs.list_jobs()}
     assert set(listed) == {whole.id, corrupt.id} and listed[whole.id].state == "queued"
     shown = listed[corrupt.id]
     assert shown.state == "unreadable" and shown.arguments is None and "delete it" in shown.error
-    assert await job_client.find(corrupt.id) == shown
-    for order in (job_client.retry, job_client.stop):
+    assert await client.jobs.find(corrupt.id) == shown
+    for order in (client.jobs.retry, client.jobs.stop):
         with pytest.raises(Conflict, match="cannot be read"):
             await order(corrupt.id)
-    assert jobs.kept_ids(client, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
-    await job_client.delete(corrupt.id)
-    assert [job.id for job in await job_client.list_jobs()] == [whole.id] and jobs.open_queue(client).job_ids == [whole.id]
+    assert jobs.kept_ids(connection, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
+    await client.jobs.delete(corrupt.id)
+    assert [job.id for job in await client.jobs.list_jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
+    await client.stop()
 
 
-async def test_unreadable_result_is_listed(client: redis.Redis, job_client: JobClient) -> None:
-    job = await job_client.submit("bench", {})
-    client.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
-    assert [shown.state for shown in await job_client.list_jobs()] == ["unreadable"]
-    client.delete(RqJob.key_for(job.id), f"rq:results:{job.id}")
-    client.set(RqJob.key_for(job.id), "no hash")
-    assert [shown.state for shown in await job_client.list_jobs()] == ["unreadable"]
-    await job_client.delete(job.id)
-    assert not await job_client.list_jobs()
+async def test_unreadable_result_is_listed(connection: redis.Redis, client: FleetClient) -> None:
+    job = await client.jobs.submit("bench", {})
+    connection.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
+    assert [shown.state for shown in await client.jobs.list_jobs()] == ["unreadable"]
+    connection.delete(RqJob.key_for(job.id), f"rq:results:{job.id}")
+    connection.set(RqJob.key_for(job.id), "no hash")
+    assert [shown.state for shown in await client.jobs.list_jobs()] == ["unreadable"]
+    await client.jobs.delete(job.id)
+    assert not await client.jobs.list_jobs()
+    await client.stop()
 
 
 def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:

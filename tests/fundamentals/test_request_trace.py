@@ -12,10 +12,10 @@ from fleet.control.telemetry.series import growth_of, rates_of
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, RequestId, WorkerId
-from fleet.core.request import AudioClip, RequestSpec
+from fleet.core.request import AudioClip
 from fleet.core.request_trace import END_STATES, RequestFilter, RequestTrace
 from fleet.core.telemetry import SERIES_STEP_S
-from tests.fundamentals.control_plane import GATEWAY, KEEP_S, REQUEST, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import KEEP_S, REQUEST, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
 from tests.support import await_until
 
@@ -126,10 +126,6 @@ async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
 
 
 def test_request_index_removes_expired_requests(control: Control) -> None:
-    def submit(name: str) -> None:
-        spec = RequestSpec(id=RequestId(name), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-        control.run(scripts.submit(spec, None, bound=99, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
-
     control.abort()
     assert control.client.zrange(keys.INDEX_ALL, 0, -1) == [REQUEST.encode()]
     control.client.zadd(keys.index("expires"), {REQUEST: 1})
