@@ -28,8 +28,9 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update({form.__name__: form for form in formats.FILTERS})
-        self._environment.filters["colour"] = self._colour_of
+        filters = cast("dict[str, object]", self._environment.filters)
+        filters.update({form.__name__: form for form in formats.FILTERS})
+        filters["colour"] = self._colour_of
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
         # a global, since a block rendered by itself does not see the imports of its template
