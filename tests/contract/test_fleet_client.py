@@ -92,7 +92,7 @@ async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: Con
     assert [task.stage for task in trace.tasks] == [*stages, CLIENT]
     assert {task.state for task in trace.tasks} == {"finished"} and all(task.owner for task in trace.tasks)
     assert (trace.prompt_ids, trace.outputs, trace.sampling) == (spec.prompt_ids, spec.outputs, spec.sampling)
-    assert 0 < trace.created_us <= trace.ended_us <= trace.now_us and not trace.code and not trace.error
+    assert 0 < trace.created_us <= trace.ended_us <= trace.now_us and not trace.code and trace.error is None
     page = await telemetry.list_requests(RequestFilter(state="finished", text=spec.id))
     (row,) = page.rows
     assert row.id == spec.id and [task.stage for task in row.tasks] == list(stages)

@@ -103,7 +103,7 @@ class FakeStream(ClientStream):
         edges = self._client.traces[self.request_id].edges
         self._set(edges=tuple(_moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge for edge in edges))
 
-    def _end(self, state: str, code: str = "", error: str = "") -> None:
+    def _end(self, state: str, code: str = "", error: str | None = None) -> None:
         tasks = self._client.traces[self.request_id].tasks
         task_state = "finished" if state == "finished" else "aborted"
         tasks = tuple(replace(task, state=task_state) for task in tasks)

@@ -25,7 +25,7 @@ def browser() -> Iterator[Browser]:
 def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[OpenPage]:
     """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail the test."""
     fill(gateway)
-    with visiting(browser, expected=(REFUSED,)) as page:
+    with visiting(browser, expected=(REFUSED,), viewport={"width": 1280, "height": 800}) as page:
 
         def go(path: str) -> Page:
             page.goto(gateway.url + path)

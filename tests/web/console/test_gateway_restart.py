@@ -12,7 +12,7 @@ from tests.web.console.busy_gateway import fill, paths
 from tests.web.fake_client import Script
 from tests.web.voice.browsers import ask, visiting
 
-LOST = ("Failed to load resource", "net::ERR")
+LOST = ("Failed to load resource", "htmx:")
 """Texts that the browser logs when its gateway is gone."""
 ANSWERED = "the second gateway answers, without Redis"
 

@@ -44,7 +44,7 @@ class SocketClient:
         await self.send("conversation.item.create", item=message(text))
         await self.send("response.create", response=response)
 
-    async def complete(self, text: str | None = None, **response: object) -> Event:
+    async def complete(self, text: str | None = None, /, **response: object) -> Event:
         """Ask, or request a response to what was said, and return it once it is complete."""
         if text is None:
             await self.send("response.create", response=response)
