@@ -80,7 +80,7 @@ def test_configuration_keys_of_a_page_exist(page: Path) -> None:
 
 def test_console_page_lists_every_page_of_the_navigation() -> None:
     pages = re.findall(r"^\| `(/\w*)`", (DOCS / "console.md").read_text(), re.MULTILINE)
-    assert sorted(pages) == sorted(item.path for item in NAV)
+    assert sorted(pages) == sorted(path for _, path, _ in NAV)
 
 
 def test_paths_of_the_map_exist() -> None:
