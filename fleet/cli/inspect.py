@@ -139,8 +139,12 @@ def _role_table(state: FleetState) -> "Table":
     return table
 
 
+def _loaded(role: "RoleView") -> str:
+    return "" if role.loaded_percent is None else f" ({role.loaded_percent} % loaded)"
+
+
 def _workers_of(role: "RoleView") -> str:
-    others = ((role.standby, "on standby"), (role.draining, "leaving"), (role.starting, "starting"))
+    others = ((role.standby, "on standby"), (role.draining, "leaving"), (role.starting, f"starting{_loaded(role)}"))
     return str(role.workers) + "".join(f" + {count} {state}" for count, state in others if count)
 
 

@@ -100,7 +100,7 @@ def worker(
         from fleet.worker.main import run_worker
 
         with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
-            run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined)
+            run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined, starting.loaded)
 
 
 def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:

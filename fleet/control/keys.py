@@ -132,7 +132,7 @@ TABLE: tuple[Row, ...] = (
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",
-        "time when its last worker was lost or left; announced starts -> deadline; attempts, last attempt, duration; us"),
+        "times of the last loss and leaving; announced starts -> deadline and loaded %; attempts, last attempt, duration; us"),
     Row("inbox:{id}", "stream", "lease", "append", "notices: chunks, credit, ends, walks, orders, revoked tasks"),
     Row("live", "set", "forever", "submit", "requests that have not ended"),
     Row("req:{r}", "hash", "retention", "submit", "request, state, error"),

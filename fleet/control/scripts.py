@@ -283,16 +283,18 @@ def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: st
 
 def announce_start(
     role: RoleName, place: str, lease_us: int, *, instead_of: str = "", child: str = "", workers: int | None = None,
-    begins_us: int | None = None, number: int | None = None, stopped: bool = False,
+    begins_us: int | None = None, number: int | None = None, stopped: bool = False, loaded_percent: int | None = None,
 ) -> Call:  # fmt: skip
     """A worker of `role` is starting at `place` (host:pid). `workers`: number of the role's workers in the deployment.
 
-    From its process: `instead_of` is the keeper, whose announcement it continues. From the keeper: `begins_us` is the time until
+    From its process: `instead_of` is the keeper, whose announcement it continues, and `loaded_percent` is of its weights, None if
+    it is not known. From the keeper: `begins_us` is the time until
     the process starts, `number` counts the keeper's starts, `child` is that process once it runs, `instead_of` the one before;
     `stopped`: that one was stopped and did not fail.
     """
     options = tuple("" if option is None else option for option in (workers, begins_us, number))
-    return Call("announce_start", (role, place, lease_us, instead_of, child, *options, "1" if stopped else ""))
+    loaded = "" if loaded_percent is None else loaded_percent
+    return Call("announce_start", (role, place, lease_us, instead_of, child, *options, "1" if stopped else "", loaded))
 
 
 def end_start(role: RoleName, place: str, *, child: str = "", took_us: int | None = None, failed: bool = False) -> Call:
@@ -309,7 +311,9 @@ def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:
 
 
 def availability(grace_us: int, roles: Sequence[str]) -> Call:
-    """Read only: for each role, whether it admits new requests and retains running ones, and its number of starting workers."""
+    """Read only: for each role, whether it admits new requests and retains running ones, its number of starting workers, and the
+    percentage of its weights that the most advanced of them has loaded (nothing if it is not known).
+    """
     return Call("availability", (grace_us, *roles))
 
 

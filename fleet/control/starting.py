@@ -41,6 +41,7 @@ class StartAnnouncement:
         self._redis_url, self._role = redis_url, role
         self._place, self._began = place_here(os.getpid()), time.monotonic()
         self._over = threading.Event()
+        self._loaded: float | None = None
         self._thread = threading.Thread(target=self._renew, name="starting", daemon=True)
 
     def __enter__(self) -> Self:
@@ -49,6 +50,10 @@ class StartAnnouncement:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._end(failed=kind is not None and issubclass(kind, Exception))
+
+    def loaded(self, share: float) -> None:
+        """Announce from now on that this share of the weights is loaded, 0 to 1."""
+        self._loaded = share
 
     def joined(self) -> None:
         """End the announcement: the worker is registered. Later calls change nothing."""
@@ -72,10 +77,12 @@ class StartAnnouncement:
 
     def _renew(self) -> None:
         configured = self._role.replicas + self._role.standby
-        call = scripts.announce_start(
-            self._role.name, self._place, int(LEASE_S * 1e6), instead_of=place_here(os.getppid()), workers=configured
-        )
+        keeper = place_here(os.getppid())
         while True:
+            percent = None if self._loaded is None else int(100 * self._loaded)
+            call = scripts.announce_start(
+                self._role.name, self._place, int(LEASE_S * 1e6), instead_of=keeper, workers=configured, loaded_percent=percent
+            )
             self._send(call)
             if self._over.wait(RENEW_S):
                 return

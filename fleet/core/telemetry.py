@@ -136,7 +136,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
 
     Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the others are being
     claimed; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` accept tasks and have `capacity`
-    slots; `draining`, `standby` and `starting` count the others. `running` counts the tasks of all.
+    slots; `draining`, `standby` and `starting` count the others. `running` counts the tasks of all. `loaded_percent`: of its
+    weights, by the starting worker that is most advanced; None if none loads or it is not known.
     """
 
     role: RoleName
@@ -149,6 +150,7 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     starting: int = 0
+    loaded_percent: int | None = None
 
 
 class RoleQueue(RoleView, frozen=True, kw_only=True):

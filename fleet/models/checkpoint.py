@@ -1,7 +1,8 @@
 """Reader of a checkpoint folder: finds the file of each weight and reads only those that are requested. Knows no model."""
 
 import json
-from collections.abc import Generator, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +31,14 @@ class WeightReader:
         self._open: dict[Path, safe_open] = {}
         self._num_mapped = 0
         """Bytes read since all files were closed."""
+        self._progress: Callable[[float], None] = lambda _: None
+        self._num_read, self._num_expected = 0, 0
+        """Numbers in the weights read so far, and in those that `report_to` expects."""
         self.names: list[str] = []
+
+    def report_to(self, progress: Callable[[float], None], names: Sequence[str]) -> None:
+        """Call `progress` after each weight with the share of these weights that is read, 0 to 1."""
+        self._progress, self._num_expected = progress, sum(math.prod(self.shape(name)) for name in names)
 
     def has(self, name: str) -> bool:
         return name in self._file_of
@@ -91,6 +99,9 @@ class WeightReader:
                 raise ValueError(f"{name} has the shape {tuple(weight.shape)}, the configuration means {tuple(out.shape)}")
             out.copy_(weight)
         self.names.append(name)
+        self._num_read += weight.numel()
+        if self._num_expected:
+            self._progress(min(1.0, self._num_read / self._num_expected))
         self._num_mapped += weight.nbytes
         if self._num_mapped > MAX_MAPPED_BYTES:
             self._open.clear()

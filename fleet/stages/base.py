@@ -59,7 +59,8 @@ AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
 class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
-    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant.
+    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
+    is called with the share of the weights that is loaded, 0 to 1.
     """
 
     stage: StageName
@@ -73,6 +74,7 @@ class BuildOptions:
     page_size_tokens: int = 16
     threads: int = 1
     window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
+    progress: Callable[[float], None] = lambda _: None
     extra: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
 
 

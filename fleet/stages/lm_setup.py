@@ -1,5 +1,6 @@
 """Common parts of the builders of autoregressive stages: device, checkpoint, batch loop, end ids."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +26,11 @@ class StageSetup:
     def num_positions(self) -> int:
         return self.options.kv_pages * self.options.page_size_tokens
 
-    def reader(self) -> WeightReader:
-        return WeightReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
+    def reader(self, is_read: Callable[[str], bool]) -> WeightReader:
+        """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
+        reader = WeightReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
+        reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
+        return reader
 
     def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
         options, where = self.options, self.where

@@ -28,6 +28,7 @@ from fleet.transfer.base import Transfer
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
+from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.peers import PeerAccess, read_peer_access
 from fleet.worker.redis_link import RedisLink
@@ -40,7 +41,9 @@ FINGERPRINT_BYTES = 1024 * 1024
 SKEW_FIX = "run one version and one checkpoint in one fleet, and set one dtype and page_size_tokens for both halves of a stage"
 
 
-def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuildOptions:
+def build_options(
+    config: FleetConfig, stage: StageName, checkpoint: Path, progress: Callable[[float], None] = lambda _: None
+) -> BuildOptions:
     """Resolve one stage's part of the configuration into its builder's options."""
     own, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
@@ -62,6 +65,7 @@ def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> Bu
         page_size_tokens=own.page_size_tokens,
         threads=own.threads,
         window_ramp=ramps[0] if ramps else defaults.window_ramp,
+        progress=progress,
         extra=dict(own.extra),
     )
 
@@ -87,8 +91,13 @@ def _checked_device(device: str) -> str:
     return device
 
 
-def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuiltStage:
-    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint cannot be used."""
+def build_stage(
+    config: FleetConfig, stage: StageName, checkpoint: Path, progress: Callable[[float], None] = lambda _: None
+) -> BuiltStage:
+    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint cannot be used.
+
+    `progress` is called with the share of the weights that is loaded, 0 to 1.
+    """
     if config.engine == "fake":
         from fleet.stages.fake import build
 
@@ -98,7 +107,7 @@ def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> Buil
     torch.set_num_threads(config.stage(stage).threads)
     module, _, function = config.graph_declaration().stage(stage).builder.partition(":")
     builder = cast(Builder, getattr(importlib.import_module(module), function))
-    return builder(build_options(config, stage, checkpoint))
+    return builder(build_options(config, stage, checkpoint, progress))
 
 
 class WorkerProcess:
@@ -251,14 +260,17 @@ def fingerprint_of(folder: Path) -> str:
 
 def run_worker(
     config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None,
-    when_joined: Callable[[], None] = lambda: None,
+    when_joined: Callable[[], None] = lambda: None, when_loaded: Callable[[float], None] = lambda _: None,
 ) -> None:  # fmt: skip
-    """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role."""
+    """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role.
+
+    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until all are.
+    """
     serves = config.role(role)
     config = config.for_role(serves)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
-    built = build_stage(config, serves.stage, folder)
+    built = build_stage(config, serves.stage, folder, LoadProgress(role, when_loaded))
     fake = config.engine == "fake"
     fingerprint = "" if fake else fingerprint_of(folder)
     options = build_options(config, serves.stage, folder)

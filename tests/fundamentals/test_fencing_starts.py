@@ -19,7 +19,7 @@ MAX_FAILED_STARTS = 3
 def read_availability(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
     """Return (admits new requests, keeps those in flight, number of starting workers) of the role."""
     reply = run(control.client, scripts.availability(grace_us, [ROLE]))
-    ((admits, keeps, starting),) = cast("list[tuple[bytes, bytes, int]]", reply)
+    ((admits, keeps, starting, _),) = cast("list[tuple[bytes, bytes, int, int | bytes]]", reply)
     return bool(admits), bool(keeps), starting
 
 
@@ -117,6 +117,25 @@ def test_announced_start_counts_until_its_lease_lapses_or_it_ends(control: Contr
     assert read_availability(control, grace_us=0) == (False, False, 0)
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=7_000_000)) == "unknown"
     assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late report changed nothing"
+
+
+def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(control: Control) -> None:
+    def loaded() -> object:
+        ((*_, percent),) = cast("list[list[object]]", run(control.client, scripts.availability(GRACE_US, [ROLE])))
+        return percent
+
+    def announce_loaded(place: str, percent: int) -> None:
+        assert control.run(scripts.announce_start(ROLE, place, LEASE_US, loaded_percent=percent)) == "ok"
+
+    announce(control, LOADING)
+    assert loaded() == b"", "a start that reports no progress"
+    announce_loaded("test:5", 0)
+    assert loaded() == 0
+    announce_loaded("test:6", 34)
+    assert loaded() == 34
+    expire_start(control, "test:6")
+    assert loaded() == 0
+    assert num_starts(control) == 3
 
 
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])

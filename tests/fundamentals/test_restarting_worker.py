@@ -102,13 +102,19 @@ async def test_requests_wait_for_the_first_worker_of_a_role_while_it_loads(redis
         async def starts() -> bool:
             return (await role_of(client, TALKER)).starting == 1
 
+        async def has_loaded() -> bool:
+            return (await role_of(client, TALKER)).loaded_percent == 34
+
         with StartAnnouncement(redis_url, fleet.config.role(TALKER)) as start:
             await await_until(starts, "the start to be announced")
+            assert (await role_of(client, TALKER)).loaded_percent is None
+            start.loaded(0.345)
+            await await_until(has_loaded, "the announcement to be renewed")
             stream = await submit(fleet, client)
             fleet.add_worker(TALKER)
             start.joined()
             view = await role_of(client, TALKER)
-            assert (view.starting, view.workers) == (0, 1)
+            assert (view.starting, view.workers, view.loaded_percent) == (0, 1, None)
         assert await num_tokens(stream) == NUM_TOKENS
         assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
 

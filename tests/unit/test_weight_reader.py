@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from fleet.core.errors import ConfigError
 from fleet.models import checkpoint
 from fleet.models.checkpoint import WeightReader
+from fleet.worker.load_progress import LoadProgress
 
 KIB = 1024
 NUM_WEIGHTS, WEIGHT_BYTES, LIMIT_BYTES = 32, 512 * KIB, 2048 * KIB
@@ -54,6 +55,29 @@ def test_joined_and_stacked_weights_equal_those_read_one_by_one(tmp_path: Path) 
     weights = reader(tmp_path)
     assert torch.equal(weights.joined(["q", "k", "v"]), torch.cat(list(written.values())).float())
     assert torch.equal(weights.stacked(["k", "v"]), torch.stack([written["k"], written["v"]]).float())
+
+
+def test_progress_is_the_share_of_the_expected_weights(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4, 3), "b": torch.zeros(4), "other": torch.zeros(100)}, tmp_path / "model.safetensors")
+    weights, shares = reader(tmp_path), list[float]()
+    weights.report_to(shares.append, ["a", "b"])
+    weights.get("a")
+    weights.get("b")
+    assert shares == [0.75, 1.0]
+
+
+def test_loading_is_logged_at_most_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    time_s, passed = 0.0, list[float]()
+    progress = LoadProgress("thinker", passed.append, clock=lambda: time_s)
+    for percent in range(0, 100, 10):
+        time_s += 1.0
+        progress(percent / 100)
+    assert caplog.messages == [
+        "loading thinker: 40 % of its weights after 5 s",
+        "loading thinker: 90 % of its weights after 10 s",
+    ]
+    assert passed == [percent / 100 for percent in range(0, 100, 10)]
 
 
 def test_weight_of_another_shape_than_configured_is_refused_by_name(tmp_path: Path) -> None:

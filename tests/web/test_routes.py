@@ -99,10 +99,15 @@ def test_unexpected_error_is_answered_500(gateway: ServedGateway, monkeypatch: p
 
 def test_health_and_readiness_are_reported(gateway: ServedGateway) -> None:
     assert get(gateway, "/health").json() == {"status": "ok"}
-    assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "error": None}
+    assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "starting": [], "error": None}
     gateway.client.missing = ["talker"]
     answer = get(gateway, "/ready")
     assert answer.status_code == 503 and answer.json()["missing"] == ["talker"] and "retry-after" in answer.headers
+    assert "start one with `fleet worker talker`" in answer.json()["error"]["message"]
+    gateway.client.telemetry.role_list = [RoleView(role=RoleName("talker"), starting=1, loaded_percent=34)]
+    answer = get(gateway, "/ready").json()
+    assert answer["missing"] == ["talker"] and answer["starting"] == [{"role": "talker", "loaded_percent": 34}]
+    assert answer["error"]["message"] == "no live worker for: talker (starting, 34 % loaded); wait until it has loaded"
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = get(gateway, "/ready")
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "redis_unreachable"

@@ -18,11 +18,22 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ok"
 
 
+class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
+    """`loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is not known."""
+
+    role: str
+    loaded_percent: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.role} (starting{'' if self.loaded_percent is None else f', {self.loaded_percent} % loaded'})"
+
+
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing`: roles without a live worker, for clients with the API key."""
+    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For clients with the API key."""
 
     ready: bool
     missing: list[str]
+    starting: list[StartingRole] = []
     error: ErrorBody | None = None
 
 
@@ -41,12 +52,13 @@ class HealthRoutes:
         """Report if requests can be served. Probes need only the status; the missing roles are for clients with the key."""
         try:
             missing = await self._gateway.client.telemetry.missing_roles()
+            roles = await self._gateway.client.telemetry.roles() if missing else []
         except FleetError as error:
-            return _not_ready(request, [], error)
+            return _not_ready(request, [], [], error)
         if not missing:
             return json_response(Readiness(ready=True, missing=[]))
-        message = f"no live worker for: {', '.join(missing)}; start one with `fleet worker {missing[0]}`"
-        return _not_ready(request, missing, NoWorker(message))
+        starting = [StartingRole(role=v.role, loaded_percent=v.loaded_percent) for v in roles if v.starting and v.role in missing]
+        return _not_ready(request, missing, starting, _no_worker(missing, starting))
 
     async def metrics(self, _request: Request) -> Response:
         """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""
@@ -64,7 +76,16 @@ class HealthRoutes:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _not_ready(request: Request, missing: Sequence[str], error: FleetError) -> Response:
+def _no_worker(missing: Sequence[str], starting: Sequence[StartingRole]) -> NoWorker:
+    shown = {each.role: str(each) for each in starting}
+    absent = [role for role in missing if role not in shown]
+    remedy = f"start one with `fleet worker {absent[0]}`" if absent else "wait until it has loaded"
+    return NoWorker(f"no live worker for: {', '.join(shown.get(role, role) for role in missing)}; {remedy}")
+
+
+def _not_ready(request: Request, missing: Sequence[str], starting: Sequence[StartingRole], error: FleetError) -> Response:
     if not is_trusted(request.scope):
-        missing, error = [], NoWorker("requests cannot be served now; send the API key to read what is missing")
-    return json_response(Readiness(ready=False, missing=list(missing), error=envelope_of(error).error), 503, {"retry-after": "1"})
+        missing, starting = [], []
+        error = NoWorker("requests cannot be served now; send the API key to read what is missing")
+    body = Readiness(ready=False, missing=list(missing), starting=list(starting), error=envelope_of(error).error)
+    return json_response(body, 503, {"retry-after": "1"})

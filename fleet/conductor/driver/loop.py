@@ -241,8 +241,8 @@ class Driver:
         if not roles or time.monotonic() - self.took_over_at <= grace_s:
             return frozenset()
         reply = run(self.client, scripts.availability(int(grace_s * 1e6), roles))
-        found = cast("list[tuple[bytes, bytes, int]]", reply)
-        return frozenset(role for role, (_, keeps, _) in zip(roles, found, strict=True) if not keeps)
+        found = cast("list[tuple[bytes, bytes, int, int | bytes]]", reply)
+        return frozenset(role for role, (_, keeps, *_) in zip(roles, found, strict=True) if not keeps)
 
 
 def run_conductor(config: FleetConfig, redis_url: str) -> None:

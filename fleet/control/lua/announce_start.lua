@@ -5,8 +5,9 @@
 -- one more try; a try whose worker does not join has failed, unless it was `stopped`. Lapsed starts are deleted. The count of tries is
 -- reset by a new keeper, and after a minute without an announced start.
 -- ARGV: role, place (host:pid), lease us, instead_of, child, workers that the deployment has of the role ("" unknown), begins: us
--- until the keeper starts it ("" for a process), number of the keeper's start, stopped ("1": `instead_of` did not fail)
-local role, place, lease, instead_of, child, workers, begins, number, stopped = unpack(ARGV)
+-- until the keeper starts it ("" for a process), number of the keeper's start, stopped ("1": `instead_of` did not fail), percentage of
+-- the weights that is loaded ("" unknown)
+local role, place, lease, instead_of, child, workers, begins, number, stopped, loaded = unpack(ARGV)
 local key, now = availability_key(role), now_us()
 if child ~= '' then
   if call('HEXISTS', key, 'start:' .. child) == 1 then return 'begun' end
@@ -31,5 +32,5 @@ if not any and (quiet or (begins ~= '' and instead_of == '')) then call('HDEL', 
 if not continues then call('HINCRBY', key, 'tries', 1) end
 if begins ~= '' then call('HSET', key, 'next_us', int(now + tonumber(begins))) end
 if workers ~= '' then call('HSET', key, 'workers', workers) end
-call('HSET', key, 'start:' .. place, int(now + tonumber(lease)) .. ' ' .. number, 'tried_us', int(now))
+call('HSET', key, 'start:' .. place, int(now + tonumber(lease)) .. ' ' .. number .. ' ' .. loaded, 'tried_us', int(now))
 return 'ok'

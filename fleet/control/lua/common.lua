@@ -93,10 +93,11 @@ local function promote(role)
   end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
--- Return until when an announced start counts (us), and the number of a keeper's start ("" for a process).
+-- Return until when an announced start counts (us), the number of a keeper's start ("" for a process), and the percentage of its
+-- weights that is loaded (nil unknown).
 local function start_of(value)
-  local ends, number = string.match(value, '^(%d+) ?(%d*)$')
-  return tonumber(ends), number
+  local ends, number, loaded = string.match(value, '^(%d+) ?(%d*) ?(%d*)$')
+  return tonumber(ends), number, tonumber(loaded)
 end
 -- Withdraw the announced start at `place`. A start that did not fail is no try.
 local function withdraw_start(key, place, failed)
@@ -128,28 +129,35 @@ end
 -- Return the announced starts and losses of a role, and until when they alone let it admit requests. Announced starts are ignored
 -- once too many have failed in a row, and times far in the future are (Redis's clock may have been set back).
 local function announced(role, grace_us, now)
-  local of, starting, starting_until = {}, 0, 0
+  local of, starting, starting_until, most_loaded = {}, 0, 0, nil
   local fields = call('HGETALL', availability_key(role))
   for i = 1, #fields, 2 do
     if string.sub(fields[i], 1, 6) ~= 'start:' then
       of[fields[i]] = tonumber(fields[i + 1])
     else
-      local ends = start_of(fields[i + 1])
-      if ends > now and ends <= now + MAX_START_US then starting, starting_until = starting + 1, math.max(starting_until, ends) end
+      local ends, _, loaded = start_of(fields[i + 1])
+      if ends > now and ends <= now + MAX_START_US then
+        starting, starting_until = starting + 1, math.max(starting_until, ends)
+        if loaded then most_loaded = math.max(most_loaded or 0, loaded) end
+      end
     end
   end
-  if (of.tries or 0) - starting >= MAX_FAILED_STARTS * (of.workers or 1) then starting, starting_until = 0, 0 end
+  if (of.tries or 0) - starting >= MAX_FAILED_STARTS * (of.workers or 1) then
+    starting, starting_until, most_loaded = 0, 0, nil
+  end
   for _, name in ipairs({'lost_us', 'left_us'}) do
     if (of[name] or 0) > now + grace_us then of[name] = nil end
   end
+  of.loaded = most_loaded
   of.starting, of.admits_until = starting, math.max((of.lost_us or 0) + grace_us, starting_until)
   return of
 end
 -- The one rule by which roles expect a worker, for each of `roles` in order. New requests are admitted (`admits`) while the role has
 -- a worker that serves, had its last one less than `grace_us` ago, or has one starting. A worker that was ordered to drain or stop
 -- does not count; one that leaves by its own decision does, since it is started again. Requests in flight are kept (`keeps`) on the
--- same terms, and for `grace_us` after a worker was ordered to drain or stop. `starting` counts the starts; `retry_us` is the time
--- until a retry, estimated from the duration of the last start.
+-- same terms, and for `grace_us` after a worker was ordered to drain or stop. `starting` counts the starts, and the
+-- most advanced of them has `loaded` per cent of its weights (nil unknown); `retry_us` is the time until a retry, estimated from the
+-- duration of the last start.
 local function availability(roles, grace_us)
   local now, found, wanted = now_us(), {}, {}
   for i, role in ipairs(roles) do
@@ -166,6 +174,7 @@ local function availability(roles, grace_us)
       admits = admits,
       keeps = admits or present + grace_us > now,
       starting = of.starting,
+      loaded = of.loaded,
       retry_us = math.max((of.next_us or 0) - now, 0) + (of.took_us or USUAL_START_US),
     }
   end

@@ -23,14 +23,14 @@ async def read_roles(client: redis.asyncio.Redis, names: Sequence[RoleName]) -> 
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
-    expected = cast("list[tuple[bytes, bytes, int]]", await run_async(client, scripts.availability(0, roles)))
+    expected = cast("list[tuple[bytes, bytes, int, int | bytes]]", await run_async(client, scripts.availability(0, roles)))
     return [
-        _role(role, queue, [w for w in workers if w.role == role], starting)
-        for role, queue, (_, _, starting) in zip(roles, queues, expected, strict=True)
+        _role(role, queue, [w for w in workers if w.role == role], starting, loaded)
+        for role, queue, (_, _, starting, loaded) in zip(roles, queues, expected, strict=True)
     ]
 
 
-def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starting: int) -> RoleView:
+def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starting: int, loaded: int | bytes) -> RoleView:
     depth, lag, oldest_us = (int(text(number)) for number in queue)
     return RoleView(
         role=role,
@@ -43,6 +43,7 @@ def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starti
         running=sum(worker.running for worker in workers),
         capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
         starting=starting,
+        loaded_percent=loaded if isinstance(loaded, int) else None,
     )
 
 

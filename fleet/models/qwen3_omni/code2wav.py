@@ -6,7 +6,7 @@ lookahead_samples`. Knows no request and no batching policy.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,12 +154,14 @@ class _DecoderBlock:
         return x_BTC
 
 
-def load_code2wav(checkpoint: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Code2Wav, tuple[str, ...]]:
+def load_code2wav(
+    folder: Path, *, device: str = "cpu", dtype: str = "float32", progress: Callable[[float], None] = lambda _: None
+) -> tuple[Code2Wav, tuple[str, ...]]:
     """Load the decoder of a checkpoint; return it and the names of its weights, the only ones read.
 
-    Raises: ConfigError if the folder is not a Qwen3-Omni checkpoint.
+    `progress` is called with the share that is loaded. Raises: ConfigError if the folder is not a Qwen3-Omni checkpoint.
     """
-    folder = checkpoint
     config = read_config(folder)
     reader = WeightReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))
+    reader.report_to(progress, reader.under(PREFIX))
     return Code2Wav(config, lambda name: reader.get(PREFIX + name)), tuple(reader.names)

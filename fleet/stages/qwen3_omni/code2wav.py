@@ -25,7 +25,7 @@ def build(options: BuildOptions) -> BuiltStage:
     torch.set_num_threads(options.threads)
     # TensorFloat-32 would cost three decimal digits of the wave.
     torch.backends.cudnn.allow_tf32 = False
-    decoder, names = load_code2wav(options.checkpoint, device=options.device, dtype=options.dtype)
+    decoder, names = load_code2wav(options.checkpoint, device=options.device, dtype=options.dtype, progress=options.progress)
     policy = WindowPolicy(ramp=options.window_ramp, invariant=options.numerics == "invariant")
     engine: Engine = CodecEngine(decoder, policy, max_batch=options.max_batch)
     left_context = options.extra.get("left_context")

@@ -12,6 +12,7 @@ from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import read_config
+from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
@@ -25,7 +26,7 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
     config = read_config(options.checkpoint)
-    reader = setup.reader()
+    reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
     talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
     loop = setup.loop(talker)

@@ -33,7 +33,7 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
     config = read_config(options.checkpoint)
-    reader = setup.reader()
+    reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
     thinker = Thinker(
         reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import WorkerId
-from fleet.core.telemetry import Job, WorkerView
+from fleet.core.ids import RoleName, StageName, WorkerId
+from fleet.core.telemetry import Job, RoleQueue, WorkerView
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
@@ -53,6 +53,16 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: ServedGateway) -
     gateway.client.telemetry.job_list = [job]
     page = page_of(gateway, "/jobs")
     assert "damaged" in page and "Delete j-1" in page and "Retry j-1" not in page and "another version" not in page
+
+
+@pytest.mark.parametrize("path", ["/overview", "/queues"])
+def test_role_that_loads_shows_its_progress(gateway: ServedGateway, path: str) -> None:
+    talker = RoleQueue(role=RoleName("talker"), stage=StageName("talker"), starting=2, loaded_percent=34)
+    gateway.client.telemetry.queue_list = [talker]
+    shown = " ".join(" ".join(html_audit.read(page_of(gateway, path)).text).split())
+    assert "2 starting (34 % loaded)" in shown
+    gateway.client.telemetry.queue_list = [msgspec.structs.replace(talker, loaded_percent=None)]
+    assert "2 starting" in page_of(gateway, path).replace("</span>", "").replace('<span class="num">', "")
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)

@@ -19,7 +19,8 @@ Pick = Callable[[SeriesPoint], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks. `waiting` counts tasks, `oldest_s`
+    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks. `loaded_percent`: of its
+    weights, by the most advanced of its starting workers; None if it is not known. `waiting` counts tasks, `oldest_s`
     is the longest wait among them. `busy`: path of the running tasks over time. `resources`: memory and load of its workers.
 
     Units: `p50_ms`, `p95_ms` of a task, as last measured at `at_us`; None without a measurement.
@@ -29,6 +30,8 @@ class StageSummary:
     up: int
     wanted: int
     standby: int
+    starting: int
+    loaded_percent: int | None
     draining: int
     running: int
     capacity: int
@@ -112,6 +115,8 @@ class OverviewPage(LivePage):
                 up=sum(1 for view in serving if view.state == "ready"),
                 wanted=sum(role.replicas for role in self._gateway.config.roles_of(name)),
                 standby=sum(1 for view in serving if view.state == "standby"),
+                starting=sum(queue.starting for queue in waiting),
+                loaded_percent=max((queue.loaded_percent for queue in waiting if queue.loaded_percent is not None), default=None),
                 draining=sum(1 for view in serving if view.state in ("draining", "leaving")),
                 running=sum(view.running for view in serving),
                 capacity=sum(view.capacity for view in serving if view.state == "ready"),
