@@ -25,7 +25,7 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
-    weights = setup.reader()
+    weights = setup.reader(lambda _: False)  # `transformers` reads them
     weights.check()
     model = CausalLM(
         options.checkpoint,
