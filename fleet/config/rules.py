@@ -69,6 +69,20 @@ def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(("stages", stage.name, "standby"), message)
 
 
+def engines_serve_their_stages(config: FleetConfig) -> Iterator[Problem]:
+    for stage in config.graph_declaration().stages:
+        engine, own = config.engine_of(stage.name), config.stage(stage.name)
+        here = ("stages", stage.name, "engine")
+        if engine == "fake":
+            continue
+        if engine not in stage.engines:
+            yield Problem(here, f"{engine} does not serve {stage.name}; use {' or '.join(stage.engines)}")
+        elif engine == "vllm" and config.numerics == "invariant":
+            yield Problem(here, "vllm has no invariant numerics; use torch, or numerics: fast")
+        elif engine == "vllm" and own.split is not None:
+            yield Problem(here, "vllm serves prefill and decode together; remove split, or use torch")
+
+
 def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         known = stage.settings + (_FAKE_ENGINE_SETTINGS if config.engine == "fake" else ())
@@ -228,6 +242,7 @@ def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
+    engines_serve_their_stages,
     tls_files_are_complete,
     aliases_differ_from_the_name,
     graph_is_known,

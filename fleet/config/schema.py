@@ -93,12 +93,27 @@ class SplitConfig(Strict):
     decode: HalfConfig = HalfConfig()
 
 
+class VllmConfig(Strict):
+    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the other processes of a device.
+
+    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a checkpoint stored in it.
+    """
+
+    kv_mib: Annotated[int, BeforeValidator(Whole(16, 10_000_000))] = 1024
+    tensor_parallel_size: Annotated[int, BeforeValidator(Whole(1, 64))] = 1
+    quantization: Text | None = None
+
+
 class StageConfig(Strict):
     """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's cores.
 
     `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby` counts further workers that are
-    loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields.
+    loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields. `engine`: the
+    deployment's if it is not set; `vllm` applies to that engine only.
     """
+
+    engine: Literal["torch", "vllm"] | None = None
+    vllm: VllmConfig = VllmConfig()
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
@@ -256,7 +271,7 @@ class FleetConfig(Strict):
 
     graph: Text = DEFAULT_GRAPH
     checkpoint: Text = "auto"
-    engine: Literal["torch", "fake"] = "torch"
+    engine: Literal["torch", "vllm", "fake"] = "torch"
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     numerics: Literal["fast", "invariant"] = "fast"
@@ -281,6 +296,9 @@ class FleetConfig(Strict):
 
     def stage(self, name: StageName) -> StageConfig:
         return self.stages.get(name, StageConfig())
+
+    def engine_of(self, name: StageName) -> Literal["torch", "vllm", "fake"]:
+        return "fake" if self.engine == "fake" else self.stage(name).engine or self.engine
 
     def graph_declaration(self) -> Graph:
         return get_graph(self.graph)

@@ -18,6 +18,10 @@ from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
 
 Arrays = Mapping[str, np.ndarray]
+TOKEN = "token"
+"""Name of the array of a drawn token: int32 [1]."""
+NUM_POSITIONS = "num_positions"
+"""Request parameter: the most positions that a request may take, prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +52,16 @@ class EngineInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """Output of one pass for one request, in order. `final` ends the request; `error` ends it early."""
+    """Output of one pass for one request, in order. `final` ends the request; `error` ends it early. `num_reused`: reused rows
+    that `feed` could not know of.
+    """
 
     request_id: RequestId
     walk: Walk
     arrays: Arrays = field(default_factory=dict[str, np.ndarray])
     final: bool = False
     error: FleetError | None = None
+    num_reused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

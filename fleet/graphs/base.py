@@ -82,14 +82,16 @@ class Edge:
 class Stage:
     """One part of the model. `builder` is "module:function", imported only inside a worker of this stage.
 
-    `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that uses the request's own temperature,
-    stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its builder reads.
+    `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
+    uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
+    builder reads.
     """
 
     name: StageName
     builder: str
     walks: tuple[Walk, ...]
     main: bool = False
+    engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])
 

@@ -16,6 +16,7 @@ TEXT = Graph(
             builder="fleet.stages.text:build",
             walks=(Walk("prefill"), Walk("decode")),
             main=True,
+            engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
     ),

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.ids import EdgeName, Walk
-from fleet.engine.base import Arrays, EngineOutput
-from fleet.engine.torch.answer import TOKEN
+from fleet.engine.base import TOKEN, Arrays, EngineOutput
 from fleet.stages.base import EdgeItem, LoggedOutput
 from fleet.stages.stop_strings import StopDetector
 

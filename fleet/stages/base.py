@@ -56,6 +56,15 @@ AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What the engine vllm alone reads. `kv_bytes`: memory for keys and values."""
+
+    kv_bytes: int = 1 << 30
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
@@ -68,6 +77,8 @@ class BuildOptions:
     device: str = "cpu"
     dtype: str = "float32"
     numerics: str = "fast"
+    engine: str = "torch"
+    vllm: VllmSettings = field(default_factory=lambda: VllmSettings())
     max_batch: int = 16
     prefill_chunk_tokens: int = 256
     kv_pages: int = 512

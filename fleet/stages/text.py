@@ -7,9 +7,7 @@ import numpy as np
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import TOKEN
-from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
 from fleet.processing.context_length import limit_answer_length, read_num_positions
@@ -24,6 +22,16 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
+    engine, names = _vllm_engine(options) if options.engine == "vllm" else _torch_engine(options)
+    tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
+
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
+        return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
+
+    return BuiltStage(engine=engine, adapter=adapter, weight_names=names)
+
+
+def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     setup = prepare_stage(options)
     weights = setup.reader(lambda _: False)  # `transformers` reads them
     weights.check()
@@ -34,12 +42,30 @@ def build(options: BuildOptions) -> BuiltStage:
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
     )
-    tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
+    return setup.loop(model), tuple(weights.under(""))
 
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
-        return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
 
-    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(weights.under("")))
+def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
+    from fleet.engine.vllm.start import VllmOptions, start
+
+    capacity = options.kv_pages * options.page_size_tokens
+    llm = start(
+        VllmOptions(
+            checkpoint=options.checkpoint,
+            device=options.device,
+            dtype=options.dtype,
+            kv_bytes=options.vllm.kv_bytes,
+            max_positions=min(capacity, read_num_positions(options.checkpoint) or capacity),
+            block_size=options.page_size_tokens,
+            max_batch=options.max_batch,
+            prefill_chunk_tokens=options.prefill_chunk_tokens,
+            tensor_parallel_size=options.vllm.tensor_parallel_size,
+            quantization=options.vllm.quantization,
+        )
+    )
+    from fleet.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(llm, end_ids_of(options.checkpoint)), ()
 
 
 class TextAdapter(TaskAdapter):

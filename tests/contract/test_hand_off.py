@@ -12,10 +12,9 @@ import torch
 from fleet.core.errors import OutOfMemory, TransferError
 from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
 from fleet.core.request import Sampling
-from fleet.engine.base import Engine, EngineInput, EngineRequest, KVPages
+from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineRequest, KVPages
 from fleet.engine.torch import lm_engine
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.models.causal_lm.program import CausalTask
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages import text

@@ -11,13 +11,13 @@ from torch import Tensor
 from fleet.core.errors import BadInput, EngineError, OutOfMemory, OutOfPages
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, TileRunner
 from fleet.engine.torch.prefix import Prefix
-from fleet.engine.torch.program import NUM_POSITIONS, Forwarded
+from fleet.engine.torch.program import Forwarded
 from fleet.engine.torch.rows import Rows
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")

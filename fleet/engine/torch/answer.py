@@ -8,15 +8,13 @@ from torch import Tensor
 
 from fleet.core.errors import EngineError
 from fleet.core.ids import Walk
-from fleet.engine.base import EngineOutput, EngineRequest
+from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.program import ProgramTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
 DECODE = Walk("decode")
-TOKEN = "token"
-"""Name of the array of a drawn token: int32 [1]."""
 
 
 class TokenAnswer:

@@ -15,13 +15,13 @@ import torch
 from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory
-from fleet.engine.base import Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
-from fleet.engine.torch.program import NUM_POSITIONS, Program, TaskT
+from fleet.engine.torch.program import Program, TaskT
 
 log = logging.getLogger(__name__)
 NO_WALK = Walk("")

@@ -64,10 +64,6 @@ class ProgramTask(Protocol):
 TaskT = TypeVar("TaskT", bound=ProgramTask)
 
 
-NUM_POSITIONS = "num_positions"
-"""Request parameter of every program: the largest number of rows that the request can reach."""
-
-
 class Program(Protocol[TaskT]):
     """A model that the loop runs."""
 

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.engine.base import NUM_POSITIONS, Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING

