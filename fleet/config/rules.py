@@ -242,13 +242,13 @@ def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    engines_serve_their_stages,
     tls_files_are_complete,
     aliases_differ_from_the_name,
     graph_is_known,
     stages_and_edges_exist,
     ramps_are_used,
     splits_are_possible,
+    engines_serve_their_stages,
     stage_settings_are_known,
     sampling_is_valid,
     answers_are_within_the_limits,

@@ -57,7 +57,7 @@ AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """What the engine vllm alone reads. `kv_bytes`: memory for keys and values."""
+    """Settings of the engine vllm. `kv_bytes`: memory for keys and values."""
 
     kv_bytes: int = 1 << 30
     tensor_parallel_size: int = 1

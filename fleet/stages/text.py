@@ -46,10 +46,11 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
+    from fleet.engine.vllm.engine import VllmEngine
     from fleet.engine.vllm.start import VllmOptions, start
 
     capacity = options.kv_pages * options.page_size_tokens
-    llm = start(
+    started = start(
         VllmOptions(
             checkpoint=options.checkpoint,
             device=options.device,
@@ -63,9 +64,7 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
             quantization=options.vllm.quantization,
         )
     )
-    from fleet.engine.vllm.engine import VllmEngine
-
-    return VllmEngine(llm, end_ids_of(options.checkpoint)), ()
+    return VllmEngine(started, end_ids_of(options.checkpoint)), ()
 
 
 class TextAdapter(TaskAdapter):

