@@ -12,6 +12,7 @@ VOCAB_SIZE, MAX_POSITIONS, BLOCK = 500, 256, 32
 @dataclass(slots=True, kw_only=True)
 class DoubleCompletion:
     token_ids: Sequence[int]
+    finish_reason: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class LlmDouble:
     running: dict[str, _Sequence] = field(default_factory=dict[str, _Sequence])
     cached: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
     failed: bool = False
+    lost: set[str] = field(default_factory=set[str])
+    """Requests that end with an internal error."""
 
     def add_request(self, request_id: str, prompt: dict[str, list[int]], params: object) -> str:
         assert isinstance(params, Params)
@@ -57,6 +60,10 @@ class LlmDouble:
         return [self._draw(request_id, sequence) for request_id, sequence in list(self.running.items())]
 
     def _draw(self, request_id: str, sequence: _Sequence) -> DoubleOutput:
+        if request_id in self.lost:
+            del self.running[request_id]
+            failure = DoubleCompletion(token_ids=[], finish_reason="error")
+            return DoubleOutput(request_id=request_id, outputs=[failure], finished=True, num_cached_tokens=None)
         token = sum(place * token for place, token in enumerate(sequence.ids, 1)) % VOCAB_SIZE
         sequence.ids.append(token)
         sequence.num_drawn += 1

@@ -223,6 +223,17 @@ def test_vllm_reports_reused_rows_with_the_first_output_in_whole_blocks(
         assert [output.num_reused for output in run_out(subject.engine)] == [num_reused] + [0] * (NUM_TOKENS - 1)
 
 
+def test_answer_that_vllm_ends_early_is_an_error_and_others_continue() -> None:
+    llm = LlmDouble()
+    subject = Subject(engine=VllmEngine(started(llm), frozenset()), piece=ids)
+    lost, whole = submit(subject, "lost"), submit(subject, "whole")
+    subject.engine.step()
+    llm.lost.add(lost)
+    outputs = run_out(subject.engine)
+    assert [str(o.error) for o in outputs if o.request_id == lost] == ["vLLM ended the answer early: error"]
+    assert outputs[-1].request_id == whole and outputs[-1].final and subject.engine.stats().running == 0
+
+
 def test_vllm_that_fails_for_good_stops_the_engine() -> None:
     llm = LlmDouble()
     engine = VllmEngine(started(llm), frozenset())

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fleet.core.errors import BadInput, EngineStopped, OutOfPages
+from fleet.core.errors import BadInput, EngineError, EngineStopped, OutOfPages
 from fleet.core.ids import RequestId, Walk
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
 
@@ -21,6 +21,8 @@ DECODE = Walk("decode")
 class LlmCompletion(Protocol):
     @property
     def token_ids(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
 
 
 class LlmOutput(Protocol):
@@ -171,6 +173,9 @@ class VllmEngine(Engine):
                 num_reused = 0
         if output.finished:
             running.drawing = False
+            if not self._is_over(running):
+                error = EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}")
+                running.waiting.append(EngineOutput(request_id=running.request.request_id, walk=DECODE, error=error))
 
     def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
         """Append the output of a drawn token: `final` at an end token or the length limit."""

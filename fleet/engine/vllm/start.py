@@ -53,6 +53,8 @@ def start(options: VllmOptions) -> StartedLlm:
         )
     if options.tensor_parallel_size == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
@@ -90,11 +92,15 @@ def start(options: VllmOptions) -> StartedLlm:
         total = pool.num_gpu_blocks - 1  # without the block that stands for none
         return total - pool.get_num_free_blocks(), total
 
+    def check_health() -> None:
+        llm.model_executor.check_health()
+        torch.ones(1, device=options.device).add_(1).item()  # a broken CUDA context fails here
+
     return StartedLlm(
         llm=llm,
         vocab_size=llm.model_config.get_vocab_size(),
         max_positions=llm.model_config.max_model_len,
         sampling_params=sampling_params,
         pages=pages,
-        check_health=llm.model_executor.check_health,
+        check_health=check_health,
     )
