@@ -155,8 +155,8 @@ TABLE: tuple[Row, ...] = (
         "KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import"),
     Row("cached_prefix:{session}", "hash", "retention", "cache_prefix",
         "stage -> worker that caches the KV rows of the conversation's last turn"),
-    Row("transcript:{audio}", "string", "retention", "gateway",
-        "text of a spoken answer, for turns that name the answer by its audio id"),
+    Row("transcript:{audio}", "hash", "retention", "gateway",
+        "text of a spoken answer, for turns that name the answer by its audio id, and the expiry that clients were sent"),
     Row("voice:{session}", "hash", "retention", "hold_voice",
         "a voice session: holder, epoch, the credential that opened it, time of its start, time of its client's disconnect, the "
         "view for operators, and the state that another gateway needs to continue it"),

@@ -104,11 +104,21 @@ class VoiceStore:
         """Return the settings of a client secret; None once it has expired."""
         return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
-    async def save_transcript(self, audio_id: str, transcript: str, ttl_s: int) -> None:
-        """Save the text of a spoken answer, for later turns that name it by id, at any gateway."""
-        await answer_of(self._redis.set(keys.transcript(audio_id), transcript, ex=ttl_s))
+    async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
+        """Save the text of a spoken answer, for later turns that name it by id, at any gateway, unless it is saved already.
+
+        Return its expiry in seconds since 1970: that of the first call, so that a stream that is read again is the same.
+        """
+        key = keys.transcript(audio_id)
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hsetnx(key, "text", transcript)
+        pipe.hsetnx(key, "expires_at", str(expires_at))
+        pipe.expireat(key, expires_at)
+        pipe.hget(key, "expires_at")
+        *_, saved = await answer_of(pipe.execute())
+        return int(text(saved))
 
     async def transcript(self, audio_id: str) -> str | None:
         """Return the text of a spoken answer; None once it has expired."""
-        raw = await answer_of(self._redis.get(keys.transcript(audio_id)))
+        raw = await answer_of(self._redis.hget(keys.transcript(audio_id), "text"))
         return None if raw is None else text(raw)

@@ -219,7 +219,9 @@ async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: Conn
     assert await voice.end("s") and not await voice.end("s")
     assert await voice.was_ended("s", "secret:1") and not await voice.was_ended("s", "")
     await voice.save_secret("secret:1", b"settings", KEEP_S)
-    await voice.save_transcript("audio-1", "the words", KEEP_S)
+    expires_at = now_us() // 1_000_000 + KEEP_S
+    assert await voice.save_transcript("audio-1", "the words", expires_at) == expires_at
+    assert await voice.save_transcript("audio-1", "the words", expires_at + 7) == expires_at, "the first expiry is repeated"
     assert (await voice.secret("secret:1"), await voice.secret("secret:2")) == (b"settings", None)
     assert (await voice.transcript("audio-1"), await voice.transcript("audio-2")) == ("the words", None)
 

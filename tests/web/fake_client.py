@@ -258,13 +258,13 @@ class FakeVoice(VoiceStore):
         self._fleet.check_reachable()
         return self._fleet.secrets.get(name)
 
-    async def save_transcript(self, audio_id: str, transcript: str, ttl_s: int) -> None:
+    async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
         self._fleet.check_reachable()
-        self._fleet.transcripts[audio_id] = transcript
+        return self._fleet.transcripts.setdefault(audio_id, (transcript, expires_at))[1]
 
     async def transcript(self, audio_id: str) -> str | None:
         self._fleet.check_reachable()
-        return self._fleet.transcripts.get(audio_id)
+        return self._fleet.transcripts.get(audio_id, (None, 0))[0]
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class FakeClient:
     submitted: list[tuple[RequestSpec, bytes | None]] = field(default_factory=list[tuple[RequestSpec, bytes | None]])
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
-    transcripts: dict[str, str] = field(default_factory=dict[str, str])
+    transcripts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     missing: list[str] = field(default_factory=list[str])
     telemetry: FakeTelemetry = field(default_factory=FakeTelemetry)
     unreachable: FleetError | None = None

@@ -211,9 +211,8 @@ class Gateway:
         return (self.edges.text, self.edges.audio)
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
-        """Store the transcript of a spoken answer; return its expiry in seconds since 1970."""
-        await self.client.voice.save_transcript(audio_id, transcript, self.config.retention_s)
-        return int(time.time()) + self.config.retention_s
+        """Store the transcript of a spoken answer; return its expiry in seconds since 1970, the same for each call."""
+        return await self.client.voice.save_transcript(audio_id, transcript, int(time.time()) + self.config.retention_s)
 
     def check_num_messages(self, num_messages: int) -> None:
         """Raises: InputTooLarge."""

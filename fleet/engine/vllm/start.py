@@ -4,9 +4,13 @@ import os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleet.core.errors import ConfigError
 from fleet.engine.vllm.engine import StartedLlm
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
@@ -54,12 +58,9 @@ def start(options: VllmOptions) -> StartedLlm:
     if options.tensor_parallel_size == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
-
-    from fleet.engine.vllm.params import sampling_params
 
     arguments = EngineArgs(
         model=str(options.checkpoint),
@@ -86,6 +87,14 @@ def start(options: VllmOptions) -> StartedLlm:
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint") from error
+    return _describe(llm, options)
+
+
+def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
+    import torch
+
+    from fleet.engine.vllm.params import sampling_params
+
     pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
 
     def pages() -> tuple[int, int]:
