@@ -46,6 +46,7 @@ def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, An
     """Check that every sample of the stages was played, despite any fault, and every word shown."""
     whole = fleet.audio(answer["requestId"])
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
+    probe.wait_until_recorded(page)
     probe.assert_played(
         probe.read_recording(page, "player"), whole, probe.find_runs(probe.playback_events(page), answer["serial"])
     )

@@ -134,7 +134,7 @@ class VllmEngine(Engine):
             outputs += running.waiting
             running.waiting = []
             if outputs[-1].final or outputs[-1].error is not None:
-                del self._requests[running.request.request_id]
+                self.abort(running.request.request_id)
         return outputs
 
     def finish(self, request_id: RequestId) -> None:

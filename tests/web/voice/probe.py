@@ -1,6 +1,7 @@
 """Records the samples of the Voice page's microphone and loudspeaker with their times, independent of the page's own counters."""
 
 from base64 import b64decode
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,10 @@ class RecordedAudio:
     def block(self) -> int:
         return len(self.pcm) // max(1, len(self.frames))
 
+    def gaps(self) -> list[int]:
+        """The last frames of the context before blocks that were not recorded."""
+        return [int(frame) for frame in self.frames[:-1][np.diff(self.frames) != self.block]]
+
     def from_frame(self, first: int, last: int) -> Pcm:
         """The samples of the context's frames in [first, last)."""
         at = self.frames.repeat(self.block) + np.tile(np.arange(self.block), len(self.frames))
@@ -96,6 +101,11 @@ def prepare(page: Page) -> None:
     page.locator("#message").press("Shift")
     page.evaluate(PREPARE, SCRIPT.read_text())
     js(page, PLAYER)
+
+
+def wait_until_recorded(page: Page) -> None:
+    """Wait until the player's recording includes everything that the player has reported."""
+    wait_js(page, "probed.player.at(-1)?.frame > 24000 * Math.max(0, ...probed.heard.map(({ time }) => time ?? 0))")
 
 
 def watch_mic(page: Page) -> None:
@@ -164,8 +174,16 @@ def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, i
         first = start + (FADE if start else 0)
         last = end - (FADE if end < len(whole) else 0)
         position = find(player.pcm, whole[first:last], at)
-        assert position is not None, f"samples {first} to {last} of the answer were not played as they are"
+        assert position is not None, (
+            f"samples {first} to {last} of the answer were not played as they are: a recording of {len(player.pcm)} samples has "
+            f"{longest_prefix(player.pcm, whole[first:last], at)} of them in a row, and lacks frames after {player.gaps()}"
+        )
         at = position + last - first
+
+
+def longest_prefix(samples: Pcm, wanted: Pcm, start: int) -> int:
+    """Return how many of the first wanted samples are in the samples, one after another."""
+    return bisect_left(range(len(wanted) + 1), True, key=lambda size: find(samples, wanted[:size], start) is None) - 1
 
 
 def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
