@@ -14,11 +14,13 @@ class LoadProgress:
 
     def __init__(self, role: str, passed_to: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._role, self._passed_to, self._clock = role, passed_to, clock
-        self._began_s = self._logged_s = clock()
+        self._began_s = self._logged_s = -1.0
 
     def __call__(self, share: float) -> None:
         self._passed_to(share)
         now_s = self._clock()
+        if self._began_s < 0:  # the first weight; importing torch came before
+            self._began_s = self._logged_s = now_s
         if now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
             log.info("loading %s: %d %% of its weights after %.0f s", self._role, 100 * share, now_s - self._began_s)

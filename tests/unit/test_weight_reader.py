@@ -70,14 +70,15 @@ def test_loading_is_logged_at_most_every_few_seconds(caplog: pytest.LogCaptureFi
     caplog.set_level("INFO")
     time_s, passed = 0.0, list[float]()
     progress = LoadProgress("thinker", passed.append, clock=lambda: time_s)
-    for percent in range(0, 100, 10):
+    for percent in range(0, 100, 5):
         time_s += 1.0
         progress(percent / 100)
     assert caplog.messages == [
-        "loading thinker: 40 % of its weights after 5 s",
-        "loading thinker: 90 % of its weights after 10 s",
+        "loading thinker: 25 % of its weights after 5 s",
+        "loading thinker: 50 % of its weights after 10 s",
+        "loading thinker: 75 % of its weights after 15 s",
     ]
-    assert passed == [percent / 100 for percent in range(0, 100, 10)]
+    assert passed == [percent / 100 for percent in range(0, 100, 5)]
 
 
 def test_weight_of_another_shape_than_configured_is_refused_by_name(tmp_path: Path) -> None:
