@@ -162,7 +162,7 @@ ORDERS: list[tuple[str, Callable[[FleetPort], Awaitable[object]]]] = [
     ("request_id", lambda client: client.operations.redeliver(UNKNOWN, StageName("talker"), Epoch(0))),
     ("request_id", lambda client: client.operations.retry_dead_letter(UNKNOWN)),
     ("request_id", lambda client: client.operations.drop_dead_letter(UNKNOWN)),
-    ("worker_id", lambda client: client.operations.order_worker("nobody", "drain")),
+    ("worker_id", lambda client: client.operations.order_worker("absent", "drain")),
     ("job_id", lambda client: client.jobs.retry("no-job")),
     ("job_id", lambda client: client.jobs.stop("no-job")),
     ("job_id", lambda client: client.jobs.delete("no-job")),

@@ -48,7 +48,7 @@ SPELLING: tuple[Case, ...] = (
         "stages.talker.sampling.temprature: unknown key; did you mean stages.talker.sampling.temperature?"),
     ("a Redis named in the file", "redis: {url: 'redis://:secret@elsewhere:6379'}",
         "redis.url: unknown key; set REDIS_URL in the environment to use a Redis that runs elsewhere"),
-    ("a stage that is not there", "stages: {nobody: {replicas: 1}}", f"stages.nobody: {NOT_OF_THE_STAGES}"),
+    ("a stage that is not there", "stages: {vocoder: {replicas: 1}}", f"stages.vocoder: {NOT_OF_THE_STAGES}"),
     ("a misspelt stage", "stages: {Talkre: {replicas: 1}}", f"stages.Talkre: {NOT_OF_THE_STAGES}; did you mean talker?"),
     ("a stage of another graph", OTHER_GRAPH, "stages.talker: graph text has no such stage; it has lm"),
     ("a misspelt edge", "edges: {code: {credits: 1}}",
@@ -300,7 +300,7 @@ def test_byte_order_mark_is_accepted() -> None:
         ("web={port: 1, port: 2}", "--set web.port: '{port: 1, port: 2}' is not a YAML value: given twice; keep one"),
         ("redis.port=8000", "--set redis.port: 8000 is also web.port; choose another port for one of them"),
         ("web.port=6399", "x.yaml: redis.port: 6399 is also web.port; choose another port for one of them"),
-        ("stages.nobody.replicas=1", f"--set stages.nobody: {NOT_OF_THE_STAGES}"),
+        ("stages.vocoder.replicas=1", f"--set stages.vocoder: {NOT_OF_THE_STAGES}"),
         ("lease.worker_ttl_s=1e3", "--set lease.worker_ttl_s: must be a number from 0.1 to 3600 (got '1e3')"),
     ],
 )
