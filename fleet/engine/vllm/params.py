@@ -3,32 +3,30 @@
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from fleet.engine.base import EngineRequest
+from fleet.engine.vllm.engine import Draws
 from fleet.engine.vllm.penalties import FREQUENCY, NUM_KNOWN, PRESENCE
+from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
 
-def sampling_params(request: EngineRequest, num_known: int, end_ids: frozenset[int]) -> SamplingParams:
-    """Return the settings of the rest of an answer, of which `num_known` tokens are known."""
-    sampling = request.sampling
-    most = sampling.max_tokens - num_known
-    least = most if sampling.ignore_eos else min(most, max(0, sampling.min_tokens - num_known))
-    penalties: dict[str, float] = {}
+def sampling_params(draws: Draws) -> SamplingParams:
+    """Return vLLM's settings of the rest of an answer."""
+    sampling = draws.request.sampling
+    least = draws.max_tokens if sampling.ignore_eos else min(draws.max_tokens, max(0, sampling.min_tokens - draws.num_known))
+    extra: dict[str, float | list[int]] = {}
     if sampling.frequency_penalty or sampling.presence_penalty:
-        penalties = {
-            FREQUENCY: sampling.frequency_penalty,
-            PRESENCE: sampling.presence_penalty,
-            NUM_KNOWN: num_known,
-        }
+        extra = {FREQUENCY: sampling.frequency_penalty, PRESENCE: sampling.presence_penalty, NUM_KNOWN: draws.num_known}
+    if draws.row_positions is not None:
+        extra |= {NUM_PROMPT: draws.num_prompt, ROW_POSITIONS: list(draws.row_positions)}
     return SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         repetition_penalty=sampling.repetition_penalty,
-        seed=(sampling.seed + num_known) % 2**63 if sampling.temperature > 0 else None,
-        max_tokens=most,
+        seed=(sampling.seed + draws.num_known) % 2**63 if sampling.temperature > 0 else None,
+        max_tokens=draws.max_tokens,
         min_tokens=least,
-        stop_token_ids=sorted(end_ids),
+        stop_token_ids=sorted(draws.end_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args=penalties or None,
+        extra_args=extra or None,
     )

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet.core.errors import ConfigError
 from fleet.engine.vllm.engine import StartedLlm
@@ -16,6 +16,17 @@ TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
 CPU_BLOCK = 32
 """On a CPU the number of positions in a block must be a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TappedModel:
+    """A model class that vLLM shall use in place of the checkpoint's: `reference` is `module:class`, and it has a layer that caches
+    tapped rows. `media_limits`: the most items of a prompt, by media; the encoder of media without items is not loaded.
+    """
+
+    architecture: str
+    reference: str
+    media_limits: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +43,7 @@ class VllmOptions:
     prefill_chunk_tokens: int
     tensor_parallel_size: int = 1
     quantization: str | None = None
+    model: TappedModel | None = None
 
 
 def installed_version() -> str:
@@ -63,6 +75,7 @@ def start(options: VllmOptions) -> StartedLlm:
     from vllm.v1.executor import Executor
 
     arguments = EngineArgs(
+        **_tapped(options.model),
         model=str(options.checkpoint),
         skip_tokenizer_init=True,
         dtype=options.dtype,
@@ -90,10 +103,33 @@ def start(options: VllmOptions) -> StartedLlm:
     return _describe(llm, options)
 
 
+def _tapped(model: TappedModel | None) -> dict[str, Any]:
+    """Return the engine arguments of a tapped model."""
+    if model is None:
+        return {}
+    from vllm import ModelRegistry
+    from vllm.config import CompilationConfig, KVTransferConfig
+
+    ModelRegistry.register_model(model.architecture, model.reference)
+    connector = KVTransferConfig(
+        kv_connector="TappedRowsConnector", kv_connector_module_path="fleet.engine.vllm.tapped_rows", kv_role="kv_producer"
+    )
+    return {
+        "hf_overrides": {"architectures": [model.architecture]},
+        "kv_transfer_config": connector,
+        "limit_mm_per_prompt": model.media_limits,
+        "skip_mm_profiling": True,
+        "mm_processor_cache_gb": 0,
+        # The fused multimodal rotary embedding changes rows of audio.
+        "compilation_config": CompilationConfig(custom_ops=["+rotary_embedding"]),
+    }
+
+
 def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
     import torch
 
     from fleet.engine.vllm.params import sampling_params
+    from fleet.engine.vllm.tapped_rows import take_rows
 
     pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
 
@@ -112,4 +148,5 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         sampling_params=sampling_params,
         pages=pages,
         check_health=check_health,
+        take_rows=take_rows if options.model else lambda: (),
     )
