@@ -62,6 +62,8 @@ def vllm_options(options: BuildOptions, num_positions: int | None, model: Tapped
         tensor_parallel_size=options.vllm.tensor_parallel_size,
         quantization=options.vllm.quantization,
         model=model,
+        half=options.half,
+        address=options.vllm.address,
     )
 
 

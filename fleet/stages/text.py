@@ -49,7 +49,7 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     started = start(vllm_options(options, read_num_positions(options.checkpoint)))
-    return VllmEngine(started, end_ids_of(options.checkpoint)), ()
+    return VllmEngine(started, end_ids_of(options.checkpoint), hands_off=options.half == "prefill"), ()
 
 
 class TextAdapter(TaskAdapter):
@@ -75,7 +75,7 @@ class TextAdapter(TaskAdapter):
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        return () if output.error is not None else self._tokens.items(output, output.arrays[TOKEN])
+        return () if output.error is not None or not output.arrays else self._tokens.items(output, output.arrays[TOKEN])
 
     def is_stopped(self) -> bool:
         return self._tokens.stopped

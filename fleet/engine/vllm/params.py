@@ -3,7 +3,7 @@
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from fleet.engine.vllm.engine import Draws
+from fleet.engine.vllm.llm import Draws
 from fleet.engine.vllm.penalties import FREQUENCY, NUM_KNOWN, PRESENCE
 from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
@@ -12,11 +12,15 @@ def sampling_params(draws: Draws) -> SamplingParams:
     """Return vLLM's settings of the rest of an answer."""
     sampling = draws.request.sampling
     least = draws.max_tokens if sampling.ignore_eos else min(draws.max_tokens, max(0, sampling.min_tokens - draws.num_known))
-    extra: dict[str, float | list[int]] = {}
+    extra: dict[str, object] = {}
     if sampling.frequency_penalty or sampling.presence_penalty:
         extra = {FREQUENCY: sampling.frequency_penalty, PRESENCE: sampling.presence_penalty, NUM_KNOWN: draws.num_known}
     if draws.row_positions is not None:
         extra |= {NUM_PROMPT: draws.num_prompt, ROW_POSITIONS: list(draws.row_positions)}
+    if draws.hands_off:
+        extra["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
+    elif draws.ticket is not None:
+        extra["kv_transfer_params"] = dict(draws.ticket)
     return SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,

@@ -19,11 +19,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from fleet.engine.vllm.engine import TappedRows
+from fleet.engine.vllm.llm import TappedRows
 
 LAYER = "fleet_tap"
 """Name of the layer that caches tapped rows; vLLM requires a number after it."""
@@ -164,6 +165,6 @@ def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
 
 def take_rows() -> Sequence[TappedRows]:
     """Return the rows that the connector in this process has read in the last step."""
-    connector = get_kv_transfer_group()
-    assert isinstance(connector, TappedRowsConnector)
-    return connector.take()
+    group = get_kv_transfer_group()
+    connectors = group._connectors if isinstance(group, MultiConnector) else [group]
+    return [tapped for connector in connectors if isinstance(connector, TappedRowsConnector) for tapped in connector.take()]

@@ -1,8 +1,8 @@
 """The Thinker on vLLM: its model class, with one more layer that caches accept-layer rows, and the form of its prompts.
 
-Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their media processed, as for the torch
-engine, so that both have the same positions: vLLM's own processor pads clips to whole hops, which adds a position to about one clip
-in eight. Source: vllm 0.32, model_executor/models/qwen3_omni_moe_thinker.py.
+Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their media processed, as for the
+torch engine, so that both have the same positions: vLLM's own processor pads clips to whole hops, which adds a position to about
+one clip in eight. Source: vllm 0.32, model_executor/models/qwen3_omni_moe_thinker.py.
 Legend: N positions, H hidden size, C clips, M mel bins, F frames.
 """
 

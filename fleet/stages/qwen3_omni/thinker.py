@@ -62,7 +62,15 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
         return np.flatnonzero(np.isin(ids, media_ids)).tolist() if WITH_ROWS in request.params else None
 
     started = start(vllm_options(options, None, TAPPED_THINKER))
-    return VllmEngine(started, end_ids_of(options.checkpoint), ThinkerPrompts(thinker.audio_token_id), row_positions), ()
+    engine = VllmEngine(
+        started,
+        end_ids_of(options.checkpoint),
+        ThinkerPrompts(thinker.audio_token_id),
+        row_positions,
+        piece_len=options.prefill_chunk_tokens,
+        hands_off=options.half == "prefill",
+    )
+    return engine, ()
 
 
 class ThinkerAdapter(TaskAdapter):
@@ -97,7 +105,7 @@ class ThinkerAdapter(TaskAdapter):
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        if output.error is not None:
+        if output.error is not None or not output.arrays:
             return ()
         if output.walk == PREFILL:
             return [EdgeItem(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
