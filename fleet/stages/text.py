@@ -11,7 +11,7 @@ from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineO
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import start
 from fleet.graphs.text import LM, TEXT
-from fleet.models.causal_lm.program import CausalLM
+from fleet.models.causal_lm.program import SALT, CausalLM
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
@@ -49,7 +49,7 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     started = start(vllm_options(options, read_num_positions(options.checkpoint)))
-    return VllmEngine(started, end_ids_of(options.checkpoint), hands_off=options.half == "prefill"), ()
+    return VllmEngine(started, end_ids_of(options.checkpoint), hands_off=options.half == "prefill", salt=SALT), ()
 
 
 class TextAdapter(TaskAdapter):

@@ -1,8 +1,7 @@
 """One vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` is one step of vLLM's.
 
 Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are held until it is resumed; rows
-that come from vLLM's prefix cache are reported with the first output, in whole blocks; an answer that another engine began is
-continued from its tokens, whose noise is drawn again, from another seed. Knows no stage and no Redis.
+that come from vLLM's prefix cache are reported with the first output, in whole blocks. Knows no stage and no Redis.
 
 Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and draws nothing of the answer;
 what it exports is vLLM's ticket, by which the decode half's vLLM reads the blocks itself. Legend: n positions, H hidden size.
@@ -98,7 +97,7 @@ class VllmEngine(Engine):
 
     `row_positions` returns a prompt's positions whose tapped rows are wanted, or None. Such a prompt has outputs of its own,
     before the first token: `ids` of the next `piece_len` positions, and the `rows` [n, H] of `row_positions` [n] among them, if
-    any. They are cut alike whatever is cached, because a new owner's outputs continue those of the last one.
+    any. They are cut alike if rows are cached or not, because a new owner's outputs continue those of the last one.
     With `hands_off`, an output without arrays follows the prompt: the request is to be exported.
     """
 
@@ -111,10 +110,11 @@ class VllmEngine(Engine):
         *,
         piece_len: int = 256,
         hands_off: bool = False,
+        salt: int = 0,
     ) -> None:
         self._started, self._llm, self._end_ids = started, started.llm, end_ids
         self._prompt, self._row_positions = prompt, row_positions
-        self._piece_len, self._hands_off = piece_len, hands_off
+        self._piece_len, self._hands_off, self._salt = piece_len, hands_off, salt
         self._requests: dict[RequestId, _VllmRequest] = {}
         self._by_llm_id: dict[str, _VllmRequest] = {}
         self._next_step_s = 0.0
@@ -232,6 +232,7 @@ class VllmEngine(Engine):
             row_positions=row_positions,
             hands_off=self._hands_off and not running.over,
             ticket=running.ticket,
+            salt=self._salt,
         )
         self._add_to_llm(running, draws, [*prompt_ids.tolist(), *known[: draws.num_known]])
 
@@ -274,6 +275,7 @@ class VllmEngine(Engine):
             max_tokens=request.sampling.max_tokens - len(known),
             end_ids=self._end_ids,
             num_prompt=len(running.ids),
+            salt=self._salt,
         )
         self._add_to_llm(running, draws, [*running.ids.tolist(), *known])
 

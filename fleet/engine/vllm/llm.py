@@ -1,4 +1,4 @@
-"""What the engine needs of vLLM, as protocols and plain data: the rest of Fleet never imports vLLM itself.
+"""The part of vLLM that the engine uses, as protocols and plain data: the rest of Fleet never imports vLLM itself.
 
 Source: vllm 0.32, v1/engine/llm_engine.py. Legend: n positions, H hidden size.
 """
@@ -68,10 +68,11 @@ class TappedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What vLLM must know of a request besides its prompt, which ends with `num_known` tokens of the answer.
+    """Parameters of a request besides its prompt, which ends with `num_known` tokens of the answer.
 
     `max_tokens` of the rest. `row_positions`: positions whose tapped rows are wanted among the first `num_prompt`; None: none,
     nor the progress of the prompt. `hands_off`: only the blocks are wanted, for another vLLM; `ticket`: of blocks to read.
+    `salt` of the model's noise.
     """
 
     request: EngineRequest
@@ -82,6 +83,7 @@ class Draws:
     row_positions: Sequence[int] | None = None
     hands_off: bool = False
     ticket: Ticket | None = None
+    salt: int = 0
 
 
 def token_prompt(ids: Sequence[int], arrays: Arrays) -> object:

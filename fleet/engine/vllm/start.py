@@ -74,6 +74,7 @@ def start(options: VllmOptions) -> StartedLlm:
     installed_version()
     if options.tensor_parallel_size == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # a CPU has only this one, so a GPU runs what is tested
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if options.half:
         # vLLM has no other setting for it. Any free port: a ticket names it.
@@ -101,7 +102,7 @@ def start(options: VllmOptions) -> StartedLlm:
         async_scheduling=False,
         disable_log_stats=True,
         seed=0,
-        logits_processors=["fleet.engine.vllm.penalties:AnswerPenalties"],
+        logits_processors=["fleet.engine.vllm.seeded_draws:SeededDraws"],
     )
     try:
         config = arguments.create_engine_config()
@@ -113,7 +114,7 @@ def start(options: VllmOptions) -> StartedLlm:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
+    """Return a TCP port that is free now."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return listener.getsockname()[1]

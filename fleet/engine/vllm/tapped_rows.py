@@ -1,7 +1,7 @@
 """Connector that reads tapped rows of prompts from the pages in which the model caches them, once a step.
 
 The model runs a layer that only caches the rows it is given, in pages beside its keys and values; so positions that vLLM's prefix
-cache served have theirs too. Loaded by vLLM from its engine arguments: one object plans in the scheduler, another reads in each
+cache served have rows too. Loaded by vLLM from its engine arguments: one object plans in the scheduler, another reads in each
 worker. Source: vllm 0.32, distributed/kv_transfer/kv_connector/v1/base.py.
 """
 

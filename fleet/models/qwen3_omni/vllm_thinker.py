@@ -54,20 +54,20 @@ class ProcessedMedia(BaseProcessingInfo):
 
 class NoDummyInputs(BaseDummyInputsBuilder[ProcessedMedia]):
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        raise NotImplementedError("memory is set in bytes, so nothing is profiled")
+        raise AssertionError("memory is set in bytes, so nothing is profiled")
 
     def get_dummy_mm_data(self, *arguments: object, **named: object) -> Any:
-        raise NotImplementedError("memory is set in bytes, so nothing is profiled")
+        raise AssertionError("memory is set in bytes, so nothing is profiled")
 
 
 class NoProcessor(BaseMultiModalProcessor[ProcessedMedia]):
     requires_tokenizer = False
 
     def _get_mm_fields_config(self, *arguments: object) -> Any:
-        raise NotImplementedError("prompts arrive with their media processed")
+        raise AssertionError("prompts arrive with their media processed")
 
     def _get_prompt_updates(self, *arguments: object) -> Any:
-        raise NotImplementedError("prompts arrive with their media processed")
+        raise AssertionError("prompts arrive with their media processed")
 
 
 @MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ProcessedMedia, dummy_inputs=NoDummyInputs)

@@ -18,7 +18,7 @@ from fleet.engine.vllm.start import installed_version, start
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
-from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
+from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
@@ -69,6 +69,7 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
         row_positions,
         piece_len=options.prefill_chunk_tokens,
         hands_off=options.half == "prefill",
+        salt=SALT,
     )
     return engine, ()
 
