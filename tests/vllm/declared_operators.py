@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NAMES = "nms qnms roi_align qroi_align _roi_align_backward ps_roi_align _ps_roi_align_backward"
-NAMES += " roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d _deform_conv2d_backward"
+NAMES = """
+nms qnms roi_align qroi_align _roi_align_backward ps_roi_align _ps_roi_align_backward
+roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d _deform_conv2d_backward
+""".split()
 
 
 class DeclareFirst:
@@ -28,7 +30,7 @@ class DeclareFirst:
 def declare() -> None:
     import torch
 
-    for name in NAMES.split():
+    for name in NAMES:
         torch.library.define(f"torchvision::{name}", "(Tensor x) -> Tensor")
 
 

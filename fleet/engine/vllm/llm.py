@@ -44,10 +44,6 @@ class Llm(Protocol):
         """Return vLLM's own id of the request. Raises: ValueError if the prompt cannot be served."""
         ...
 
-    def _holds_ended(self) -> bool:
-        """Return True if vLLM holds blocks of ended requests for another vLLM."""
-        return self._started.num_held() > sum(running.drawing for running in self._requests.values())
-
     def step(self) -> Sequence[LlmOutput]: ...
 
     def abort_request(self, request_ids: list[str]) -> None: ...
