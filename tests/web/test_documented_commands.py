@@ -186,6 +186,7 @@ CHECKS = (
     Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+)?", parse_shell),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
+    Check(r"bash tests/vllm/run\.sh", parse_shell),
     Check(r"openssl rand .*", run_shell),
     Check(r"openssl (req|x509) .*", parse_shell, ("tests/e2e/test_deployed_redis.py",)),
     Check(r"export .*", read_environment),
