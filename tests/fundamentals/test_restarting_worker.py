@@ -168,6 +168,31 @@ async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: s
                 await num_tokens(waiting)
 
 
+async def test_load_longer_than_no_worker_timeout_loses_no_request(redis_url: str) -> None:
+    """The failure of a request for another role, lost during the load, shows that the load outlasts `no_worker_timeout_s`."""
+    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT, without=THINKER) as (fleet, client):
+
+        async def submit_text() -> ClientStream:
+            spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+            return await client.requests.submit(spec, None)
+
+        async def starts() -> bool:
+            return (await role_of(client, THINKER)).starting == 1
+
+        with StartAnnouncement(redis_url, fleet.config.role(THINKER)) as start:
+            await await_until(starts, "the start to be announced")
+            streams = [await submit_text() for _ in range(3)]
+            speech_stream = await submit(fleet, client)
+            kill(fleet, TALKER)
+            with pytest.raises(FleetError, match="no worker serves the role talker"):
+                await num_tokens(speech_stream)
+            streams += [await submit_text() for _ in range(3)]
+            assert await client.telemetry.num_live() == len(streams), "all wait for the worker that loads"
+            fleet.add_worker(THINKER)
+            start.joined()
+        assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(streams)
+
+
 async def test_drained_role_refuses_requests_until_it_is_resumed(redis_url: str) -> None:
     async with open_fleet(redis_url) as (fleet, client):
         worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)

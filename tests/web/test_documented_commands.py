@@ -35,7 +35,7 @@ DOCUMENTS = (
 )
 LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
-FLAGS = ("--all", "--barge-in", "--check", "--interference", "--keep", "--once", "--read-only", "--transfer", "--twin", "--up")
+FLAGS = "--all --barge-in --check --engines --interference --keep --once --read-only --transfer --twin --up".split()
 """Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(rf"`((?:{PROGRAMS}) [^`\n]+|\./check[^`\n]*)`")
@@ -186,6 +186,7 @@ CHECKS = (
     Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+)?", parse_shell),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
+    Check(r"bash tests/vllm/run\.sh", parse_shell),
     Check(r"openssl rand .*", run_shell),
     Check(r"openssl (req|x509) .*", parse_shell, ("tests/e2e/test_deployed_redis.py",)),
     Check(r"export .*", read_environment),

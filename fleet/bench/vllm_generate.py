@@ -1,0 +1,42 @@
+"""vLLM's own `LLM.generate` in this process, with the settings of a stage of Fleet. Its prompts and answers are token ids."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from fleet.core.request import RequestSpec
+from fleet.stages.base import BuildOptions
+
+
+def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], list[list[int]]]:
+    """Load the model, and return a function that answers requests together."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, as the torch engine is; vLLM has no other switch
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(options.checkpoint),
+        skip_tokenizer_init=True,
+        dtype=options.dtype,
+        enforce_eager=options.device == "cpu",
+        kv_cache_memory_bytes=options.vllm.kv_bytes,
+        max_model_len=options.kv_pages * options.page_size_tokens,
+        max_num_seqs=options.max_batch,
+        max_num_batched_tokens=options.prefill_chunk_tokens,
+        block_size=options.page_size_tokens,
+    )
+
+    def generate(specs: Sequence[RequestSpec]) -> list[list[int]]:
+        prompts = [{"prompt_token_ids": list(spec.prompt_ids)} for spec in specs]
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                max_tokens=sampling.max_tokens,
+                ignore_eos=sampling.ignore_eos,
+                detokenize=False,
+            )
+            for spec in specs
+            for sampling in spec.sampling.values()
+        ]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    return generate
