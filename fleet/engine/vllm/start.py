@@ -164,7 +164,7 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
     import torch
 
     from fleet.engine.vllm.params import sampling_params
-    from fleet.engine.vllm.tapped_rows import take_rows
+    from fleet.engine.vllm.tapped_rows import rows_of
 
     scheduler = llm.engine_core.engine_core.scheduler
     pool = scheduler.kv_cache_manager.block_pool
@@ -184,6 +184,6 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         sampling_params=sampling_params,
         pages=pages,
         check_health=check_health,
-        take_rows=take_rows if options.model else lambda: (),
+        take_rows=rows_of(scheduler.connector) if options.model else lambda: (),
         num_held=lambda: len(scheduler.requests),
     )
