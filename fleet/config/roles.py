@@ -1,10 +1,12 @@
 """Roles of a deployment's workers: a whole stage, or one half of a stage whose prefill and decode are split."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from fleet.core.ids import RoleName, StageName, Walk
 
-PREFILL_HALF, DECODE_HALF = "prefill", "decode"
+PREFILL_HALF: Final = "prefill"
+DECODE_HALF: Final = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
 
 def engines_serve_their_stages(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
-        engine, own = config.engine_of(stage.name), config.stage(stage.name)
+        engine = config.engine_of(stage.name)
         here = ("stages", stage.name, "engine")
         if engine == "fake":
             continue
@@ -79,8 +79,6 @@ def engines_serve_their_stages(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(here, f"{engine} does not serve {stage.name}; use {' or '.join(stage.engines)}")
         elif engine == "vllm" and config.numerics == "invariant":
             yield Problem(here, "vllm has no invariant numerics; use torch, or numerics: fast")
-        elif engine == "vllm" and own.split is not None:
-            yield Problem(here, "vllm serves prefill and decode together; remove split, or use torch")
 
 
 def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:

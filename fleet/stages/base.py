@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -55,13 +55,18 @@ AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
 """Creates a task's adapter from a request and its blob, which holds the audio of the prompt, float32 mono."""
 
 
+Half = Literal["", "prefill", "decode"]
+"""Which half of a split stage; "" for a whole one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """Settings of the engine vllm. `kv_bytes`: memory for keys and values."""
+    """Settings of the engine vllm. `kv_bytes`: memory for keys and values. `address` of this host, to the other half."""
 
     kv_bytes: int = 1 << 30
     tensor_parallel_size: int = 1
     quantization: str | None = None
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
     `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
-    is called with the share of the weights that is loaded, 0 to 1.
+    is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage.
     """
 
     stage: StageName
@@ -84,6 +89,7 @@ class BuildOptions:
     kv_pages: int = 512
     page_size_tokens: int = 16
     threads: int = 1
+    half: Half = ""
     window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
     progress: Callable[[float], None] = lambda _: None
     extra: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])

@@ -10,6 +10,7 @@ from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import WeightReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
@@ -44,6 +45,26 @@ class StageSetup:
         runner: PassRunner[TaskT] = TileRunner(program, pool) if where.tiled else FastRunner(program, pool)
         limits = LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens)
         return LMEngine(program, pool, runner, limits)
+
+
+def vllm_options(options: BuildOptions, num_positions: int | None, model: TappedModel | None = None) -> VllmOptions:
+    """Return a stage's options for vLLM. `num_positions`: the model's context length, if it has one."""
+    capacity = options.kv_pages * options.page_size_tokens
+    return VllmOptions(
+        checkpoint=options.checkpoint,
+        device=options.device,
+        dtype=options.dtype,
+        kv_bytes=options.vllm.kv_bytes,
+        max_positions=min(capacity, num_positions or capacity),
+        block_size=options.page_size_tokens,
+        max_batch=options.max_batch,
+        prefill_chunk_tokens=options.prefill_chunk_tokens,
+        tensor_parallel_size=options.vllm.tensor_parallel_size,
+        quantization=options.vllm.quantization,
+        model=model,
+        half=options.half,
+        address=options.vllm.address,
+    )
 
 
 def prepare_stage(options: BuildOptions) -> StageSetup:

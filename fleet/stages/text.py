@@ -8,12 +8,14 @@ from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.vllm.engine import VllmEngine
+from fleet.engine.vllm.start import start
 from fleet.graphs.text import LM, TEXT
-from fleet.models.causal_lm.program import CausalLM
+from fleet.models.causal_lm.program import SALT, CausalLM
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.lm_setup import end_ids_of, prepare_stage
+from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
@@ -46,25 +48,8 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
-    from fleet.engine.vllm.engine import VllmEngine
-    from fleet.engine.vllm.start import VllmOptions, start
-
-    capacity = options.kv_pages * options.page_size_tokens
-    started = start(
-        VllmOptions(
-            checkpoint=options.checkpoint,
-            device=options.device,
-            dtype=options.dtype,
-            kv_bytes=options.vllm.kv_bytes,
-            max_positions=min(capacity, read_num_positions(options.checkpoint) or capacity),
-            block_size=options.page_size_tokens,
-            max_batch=options.max_batch,
-            prefill_chunk_tokens=options.prefill_chunk_tokens,
-            tensor_parallel_size=options.vllm.tensor_parallel_size,
-            quantization=options.vllm.quantization,
-        )
-    )
-    return VllmEngine(started, end_ids_of(options.checkpoint)), ()
+    started = start(vllm_options(options, read_num_positions(options.checkpoint)))
+    return VllmEngine(started, end_ids_of(options.checkpoint), hands_off=options.half == "prefill", salt=SALT), ()
 
 
 class TextAdapter(TaskAdapter):
@@ -90,7 +75,7 @@ class TextAdapter(TaskAdapter):
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        return () if output.error is not None else self._tokens.items(output, output.arrays[TOKEN])
+        return () if output.error is not None or not output.arrays else self._tokens.items(output, output.arrays[TOKEN])
 
     def is_stopped(self) -> bool:
         return self._tokens.stopped

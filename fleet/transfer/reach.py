@@ -57,9 +57,13 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on this host as this user."""
+    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on this host as this user.
+
+    `address`: of this host, to its peers.
+    """
 
     devices: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
 
     @property
     def place(self) -> str:
@@ -196,4 +200,5 @@ def reach_of(interface: str | None, *, allow_public: bool, host: HostDevices | N
             f"{SETTING}: {interface} has a public address ({', '.join(public)}), and transfers have no authentication; "
             "name a private interface, or set security.allow_public_transfer: true behind a firewall", param=SETTING,
         )  # fmt: skip
-    return Reach(tuple(devices))
+    addresses = [str(address) for found in devices.values() for address in found]
+    return Reach(tuple(devices), addresses[0]) if addresses else Reach(tuple(devices))

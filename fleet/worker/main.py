@@ -17,13 +17,14 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from fleet.config import FleetConfig
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
 from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
-from fleet.stages.base import Builder, BuildOptions, BuiltStage, VllmSettings
+from fleet.stages.base import Builder, BuildOptions, BuiltStage, Half, VllmSettings
 from fleet.transfer.base import Transfer
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import share_pool
@@ -38,13 +39,27 @@ log = logging.getLogger(__name__)
 DRAIN_S = 2.0
 PROTOCOL_VERSION = "1"
 FINGERPRINT_BYTES = 1024 * 1024
-SKEW_FIX = "run one version and one checkpoint in one fleet, and set one dtype and page_size_tokens for both halves of a stage"
+SKEW_FIX = (
+    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens for both halves of a stage"
+)
+
+
+def half_of(config: FleetConfig, serves: Role) -> Half:
+    if config.stage(serves.stage).split is None:
+        return ""
+    return PREFILL_HALF if serves.next else DECODE_HALF
 
 
 def build_options(
-    config: FleetConfig, stage: StageName, checkpoint: Path, progress: Callable[[float], None] = lambda _: None
+    config: FleetConfig,
+    stage: StageName,
+    checkpoint: Path,
+    progress: Callable[[float], None] = lambda _: None,
+    *,
+    half: Half = "",
+    address: str = "127.0.0.1",
 ) -> BuildOptions:
-    """Resolve one stage's part of the configuration into its builder's options."""
+    """Resolve one stage's part of the configuration into options. `half` of a split stage; `address` of this host."""
     own, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
     device = own.device or config.device
@@ -64,7 +79,9 @@ def build_options(
             kv_bytes=own.vllm.kv_mib << 20,
             tensor_parallel_size=own.vllm.tensor_parallel_size,
             quantization=own.vllm.quantization,
+            address=address,
         ),
+        half=half,
         max_batch=own.max_batch,
         prefill_chunk_tokens=own.prefill_chunk_tokens,
         kv_pages=own.kv_pages,
@@ -98,7 +115,13 @@ def _checked_device(device: str) -> str:
 
 
 def build_stage(
-    config: FleetConfig, stage: StageName, checkpoint: Path, progress: Callable[[float], None] = lambda _: None
+    config: FleetConfig,
+    stage: StageName,
+    checkpoint: Path,
+    progress: Callable[[float], None] = lambda _: None,
+    *,
+    half: Half = "",
+    address: str = "127.0.0.1",
 ) -> BuiltStage:
     """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint cannot be used.
 
@@ -113,7 +136,7 @@ def build_stage(
     torch.set_num_threads(config.stage(stage).threads)
     module, _, function = config.graph_declaration().stage(stage).builder.partition(":")
     builder = cast(Builder, getattr(importlib.import_module(module), function))
-    return builder(build_options(config, stage, checkpoint, progress))
+    return builder(build_options(config, stage, checkpoint, progress, half=half, address=address))
 
 
 class WorkerProcess:
@@ -252,7 +275,13 @@ class WorkerProcess:
         own = self.config.stage(stage)
         if own.split is None:
             return {}
-        return {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(own.page_size_tokens)}
+        return {
+            "stage": stage,
+            "dtype": self.dtype,
+            "page_size_tokens": str(own.page_size_tokens),
+            "engine": self.config.engine_of(stage),
+            "tensor_parallel_size": str(own.vllm.tensor_parallel_size),
+        }
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -276,7 +305,10 @@ def run_worker(
     config = config.for_role(serves)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
-    built = build_stage(config, serves.stage, folder, LoadProgress(role, when_loaded))
+    access.reach.enforce()  # also for the transfers of vLLM
+    built = build_stage(
+        config, serves.stage, folder, LoadProgress(role, when_loaded), half=half_of(config, serves), address=access.reach.address
+    )
     fake = config.engine == "fake"
     fingerprint = "" if fake else fingerprint_of(folder)
     options = build_options(config, serves.stage, folder)

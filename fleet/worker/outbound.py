@@ -142,6 +142,10 @@ class OutboundEdge:
         self.ended = item.final
         return drafts
 
+    def release_waiting(self) -> list[Draft]:
+        """Release the items that wait for more, since this worker produces none."""
+        return [self._release(final=False)] if self._items else []
+
     def skip(self, walks: Sequence[Walk]) -> None:
         """Expect no items of these walks, which come first: the log's chunks of them are not recomputed."""
         self._skipped = frozenset(walks)

@@ -100,11 +100,15 @@ class Task:
         return TaskPhase.RUNNING if self.has_credit() else TaskPhase.OUT_OF_CREDIT
 
     def add_output(self, output: EngineOutput, num_answers: int = 1) -> None:
-        """Turn an engine output into chunks ready to send; items for edges that the request does not run are discarded.
+        """Turn an engine output into chunks ready to send; items for edges that the request does not run are discarded. An output
+        without arrays, after which the request is handed off, releases what waits.
 
         `num_answers`: tasks in progress in this worker.
         """
         self.dirty = self.ack_due = True
+        if not output.arrays and not output.final:
+            for edge in self.outbound.values():
+                self.unsent += [(edge, draft) for draft in edge.release_waiting()]
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:

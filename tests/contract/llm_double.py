@@ -1,12 +1,16 @@
-"""A double of vLLM's engine: the same calls, tokens that are a function of all tokens before them, blocks that are counted."""
+"""A double of vLLM's engine: the same calls, tokens that are a function of all tokens before them, blocks that are counted.
+
+Prompts are computed in chunks. A prefill half holds the blocks of its ended requests until a decode half reads them by a ticket.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleet.engine.base import EngineRequest
-from fleet.engine.vllm.engine import StartedLlm
+import numpy as np
 
-VOCAB_SIZE, MAX_POSITIONS, BLOCK = 500, 256, 32
+from fleet.engine.vllm.llm import Draws, StartedLlm, TappedRows, Ticket
+
+VOCAB_SIZE, MAX_POSITIONS, BLOCK, CHUNK, HIDDEN = 500, 256, 32, 48, 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,57 +25,110 @@ class DoubleOutput:
     outputs: Sequence[DoubleCompletion]
     finished: bool
     num_cached_tokens: int | None
-
-
-@dataclass(slots=True, kw_only=True)
-class Params:
-    max_tokens: int
-    end_ids: frozenset[int]
+    kv_transfer_params: Ticket | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Sequence:
     ids: list[int]
-    params: Params
+    draws: Draws
     num_cached: int
+    num_computed: int
+    num_tapped: int = 0
     num_drawn: int = 0
 
 
 @dataclass(slots=True)
 class LlmDouble:
-    """Draws one token for each of its requests in a step. `cached`: blocks of prompts that were computed before."""
+    """Draws one token for each of its requests in a step. `cached`: blocks of prompts that were computed before.
+
+    `held`: prompts of ended requests, by the number in their ticket. `lost`: requests that end with an internal error.
+    `unreadable`: blocks of other engines never arrive.
+    """
 
     running: dict[str, _Sequence] = field(default_factory=dict[str, _Sequence])
     cached: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
     failed: bool = False
     lost: set[str] = field(default_factory=set[str])
-    """Requests that end with an internal error."""
+    held: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    num_tickets: int = 0
+    unreadable: bool = False
+    tapped: list[TappedRows] = field(default_factory=list[TappedRows])
+    sources: list["LlmDouble"] = field(default_factory=list["LlmDouble"])
+    """Engines whose held blocks can be read."""
 
-    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: object) -> str:
-        assert isinstance(params, Params)
-        ids = prompt["prompt_token_ids"]
+    def add_request(self, request_id: str, prompt: object, params: object) -> str:
+        assert isinstance(params, Draws) and isinstance(prompt, dict)
+        ids: list[int] = prompt["prompt_token_ids"]
         ends = range(BLOCK, len(ids), BLOCK)
         num_cached = max((end for end in ends if tuple(ids[:end]) in self.cached), default=0)
         self.cached |= {tuple(ids[:end]) for end in ends}
-        self.running[request_id] = _Sequence(ids=list(ids), params=params, num_cached=num_cached)
+        read = self._read(params.ticket, ids)
+        sequence = _Sequence(ids=list(ids), draws=params, num_cached=num_cached, num_computed=max(num_cached, read))
+        self.running[request_id] = sequence
         return request_id
 
-    def step(self) -> Sequence[DoubleOutput]:
-        return [self._draw(request_id, sequence) for request_id, sequence in list(self.running.items())]
+    def _read(self, ticket: Ticket | None, ids: list[int]) -> int:
+        """Return how many positions were read by a ticket, which is then used."""
+        if ticket is None:
+            return 0
+        for source in self.sources:
+            number = ticket["number"]
+            assert isinstance(number, int)
+            if source.held.get(number) == ids:
+                del source.held[number]
+                return len(ids) - 1
+        return 0
 
-    def _draw(self, request_id: str, sequence: _Sequence) -> DoubleOutput:
+    def step(self) -> Sequence[DoubleOutput]:
+        outputs = [self._advance(request_id, sequence) for request_id, sequence in list(self.running.items())]
+        return [output for output in outputs if output is not None]
+
+    def _advance(self, request_id: str, sequence: _Sequence) -> DoubleOutput | None:
         if request_id in self.lost:
             del self.running[request_id]
             failure = DoubleCompletion(token_ids=[], finish_reason="error")
             return DoubleOutput(request_id=request_id, outputs=[failure], finished=True, num_cached_tokens=None)
+        if self.unreadable and sequence.draws.ticket is not None:
+            return None
+        start, length = sequence.num_computed, len(sequence.ids)
+        sequence.num_computed = min(start + CHUNK, length)
+        self._tap(request_id, sequence)
+        return self._draw(request_id, sequence) if sequence.num_computed == length else None
+
+    def _tap(self, request_id: str, sequence: _Sequence) -> None:
+        draws, start = sequence.draws, sequence.num_tapped
+        sequence.num_tapped = stop = min(sequence.num_computed, draws.num_prompt)
+        if draws.row_positions is not None and stop > start:
+            positions = np.array([place for place in draws.row_positions if start <= place < stop], np.int32)
+            rows = rows_of(sequence.ids, positions)
+            self.tapped.append(TappedRows(llm_id=request_id, stop=stop, positions=positions, rows=rows))
+
+    def take_rows(self) -> Sequence[TappedRows]:
+        tapped, self.tapped = self.tapped, []
+        return tapped
+
+    def _draw(self, request_id: str, sequence: _Sequence) -> DoubleOutput:
+        prompt = list(sequence.ids)
         token = sum(place * token for place, token in enumerate(sequence.ids, 1)) % VOCAB_SIZE
         sequence.ids.append(token)
+        sequence.num_computed += 1
         sequence.num_drawn += 1
-        finished = token in sequence.params.end_ids or sequence.num_drawn == sequence.params.max_tokens
+        finished = token in sequence.draws.end_ids or sequence.num_drawn == sequence.draws.max_tokens
+        ticket: Ticket | None = None
         if finished:
             del self.running[request_id]
-        completion = DoubleCompletion(token_ids=[token])
-        return DoubleOutput(request_id=request_id, outputs=[completion], finished=finished, num_cached_tokens=sequence.num_cached)
+            if sequence.draws.hands_off:
+                self.num_tickets += 1
+                self.held[self.num_tickets] = prompt
+                ticket = {"number": self.num_tickets}
+        return DoubleOutput(
+            request_id=request_id,
+            outputs=[DoubleCompletion(token_ids=[token])],
+            finished=finished,
+            num_cached_tokens=sequence.num_cached,
+            kv_transfer_params=ticket,
+        )
 
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -82,12 +139,15 @@ class LlmDouble:
             raise RuntimeError("EngineCore encountered an issue")
 
 
+def rows_of(ids: Sequence[int], positions: np.ndarray) -> np.ndarray:
+    """Return the rows that the double taps: [n, 2], a position's id and the sum of the ids up to it."""
+    sums = np.cumsum(ids)
+    return np.array([(ids[place], sums[place]) for place in positions.tolist()], np.float32).reshape(-1, HIDDEN)
+
+
 def started(llm: LlmDouble) -> StartedLlm:
     return StartedLlm(
-        llm=llm, vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, sampling_params=params_of, check_health=llm.check_health,
+        llm=llm, vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, sampling_params=lambda draws: draws,
+        check_health=llm.check_health, take_rows=llm.take_rows, num_held=lambda: len(llm.running) + len(llm.held),
         pages=lambda: (sum(-(-len(sequence.ids) // BLOCK) for sequence in llm.running.values()), 64),
     )  # fmt: skip
-
-
-def params_of(request: EngineRequest, num_known: int, end_ids: frozenset[int]) -> Params:
-    return Params(max_tokens=request.sampling.max_tokens - num_known, end_ids=end_ids)

@@ -204,11 +204,13 @@ def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(shared_engine: 
     whole = submit(subject, "whole")
     alone = joined(run_out(vllm_engine), whole)
     waits, runs = submit(subject, "waits"), submit(subject, "runs")
+    begun = list(vllm_engine.step())
     vllm_engine.pause(waits, paused=True)
-    assert joined(run_out(vllm_engine), runs) == alone
+    during = run_out(vllm_engine)
+    assert joined(begun + during, runs) == alone and all(output.request_id == runs for output in during)
     vllm_engine.pause(waits, paused=False)
     outputs = list(vllm_engine.step())
-    assert len(outputs) == NUM_TOKENS and joined(outputs, waits) == alone
+    assert outputs[-1].final and joined(begun + outputs, waits) == alone
     assert vllm_engine.stats().running == 0
 
 

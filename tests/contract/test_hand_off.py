@@ -178,8 +178,8 @@ def test_cancelled_import_frees_its_pages_once_no_read_can_write_to_them(ends: E
     kv_import.cancel()
 
     def taken_back() -> bool:
-        target.transfer.used_slots()  # takes in what has landed, as a worker's slow poll does
-        return kv_import.free_pages()
+        # Counting slots takes in the reads that have landed, as a worker's slow poll does.
+        return target.transfer.used_slots() == 0 and kv_import.free_pages()
 
     wait_until(taken_back, "the place to be free")
     source.offers.free(REQUEST)

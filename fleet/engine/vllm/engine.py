@@ -1,86 +1,123 @@
-"""One vLLM engine in this process as the batch loop of a text stage: `step` is one step of vLLM's.
+"""One vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` is one step of vLLM's.
 
 Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are held until it is resumed; rows
-that come from vLLM's prefix cache are reported with the first output, in whole blocks; an answer that another engine began is
-continued from its tokens, whose noise is drawn again, from another seed. Knows no stage and no Redis.
+that come from vLLM's prefix cache are reported with the first output, in whole blocks. Knows no stage and no Redis.
+
+Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and draws nothing of the answer;
+what it exports is vLLM's ticket, by which the decode half's vLLM reads the blocks itself. Legend: n positions, H hidden size.
 """
 
+import json
+import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from fleet.core.errors import BadInput, EngineError, EngineStopped, OutOfPages
+from fleet.core.errors import BadInput, EngineError, EngineStopped, FleetError, OutOfPages
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    Arrays,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    KVBlocks,
+    KVPages,
+)
+from fleet.engine.vllm.llm import Draws, LlmOutput, StartedLlm, TappedRows, Ticket, no_rows, token_prompt
 
-DECODE = Walk("decode")
+log = logging.getLogger(__name__)
 
+IDLE_STEP_S = 0.05
+"""Interval of steps without requests that compute, while vLLM holds blocks for the other half: it frees them in its steps."""
+WAIT_STEP_S = 0.002
+"""Interval of steps while blocks are read and nothing else is computed."""
+READ_TIMEOUT_S = 10.0
+"""Time after which a prompt is computed whose blocks have not arrived. vLLM itself gives up an unreachable half after 5 s."""
 
-class LlmCompletion(Protocol):
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-
-
-class LlmOutput(Protocol):
-    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def outputs(self) -> Sequence[LlmCompletion]: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def num_cached_tokens(self) -> int | None: ...
-
-
-class Llm(Protocol):
-    """The part of vLLM's `LLMEngine` that is used. Source: vllm 0.32, v1/engine/llm_engine.py."""
-
-    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: object) -> object: ...
-
-    def step(self) -> Sequence[LlmOutput]: ...
-
-    def abort_request(self, request_ids: list[str]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedLlm:
-    """A vLLM engine, and access to parts of it that differ between releases.
-
-    `sampling_params` makes its settings of a request, the number of known tokens of its answer, and the end tokens. `pages`
-    returns its used and its total KV blocks. `check_health` raises if its executor has failed.
-    """
-
-    llm: Llm
-    vocab_size: int
-    max_positions: int
-    sampling_params: Callable[[EngineRequest, int, frozenset[int]], object]
-    pages: Callable[[], tuple[int, int]]
-    check_health: Callable[[], None]
+PREFILL, DECODE = Walk("prefill"), Walk("decode")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _VllmRequest:
-    """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`: vLLM still runs it."""
+    """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`: vLLM still runs it.
+
+    `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are to come before those in `replayed`, which repeat the
+    history. `tapped` rows arrived, up to position `num_computed`; the first `num_prefilled` positions are returned. `reading_s`:
+    when the read of blocks began.
+    """
 
     request: EngineRequest
+    arrays: Arrays | None = None
     paused: bool = False
     drawing: bool = False
+    prefilling: bool = False
     num_drawn: int = 0
+    over: bool = False
+    llm_id: str = ""
+    ticket: Ticket | None = None
+    reading_s: float | None = None
+    num_computed: int = 0
+    num_prefilled: int = 0
+    tapped: list[TappedRows] = field(default_factory=list[TappedRows])
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
+    replayed: list[EngineOutput] = field(default_factory=list[EngineOutput])
+
+    @property
+    def ids(self) -> np.ndarray:
+        assert self.arrays is not None, "a prompt that was not fed"
+        return self.arrays["ids"]
+
+    def add(self, walk: Walk, arrays: Arrays, *, final: bool = False, num_reused: int = 0) -> None:
+        """Append an output, after those of the prompt."""
+        outputs = self.replayed if self.prefilling and walk != PREFILL else self.waiting
+        outputs.append(
+            EngineOutput(request_id=self.request.request_id, walk=walk, arrays=arrays, final=final, num_reused=num_reused)
+        )
+
+    def fail(self, error: FleetError) -> None:
+        self.over = True
+        self.waiting.append(EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error))
+
+    def end_prefill(self) -> None:
+        self.prefilling = False
+        self.waiting += self.replayed
+        self.replayed = []
 
 
 class VllmEngine(Engine):
-    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt]. Output arrays: `token` int32 [1]."""
+    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt], and those of `prompt`, which makes vLLM's form of
+    the prompt's ids, followed by known tokens, and raises BadInput. Output arrays: `token` int32 [1].
 
-    def __init__(self, started: StartedLlm, end_ids: frozenset[int]) -> None:
+    `row_positions` returns a prompt's positions whose tapped rows are wanted, or None. Such a prompt has outputs of its own,
+    before the first token: `ids` of the next `piece_len` positions, and the `rows` [n, H] of `row_positions` [n] among them, if
+    any. They are cut alike if rows are cached or not, because a new owner's outputs continue those of the last one.
+    With `hands_off`, an output without arrays follows the prompt: the request is to be exported.
+    """
+
+    def __init__(
+        self,
+        started: StartedLlm,
+        end_ids: frozenset[int],
+        prompt: Callable[[Sequence[int], Arrays], object] = token_prompt,
+        row_positions: Callable[[EngineRequest, np.ndarray], Sequence[int] | None] = no_rows,
+        *,
+        piece_len: int = 256,
+        hands_off: bool = False,
+        salt: int = 0,
+    ) -> None:
         self._started, self._llm, self._end_ids = started, started.llm, end_ids
+        self._prompt, self._row_positions = prompt, row_positions
+        self._piece_len, self._hands_off, self._salt = piece_len, hands_off, salt
         self._requests: dict[RequestId, _VllmRequest] = {}
+        self._by_llm_id: dict[str, _VllmRequest] = {}
+        self._next_step_s = 0.0
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
@@ -100,22 +137,25 @@ class VllmEngine(Engine):
         running = self._requests.get(request_id)
         if running is None:
             return 0
-        assert piece.final and not running.drawing, "a prompt arrives in one piece"
-        ids = [int(token) for token in piece.arrays["ids"]]
-        vocab_size = self._started.vocab_size
-        if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
-            error = BadInput(f"prompt_ids: empty, or an id outside 0..{vocab_size - 1}", param="messages")
-            running.waiting.append(EngineOutput(request_id=request_id, walk=piece.walk, error=error))
-            return 0
-        known = [int(token) for token in running.request.history.get(TOKEN, ())]
-        for token in known:
-            if not self._is_over(running):
-                self._record(running, token)
-        if not self._is_over(running):
-            params = self._started.sampling_params(running.request, running.num_drawn, self._end_ids)
-            self._llm.add_request(request_id, {"prompt_token_ids": [*ids, *known]}, params)
-            running.drawing = True
+        assert piece.final and running.arrays is None, "a prompt arrives in one piece"
+        running.arrays = {**piece.arrays, "ids": np.asarray(piece.arrays["ids"], np.int32)}
         return 0
+
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+        """Let vLLM read the blocks that another one's `export_kv` described."""
+        running = self._requests.get(request_id)
+        if running is None or running.drawing or not isinstance(blocks, KVBlocks):
+            return False
+        running.ticket = json.loads(blocks.data.tobytes())
+        return True
+
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
+        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until the ticket's lease ends."""
+        running = self._requests.get(request_id)
+        if running is None or running.ticket is None or not self._hands_off:
+            return None
+        ticket, running.ticket = json.dumps(running.ticket).encode(), None
+        return KVBlocks(num_rows=len(running.ids), data=np.frombuffer(ticket, np.uint8))
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         running = self._requests.get(request_id)
@@ -123,27 +163,134 @@ class VllmEngine(Engine):
             running.paused = paused
 
     def is_ready(self) -> bool:
-        return any(not running.paused and (running.waiting or running.drawing) for running in self._requests.values())
+        return self.due_in_s() == 0.0
+
+    def due_in_s(self) -> float:
+        active = self._active()
+        if any(running.waiting or not self._is_begun(running) for running in active):
+            return 0.0
+        drawing = [running for running in active if running.drawing]
+        if any(running.reading_s is None for running in drawing):
+            return 0.0
+        if not drawing and not self._holds_ended():
+            return math.inf
+        return max(0.0, self._next_step_s - time.monotonic())
+
+    def _active(self) -> list[_VllmRequest]:
+        return [running for running in self._requests.values() if not running.paused and running.arrays is not None]
+
+    def _is_begun(self, running: _VllmRequest) -> bool:
+        return running.drawing or running.over or running.num_drawn > 0 or bool(running.llm_id)
+
+    def _holds_ended(self) -> bool:
+        """Return True if vLLM holds blocks of ended requests for another vLLM."""
+        return self._started.num_held() > sum(running.drawing for running in self._requests.values())
 
     def step(self) -> Sequence[EngineOutput]:
-        if any(running.drawing and not running.paused for running in self._requests.values()):
-            for output in self._llm.step():
-                self._on_output(output)
+        for running in self._active():
+            if not self._is_begun(running):
+                self._try_begin(running)
+        drawing = [running for running in self._active() if running.drawing]
+        if drawing or self._holds_ended():
+            self._step_llm()
+        self._next_step_s = time.monotonic() + (WAIT_STEP_S if drawing else IDLE_STEP_S)
         outputs: list[EngineOutput] = []
-        for running in [running for running in self._requests.values() if running.waiting and not running.paused]:
+        for running in [running for running in self._active() if running.waiting]:
             outputs += running.waiting
             running.waiting = []
             if outputs[-1].final or outputs[-1].error is not None:
                 self.abort(running.request.request_id)
         return outputs
 
+    def _try_begin(self, running: _VllmRequest) -> None:
+        try:
+            self._begin(running)
+        except BadInput as error:
+            running.fail(error)
+
+    def _begin(self, running: _VllmRequest) -> None:
+        """Let vLLM run the prompt and the rest of the answer. Raises: BadInput."""
+        request, prompt_ids, vocab_size = running.request, running.ids, self._started.vocab_size
+        if not len(prompt_ids) or not 0 <= prompt_ids.min() <= prompt_ids.max() < vocab_size:
+            raise BadInput(f"prompt_ids: empty, or an id outside 0..{vocab_size - 1}", param="messages")
+        row_positions = self._row_positions(request, prompt_ids) if running.ticket is None else None
+        running.prefilling = row_positions is not None or self._hands_off
+        known = [int(token) for token in request.history.get(TOKEN, ())]
+        for token in known:
+            if not running.over:
+                self._record(running, token)
+        if running.over and row_positions is None:
+            running.end_prefill()
+            return
+        only_prompt = running.over or self._hands_off
+        draws = Draws(
+            request=request,
+            num_known=0 if running.over else len(known),
+            max_tokens=1 if only_prompt else request.sampling.max_tokens - len(known),
+            end_ids=frozenset() if only_prompt else self._end_ids,
+            num_prompt=len(prompt_ids),
+            row_positions=row_positions,
+            hands_off=self._hands_off and not running.over,
+            ticket=running.ticket,
+            salt=self._salt,
+        )
+        self._add_to_llm(running, draws, [*prompt_ids.tolist(), *known[: draws.num_known]])
+
+    def _add_to_llm(self, running: _VllmRequest, draws: Draws, ids: Sequence[int]) -> None:
+        assert running.arrays is not None
+        prompt = self._prompt(ids, running.arrays)
+        try:
+            running.llm_id = self._llm.add_request(draws.request.request_id, prompt, self._started.sampling_params(draws))
+        except ValueError as error:
+            raise BadInput(f"messages: vLLM refuses the prompt: {error}", param="messages") from error
+        self._by_llm_id[running.llm_id] = running
+        running.drawing = True
+        if draws.ticket is not None:
+            running.reading_s = time.monotonic()
+
+    def _step_llm(self) -> None:
+        llm_outputs = self._llm.step()
+        for tapped in self._started.take_rows():
+            running = self._by_llm_id.get(tapped.llm_id)
+            if running is not None:
+                self._on_rows(running, tapped)
+        for output in llm_outputs:
+            running = self._requests.get(RequestId(output.request_id))
+            if running is not None and running.drawing:
+                self._on_output(running, output)
+        for running in list(self._requests.values()):
+            if running.reading_s is not None and time.monotonic() > running.reading_s + READ_TIMEOUT_S:
+                self._compute_instead(running)
+
+    def _compute_instead(self, running: _VllmRequest) -> None:
+        """Compute a prompt whose blocks did not arrive in time."""
+        request = running.request
+        log.warning("request %s: its blocks could not be read in %.0f s; it is computed here", request.request_id, READ_TIMEOUT_S)
+        self._forget_llm(running)
+        running.ticket = running.reading_s = None
+        known = [int(token) for token in request.history.get(TOKEN, ())]
+        draws = Draws(
+            request=request,
+            num_known=len(known),
+            max_tokens=request.sampling.max_tokens - len(known),
+            end_ids=self._end_ids,
+            num_prompt=len(running.ids),
+            salt=self._salt,
+        )
+        self._add_to_llm(running, draws, [*running.ids.tolist(), *known])
+
     def finish(self, request_id: RequestId) -> None:
         self.abort(request_id)
 
     def abort(self, request_id: RequestId) -> None:
         running = self._requests.pop(request_id, None)
-        if running is not None and running.drawing:
-            self._llm.abort_request([request_id])
+        if running is not None:
+            self._forget_llm(running)
+
+    def _forget_llm(self, running: _VllmRequest) -> None:
+        self._by_llm_id.pop(running.llm_id, None)
+        if running.drawing:
+            self._llm.abort_request([running.request.request_id])
 
     def check(self) -> None:
         try:
@@ -155,40 +302,72 @@ class VllmEngine(Engine):
         used, total = self._started.pages()
         return EngineStats(
             running=len(self._requests),
-            ready=sum(not running.paused and bool(running.waiting or running.drawing) for running in self._requests.values()),
+            ready=sum(bool(running.waiting or running.drawing) for running in self._active()),
             pages_used=used,
             pages_total=total,
             rows_reused=self._rows_reused,
         )
 
-    def _on_output(self, output: LlmOutput) -> None:
-        running = self._requests.get(RequestId(output.request_id))
-        if running is None:
-            return
-        num_reused = (output.num_cached_tokens or 0) if running.num_drawn == len(running.request.history.get(TOKEN, ())) else 0
-        self._rows_reused += num_reused
-        for token in output.outputs[0].token_ids:
-            if not self._is_over(running):
-                self._record(running, token, num_reused)
-                num_reused = 0
+    def _on_rows(self, running: _VllmRequest, tapped: TappedRows) -> None:
+        """Return whole pieces of a prompt that is computed up to a position and, after its last one, tokens of the history."""
+        running.tapped.append(tapped)
+        running.num_computed = tapped.stop
+        length = len(running.ids)
+        while running.num_prefilled < length:
+            start, stop = running.num_prefilled, min(running.num_prefilled + self._piece_len, length)
+            if stop > running.num_computed:
+                return
+            running.add(PREFILL, {"ids": running.ids[start:stop], **_rows_between(running.tapped, start, stop)})
+            running.num_prefilled = stop
+        running.tapped.clear()
+        if not self._hands_off or running.over:
+            running.end_prefill()
+
+    def _on_output(self, running: _VllmRequest, output: LlmOutput) -> None:
+        running.reading_s = None
         if output.finished:
             running.drawing = False
-            if not self._is_over(running):
-                error = EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}")
-                running.waiting.append(EngineOutput(request_id=running.request.request_id, walk=DECODE, error=error))
+        if self._hands_off and not running.over:
+            self._on_prefilled(running, output)
+            return
+        at_first = running.num_drawn == len(running.request.history.get(TOKEN, ()))
+        num_reused = (output.num_cached_tokens or 0) if at_first else 0
+        self._rows_reused += num_reused
+        for token in output.outputs[0].token_ids:
+            if not running.over:
+                self._record(running, token, num_reused)
+                num_reused = 0
+        if output.finished and (not running.over or running.prefilling):
+            self._fail(running, output)
+
+    def _on_prefilled(self, running: _VllmRequest, output: LlmOutput) -> None:
+        """Return the output that hands a request off; the token drawn with the prompt is drawn again by the decode half."""
+        if not output.finished:
+            return
+        if not output.outputs[0].token_ids:
+            self._fail(running, output)
+            return
+        running.ticket = output.kv_transfer_params
+        running.end_prefill()
+        running.add(DECODE, {}, num_reused=output.num_cached_tokens or 0)
+        self._rows_reused += output.num_cached_tokens or 0
+
+    def _fail(self, running: _VllmRequest, output: LlmOutput) -> None:
+        running.fail(EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}"))
 
     def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
         """Append the output of a drawn token: `final` at an end token or the length limit."""
         running.num_drawn += 1
-        running.waiting.append(
-            EngineOutput(
-                request_id=running.request.request_id,
-                walk=DECODE,
-                arrays={TOKEN: np.array([token], dtype=np.int32)},
-                final=token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens,
-                num_reused=num_reused,
-            )
-        )
+        running.over = token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
+        arrays = {TOKEN: np.array([token], dtype=np.int32)}
+        running.add(DECODE, arrays, final=running.over, num_reused=num_reused)
 
-    def _is_over(self, running: _VllmRequest) -> bool:
-        return bool(running.waiting) and running.waiting[-1].final
+
+def _rows_between(tapped: Sequence[TappedRows], start: int, stop: int) -> Arrays:
+    """Return the rows of positions from `start` up to `stop`, if there are any."""
+    positions = np.concatenate([each.positions for each in tapped])
+    within = (positions >= start) & (positions < stop)
+    if not within.any():
+        return {}
+    rows = np.concatenate([each.rows for each in tapped if len(each.positions)])
+    return {"row_positions": positions[within], "rows": rows[within]}

@@ -1,34 +1,34 @@
 """vLLM's sampling parameters of the rest of an answer."""
 
+import msgspec
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from fleet.engine.base import EngineRequest
-from fleet.engine.vllm.penalties import FREQUENCY, NUM_KNOWN, PRESENCE
+from fleet.engine.vllm.llm import Draws
+from fleet.engine.vllm.seeded_draws import NUM_KNOWN, SALT, SAMPLING
+from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
 
-def sampling_params(request: EngineRequest, num_known: int, end_ids: frozenset[int]) -> SamplingParams:
-    """Return the settings of the rest of an answer, of which `num_known` tokens are known."""
-    sampling = request.sampling
-    most = sampling.max_tokens - num_known
-    least = most if sampling.ignore_eos else min(most, max(0, sampling.min_tokens - num_known))
-    penalties: dict[str, float] = {}
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        penalties = {
-            FREQUENCY: sampling.frequency_penalty,
-            PRESENCE: sampling.presence_penalty,
-            NUM_KNOWN: num_known,
-        }
+def sampling_params(draws: Draws) -> SamplingParams:
+    """Return vLLM's settings of the rest of an answer. To vLLM every draw is greedy: see `SeededDraws`."""
+    sampling = draws.request.sampling
+    least = draws.max_tokens if sampling.ignore_eos else min(draws.max_tokens, max(0, sampling.min_tokens - draws.num_known))
+    extra: dict[str, object] = {}
+    penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty - 1.0)
+    if sampling.temperature > 0 or any(penalties):
+        extra = {SAMPLING: msgspec.to_builtins(sampling), SALT: draws.salt, NUM_KNOWN: draws.num_known}
+    if draws.row_positions is not None:
+        extra |= {NUM_PROMPT: draws.num_prompt, ROW_POSITIONS: list(draws.row_positions)}
+    if draws.hands_off:
+        extra["kv_transfer_params"] = {"do_remote_decode": True, "do_remote_prefill": False}
+    elif draws.ticket is not None:
+        extra["kv_transfer_params"] = dict(draws.ticket)
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=(sampling.seed + num_known) % 2**63 if sampling.temperature > 0 else None,
-        max_tokens=most,
+        temperature=0.0,
+        max_tokens=draws.max_tokens,
         min_tokens=least,
-        stop_token_ids=sorted(end_ids),
+        stop_token_ids=sorted(draws.end_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args=penalties or None,
+        extra_args=extra or None,
     )

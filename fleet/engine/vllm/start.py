@@ -1,26 +1,45 @@
 """Start of a vLLM engine inside a worker's process, or a one-line refusal. Knows no request."""
 
 import os
+import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from fleet.core.errors import ConfigError
-from fleet.engine.vllm.engine import StartedLlm
+from fleet.engine.vllm.llm import StartedLlm
 
 if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
     from vllm.v1.engine.llm_engine import LLMEngine
 
 TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
+Half = Literal["", "prefill", "decode"]
+LEASE_S = 30
+"""Time for which blocks are held for a decode half that does not ask for them. It renews the lease while it waits."""
 CPU_BLOCK = 32
-"""On a CPU the number of positions in a block must be a multiple of this."""
+"""On a CPU the number of positions in a block must be a multiple of this: `block_size` is rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TappedModel:
+    """A model class that vLLM shall use in place of the checkpoint's: `reference` is `module:class`, and it has a layer that
+    caches tapped rows. `media_limits`: the most items of a prompt, by media; the encoder of media without items is not loaded.
+    """
+
+    architecture: str
+    reference: str
+    media_limits: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size` positions."""
+    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size` positions.
+
+    `half` of a split stage: its decode half reads the blocks of prompts from prefill halves at their `address`.
+    """
 
     checkpoint: Path
     device: str
@@ -32,6 +51,9 @@ class VllmOptions:
     prefill_chunk_tokens: int
     tensor_parallel_size: int = 1
     quantization: str | None = None
+    model: TappedModel | None = None
+    half: Half = ""
+    address: str = "127.0.0.1"
 
 
 def installed_version() -> str:
@@ -50,19 +72,20 @@ def installed_version() -> str:
 def start(options: VllmOptions) -> StartedLlm:
     """Start vLLM in this process. Raises: ConfigError in one line if it cannot serve the checkpoint."""
     installed_version()
-    if options.device == "cpu" and options.block_size % CPU_BLOCK:
-        raise ConfigError(
-            f"page_size_tokens: vLLM's blocks on a CPU hold a multiple of {CPU_BLOCK} positions, not {options.block_size}",
-            param="page_size_tokens",
-        )
     if options.tensor_parallel_size == 1:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # a CPU has only this one, so a GPU runs what is tested
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if options.half:
+        # vLLM has no other setting for it. Any free port: a ticket names it.
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"], os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = options.address, str(free_port())
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
     arguments = EngineArgs(
+        **_of_model(options.model),
+        kv_transfer_config=_connectors(options),
         model=str(options.checkpoint),
         skip_tokenizer_init=True,
         dtype=options.dtype,
@@ -72,14 +95,14 @@ def start(options: VllmOptions) -> StartedLlm:
         max_num_seqs=options.max_batch,
         max_num_batched_tokens=max(options.prefill_chunk_tokens, options.max_batch),
         enable_prefix_caching=True,
-        block_size=options.block_size,
+        block_size=-(-options.block_size // CPU_BLOCK) * CPU_BLOCK if options.device == "cpu" else options.block_size,
         tensor_parallel_size=options.tensor_parallel_size,
         distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
         quantization=options.quantization,
         async_scheduling=False,
         disable_log_stats=True,
         seed=0,
-        logits_processors=["fleet.engine.vllm.penalties:AnswerPenalties"],
+        logits_processors=["fleet.engine.vllm.seeded_draws:SeededDraws"],
     )
     try:
         config = arguments.create_engine_config()
@@ -90,12 +113,61 @@ def start(options: VllmOptions) -> StartedLlm:
     return _describe(llm, options)
 
 
+def free_port() -> int:
+    """Return a TCP port that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return listener.getsockname()[1]
+
+
+def _of_model(model: TappedModel | None) -> dict[str, Any]:
+    """Return the engine arguments of a tapped model."""
+    if model is None:
+        return {}
+    from vllm import ModelRegistry
+    from vllm.config import CompilationConfig
+
+    ModelRegistry.register_model(model.architecture, model.reference)
+    return {
+        "hf_overrides": {"architectures": [model.architecture]},
+        "limit_mm_per_prompt": model.media_limits,
+        "skip_mm_profiling": True,
+        "mm_processor_cache_gb": 0,
+        # The fused multimodal rotary embedding changes rows of audio.
+        "compilation_config": CompilationConfig(custom_ops=["+rotary_embedding"]),
+    }
+
+
+def _connectors(options: VllmOptions) -> "KVTransferConfig | None":
+    """Return vLLM's configuration of what leaves and enters its pages: blocks between halves, and tapped rows."""
+    from vllm.config import KVTransferConfig
+
+    role = "kv_consumer" if options.half == "decode" else "kv_producer"
+    connectors: list[dict[str, Any]] = []
+    if options.half:
+        device = {"kv_buffer_device": "cpu" if options.device == "cpu" else "cuda"}
+        extra = {"kv_lease_duration": LEASE_S}
+        connectors.append({"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra, **device})
+    if options.model:
+        path = "fleet.engine.vllm.tapped_rows"
+        connectors.append({"kv_connector": "TappedRowsConnector", "kv_connector_module_path": path, "kv_role": role})
+    if not connectors:
+        return None
+    policy: dict[str, Any] = {"kv_load_failure_policy": "recompute"}
+    if len(connectors) == 1:
+        return KVTransferConfig(**connectors[0], **policy)
+    both = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": connectors}}
+    return KVTransferConfig(**both, **policy)
+
+
 def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
     import torch
 
     from fleet.engine.vllm.params import sampling_params
+    from fleet.engine.vllm.tapped_rows import take_rows
 
-    pool = llm.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    scheduler = llm.engine_core.engine_core.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
 
     def pages() -> tuple[int, int]:
         total = pool.num_gpu_blocks - 1  # without the block that stands for none
@@ -112,4 +184,6 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         sampling_params=sampling_params,
         pages=pages,
         check_health=check_health,
+        take_rows=take_rows if options.model else lambda: (),
+        num_held=lambda: len(scheduler.requests),
     )

@@ -11,15 +11,17 @@ from transformers import WhisperFeatureExtractor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
-from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.prefix import content_key
+from fleet.engine.vllm.engine import VllmEngine
+from fleet.engine.vllm.start import installed_version, start
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
-from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
+from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.lm_setup import end_ids_of, prepare_stage
+from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
@@ -29,19 +31,47 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    setup = prepare_stage(options)
-    config = read_config(options.checkpoint)
-    reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
-    thinker = Thinker(
-        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
-    )
+    engine, names = _vllm_engine(options) if options.engine == "vllm" else _torch_engine(options)
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
 
-    return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
+    return BuiltStage(engine=engine, adapter=adapter, weight_names=names)
+
+
+def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
+    setup = prepare_stage(options)
+    config = read_config(options.checkpoint)
+    reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
+    thinker = Thinker(
+        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
+    )
+    return setup.loop(thinker), tuple(reader.names)
+
+
+def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
+    installed_version()
+    from fleet.models.qwen3_omni.vllm_thinker import TAPPED_THINKER, ThinkerPrompts
+
+    thinker = read_config(options.checkpoint).thinker_config
+    media_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
+
+    def row_positions(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | None:
+        return np.flatnonzero(np.isin(ids, media_ids)).tolist() if WITH_ROWS in request.params else None
+
+    started = start(vllm_options(options, None, TAPPED_THINKER))
+    engine = VllmEngine(
+        started,
+        end_ids_of(options.checkpoint),
+        ThinkerPrompts(thinker.audio_token_id),
+        row_positions,
+        piece_len=options.prefill_chunk_tokens,
+        hands_off=options.half == "prefill",
+        salt=SALT,
+    )
+    return engine, ()
 
 
 class ThinkerAdapter(TaskAdapter):
@@ -76,7 +106,7 @@ class ThinkerAdapter(TaskAdapter):
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        if output.error is not None:
+        if output.error is not None or not output.arrays:
             return ()
         if output.walk == PREFILL:
             return [EdgeItem(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()

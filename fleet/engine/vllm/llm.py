@@ -1,0 +1,110 @@
+"""The part of vLLM that the engine uses, as protocols and plain data: the rest of Fleet never imports vLLM itself.
+
+Source: vllm 0.32, v1/engine/llm_engine.py. Legend: n positions, H hidden size.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fleet.engine.base import Arrays, EngineRequest
+
+Ticket = Mapping[str, object]
+"""vLLM's `kv_transfer_params`: where a prefill half holds a prompt's blocks. Private to vLLM; of JSON types."""
+
+
+class LlmCompletion(Protocol):
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+
+
+class LlmOutput(Protocol):
+    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache. `kv_transfer_params`: a ticket."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def outputs(self) -> Sequence[LlmCompletion]: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def num_cached_tokens(self) -> int | None: ...
+    @property
+    def kv_transfer_params(self) -> Ticket | None: ...
+
+
+class Llm(Protocol):
+    """The part of vLLM's `LLMEngine` that is used."""
+
+    def add_request(self, request_id: str, prompt: object, params: object) -> str:
+        """Return vLLM's own id of the request. Raises: ValueError if the prompt cannot be served."""
+        ...
+
+    def step(self) -> Sequence[LlmOutput]: ...
+
+    def abort_request(self, request_ids: list[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TappedRows:
+    """Progress of a prompt whose rows are wanted: it is computed up to position `stop`.
+
+    `llm_id`: vLLM's id of the request. `rows` float32 [n, H]: the tapped layer's inputs at `positions` int32 [n].
+    """
+
+    llm_id: str
+    stop: int
+    positions: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Parameters of a request besides its prompt, which ends with `num_known` tokens of the answer.
+
+    `max_tokens` of the rest. `row_positions`: positions whose tapped rows are wanted among the first `num_prompt`; None: none,
+    nor the progress of the prompt. `hands_off`: only the blocks are wanted, for another vLLM; `ticket`: of blocks to read.
+    `salt` of the model's noise.
+    """
+
+    request: EngineRequest
+    num_known: int
+    max_tokens: int
+    end_ids: frozenset[int]
+    num_prompt: int
+    row_positions: Sequence[int] | None = None
+    hands_off: bool = False
+    ticket: Ticket | None = None
+    salt: int = 0
+
+
+def token_prompt(ids: Sequence[int], arrays: Arrays) -> object:
+    """Return a prompt of text, in vLLM's form."""
+    return {"prompt_token_ids": list(ids)}
+
+
+def no_rows(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedLlm:
+    """A vLLM engine, and access to parts of it that differ between releases.
+
+    `sampling_params` makes vLLM's settings of a request. `pages` returns its used and its total KV blocks. `check_health` raises
+    if its executor has failed. `take_rows` returns the progress of prompts in the last step. `num_held` counts the requests that
+    vLLM knows, including ended ones whose blocks are held for another vLLM.
+    """
+
+    llm: Llm
+    vocab_size: int
+    max_positions: int
+    sampling_params: Callable[[Draws], object]
+    pages: Callable[[], tuple[int, int]]
+    check_health: Callable[[], None]
+    take_rows: Callable[[], Sequence[TappedRows]] = lambda: ()
+    num_held: Callable[[], int] = lambda: 0

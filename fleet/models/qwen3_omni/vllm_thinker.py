@@ -1,0 +1,159 @@
+"""The Thinker on vLLM: its model class, with one more layer that caches accept-layer rows, and the form of its prompts.
+
+Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their media processed, as for the
+torch engine, so that both have the same positions: vLLM's own processor pads clips to whole hops, which adds a position to about
+one clip in eight. Source: vllm 0.32, model_executor/models/qwen3_omni_moe_thinker.py.
+Legend: N positions, H hidden size, C clips, M mel bins, F frames.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import BatchFeature
+from vllm.config import VllmConfig
+from vllm.inputs.engine import mm_input
+from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+from vllm.model_executor.models.qwen2_5_omni_thinker import create_qwen2_5_omni_thinker_field_factory
+from vllm.model_executor.models.qwen3_omni_moe_thinker import (
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    _get_feat_extract_output_lengths,
+)
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from vllm.sequence import IntermediateTensors
+
+from fleet.core.errors import BadInput
+from fleet.engine.base import Arrays
+from fleet.engine.vllm.start import TappedModel
+from fleet.engine.vllm.tapped_rows import LAYER
+
+TAPPED_THINKER = TappedModel(
+    architecture="FleetQwen3OmniThinker",
+    reference="fleet.models.qwen3_omni.vllm_thinker:TappedThinker",
+    media_limits={"image": 0, "video": 0},
+)
+"""The encoder of images and video is not loaded."""
+
+
+class ProcessedMedia(BaseProcessingInfo):
+    """One clip may fill the context."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {"audio": None}
+
+    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int] | None = None) -> Mapping[str, int]:
+        return {"audio": seq_len}
+
+
+class NoDummyInputs(BaseDummyInputsBuilder[ProcessedMedia]):
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        raise AssertionError("memory is set in bytes, so nothing is profiled")
+
+    def get_dummy_mm_data(self, *arguments: object, **named: object) -> Any:
+        raise AssertionError("memory is set in bytes, so nothing is profiled")
+
+
+class NoProcessor(BaseMultiModalProcessor[ProcessedMedia]):
+    requires_tokenizer = False
+
+    def _get_mm_fields_config(self, *arguments: object) -> Any:
+        raise AssertionError("prompts arrive with their media processed")
+
+    def _get_prompt_updates(self, *arguments: object) -> Any:
+        raise AssertionError("prompts arrive with their media processed")
+
+
+@MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ProcessedMedia, dummy_inputs=NoDummyInputs)
+class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
+    """The Thinker of vLLM, whose inputs of the accept layer are cached in pages of their own."""
+
+    # The names of `transformers` 5.23 beside those of published checkpoints.
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "thinker.model.language_model.": "language_model.model.",
+            "thinker.model.audio_tower.": "audio_tower.",
+            "thinker.model.visual.": "visual.",
+        }
+        | Qwen3OmniMoeThinkerForConditionalGeneration.hf_to_vllm_mapper.orig_to_new_prefix
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = vllm_config.model_config
+        self.set_aux_hidden_state_layers((config.hf_config.talker_config.accept_hidden_layer,))
+        self.tap = CacheOnlyAttentionLayer(
+            num_heads=1,
+            head_size=config.get_hidden_size(),
+            cache_config=vllm_config.cache_config,
+            prefix=maybe_prefix(prefix, f"{LAYER}.{config.get_total_num_hidden_layers()}"),
+        )
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor | IntermediateTensors:
+        last_NH, [accepted_NH] = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        self.tap(accepted_NH[:, None])
+        return last_NH
+
+
+class ThinkerPrompts:
+    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position."""
+
+    def __init__(self, audio_id: int) -> None:
+        self._audio_id = audio_id
+
+    def __call__(self, ids: Sequence[int], arrays: Arrays) -> object:
+        """Return the prompt of `ids` [N], with audio `features` [C, M, F] and `feature_mask` [C, F], if any.
+
+        Raises: BadInput if audio positions and clips do not agree.
+        """
+        clips = [clip for clip in _clips(arrays) if clip.shape[1]]
+        lengths = [num_positions(clip.shape[1]) for clip in clips]
+        places = self._places(np.asarray(ids, np.int32), lengths)
+        if not clips:
+            return {"prompt_token_ids": list(ids)}
+        num_frames = torch.tensor([clip.shape[1] for clip in clips])
+        fields = {
+            "input_audio_features": torch.from_numpy(np.concatenate(clips, axis=1)),
+            "audio_feature_lengths": num_frames,
+            "feature_attention_mask": [torch.ones(number) for number in num_frames.tolist()],
+        }
+        items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(fields), create_qwen2_5_omni_thinker_field_factory(1)(fields))
+        hashes = [blake2b(clip.tobytes(), digest_size=16).hexdigest() for clip in clips]
+        return mm_input(list(ids), mm_kwargs=items, mm_hashes={"audio": hashes}, mm_placeholders={"audio": places})
+
+    def _places(self, ids_N: NDArray[np.int32], lengths: Sequence[int]) -> list[PlaceholderRange]:
+        at_audio = np.flatnonzero(ids_N == self._audio_id)
+        starts = np.cumsum([0, *lengths])
+        if starts[-1] != len(at_audio):
+            raise BadInput(
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {starts[-1]}", param="messages"
+            )
+        runs = [at_audio[start : start + length] for start, length in zip(starts[:-1], lengths, strict=True)]
+        if any(run[-1] - run[0] + 1 != len(run) for run in runs):
+            raise BadInput("audio: the positions of a clip are not beside each other in the prompt", param="messages")
+        return [PlaceholderRange(offset=int(run[0]), length=len(run)) for run in runs]
+
+
+def _clips(arrays: Arrays) -> Iterator[NDArray[np.float32]]:
+    """Yield the features of each clip without its padding: [M, frames]."""
+    if "features" in arrays:
+        for features_MF, mask_F in zip(arrays["features"], arrays["feature_mask"], strict=True):
+            yield np.ascontiguousarray(features_MF[:, mask_F.astype(bool)])
+
+
+def num_positions(num_frames: int) -> int:
+    """Return the number of audio positions of a clip, as the encoder computes it."""
+    return int(_get_feat_extract_output_lengths(torch.tensor([num_frames])).item())
