@@ -75,17 +75,17 @@ class EngineComparison(Result, frozen=True, kw_only=True):
 
     @property
     def _batches(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(speed.batch for speed in self.speeds))
+        return tuple(sorted({speed.batch for speed in self.speeds}))
 
     def tables(self) -> list[Group]:
-        table = table_of("tokens/s at batch", *COLORS, "torch / LLM", "fleet / LLM")
+        table = table_of("batch", *COLORS, "torch / LLM", "fleet / LLM")
         for batch in self._batches:
             speeds = (self.tokens_per_s(name, batch) for name in COLORS)
             ratios = (self.relative(name, batch) for name in (TORCH, ON_VLLM))
             table.add_row(f"{batch}", *map(figure, (*speeds, *ratios)))
         same = f"{self.num_equal} of {self.num_answers} answers have the same tokens on both engines"
         threads = f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}"
-        return [titled(f"engines, {threads}; {same}", table)]
+        return [titled(f"tokens/s, {threads}; {same}", table)]
 
     def panels(self) -> list[Panel]:
         return [self._draw]

@@ -6,10 +6,8 @@ from tests.e2e.fleets import ProcessFleet
 from tests.support import REPO
 
 TEXT_FILE = ("--config", str(REPO / "configs" / "text.yaml"))
-ON_VLLM = (
-    *("checkpoint=tiny", "engine=vllm", "device=cpu", "transfer.kind=redis", "web.port=0"),
-    *("stages.lm.page_size_tokens=32", "stages.lm.vllm.kv_mib=64"),
-)
+ON_VLLM = ("checkpoint=tiny", "engine=vllm", "device=cpu", "transfer.kind=redis", "web.port=0", "stages.lm.vllm.kv_mib=64")
+SPLIT = ("stages.lm.split.prefill.replicas=1", "stages.lm.split.decode.replicas=1")
 
 
 def openai_client(fleet: ProcessFleet) -> AsyncOpenAI:

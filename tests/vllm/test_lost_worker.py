@@ -1,9 +1,11 @@
-"""A vLLM worker killed in the middle of greedy answers, with and without penalties: another one continues them exactly."""
+"""A vLLM worker killed in the middle of answers: another one continues them exactly, whatever their sampling."""
 
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import redis
 from openai import AsyncOpenAI
 
@@ -12,26 +14,28 @@ from fleet.core.ids import RequestId, WorkerId
 from fleet.graphs.text import LM
 from tests.e2e.fleets import PATIENCE_S, START_S, fleet_up, owner_of, process_of, worker_ids
 from tests.support import wait_until
-from tests.vllm.fleets import ON_VLLM, TEXT_FILE, openai_client
+from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
 
 MAX_TOKENS, KILLED_AFTER = 300, 20
-QUESTIONS = ("Hello, who are you?", "Count from one to ten.", "Say good night.", "Why do cats purr?")
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Hello, who are you?", {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}),
+    ("Count from one to ten.", {"temperature": 0.0}),
+    ("Say good night.", {"temperature": 0.9, "seed": 7}),
+    ("Why do cats purr?", {"temperature": 0.9, "seed": 8, "top_p": 0.9, "presence_penalty": 0.5}),
+)
 
 
 async def stream_answer(
     client: AsyncOpenAI, model: str, number: int, disturb: Callable[[RequestId], None] = lambda _: None
 ) -> str:
-    """Return a greedy answer, every other one with penalties; `disturb` is called with its request in the middle of it."""
-    penalty = 0.0 if number % 2 else 0.5
+    """Return the answer to a call; `disturb` is called with its request in the middle of it."""
+    question, sampling = CALLS[number]
     answer = await client.chat.completions.with_raw_response.create(
         model=model,
-        messages=[{"role": "user", "content": QUESTIONS[number]}],
+        messages=[{"role": "user", "content": question}],
         max_tokens=MAX_TOKENS,
-        temperature=0.0,
-        frequency_penalty=penalty,
-        presence_penalty=penalty,
         stream=True,
-        extra_body={"ignore_eos": True},
+        extra_body={"ignore_eos": True, **sampling},
     )
     pieces: list[str] = []
     async for chunk in answer.parse():
@@ -56,11 +60,16 @@ def kill_owner(control: redis.Redis, request: RequestId) -> tuple[WorkerId, Work
     return killed, found
 
 
-async def test_greedy_answers_with_penalties_survive_the_death_of_their_worker_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "replicas"),
+    [("lm", ("stages.lm.replicas=2",)), ("lm.decode", (*SPLIT, "stages.lm.split.decode.replicas=2"))],
+    ids=["whole", "split"],
+)
+async def test_answers_of_a_killed_worker_continue_unchanged(tmp_path: Path, role: str, replicas: tuple[str, ...]) -> None:
     """With two credits the worker is never further than that ahead of the client, so the answer is under way when it dies."""
-    settings = (*ON_VLLM, "stages.lm.replicas=2", "edges.text.credits=2", "lease.worker_ttl_s=3600")
+    settings = (*ON_VLLM, *replicas, "edges.text.credits=2", "lease.worker_ttl_s=3600")
     with fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet, connect(fleet.redis_url) as control:
-        wait_until(lambda: sum(worker.startswith(f"{LM}@") for worker in worker_ids(control)) == 2, "both workers", START_S)
+        wait_until(lambda: sum(worker.startswith(f"{role}@") for worker in worker_ids(control)) == 2, "both workers", START_S)
         owners: list[tuple[WorkerId, WorkerId]] = []
 
         def kill(request: RequestId) -> None:
@@ -68,12 +77,12 @@ async def test_greedy_answers_with_penalties_survive_the_death_of_their_worker_u
 
         async with openai_client(fleet) as client:
             model = (await client.models.list()).data[0].id
-            undisturbed = [await stream_answer(client, model, number) for number in range(len(QUESTIONS))]
+            undisturbed = [await stream_answer(client, model, number) for number in range(len(CALLS))]
             disturbed = await asyncio.gather(
                 stream_answer(client, model, 0, kill),
-                *(stream_answer(client, model, number) for number in range(1, len(QUESTIONS))),
+                *(stream_answer(client, model, number) for number in range(1, len(CALLS))),
             )
         assert disturbed == undisturbed
-        assert len(set(undisturbed)) == len(QUESTIONS)
+        assert len(set(undisturbed)) == len(CALLS)
         ((killed, successor),) = owners
         assert killed != successor

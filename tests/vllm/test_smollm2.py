@@ -22,7 +22,7 @@ def smollm2(run_folder: Path) -> Path:
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
 async def test_real_language_model_answers_a_question(smollm2: Path, tmp_path: Path, engine: str) -> None:
-    settings = (*ON_VLLM, f"checkpoint={smollm2}", f"engine={engine}", "stages.lm.kv_pages=257", "stages.lm.vllm.kv_mib=512")
+    settings = (*ON_VLLM, f"checkpoint={smollm2}", f"engine={engine}", "stages.lm.kv_pages=513", "stages.lm.vllm.kv_mib=512")
     with fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet:
         async with openai_client(fleet) as client:
             answer = await client.chat.completions.create(

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from fleet.bench.prompts import PROMPTS
 from tests.e2e.fleets import ProcessFleet, fleet_up
-from tests.vllm.fleets import ON_VLLM, TEXT_FILE, openai_client
+from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
 from tests.vllm.reference import TIE, ReferenceModel, ReferenceText
 
 MAX_TOKENS = 24
@@ -19,9 +19,9 @@ QUESTIONS = [" ".join(random.Random(number).choices(WORDS, k=1 + number * number
 """From one word to several prefill chunks, more of them than the worker has slots."""
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
-    with fleet_up(tmp_path_factory.mktemp("vllm"), *ON_VLLM, options=TEXT_FILE) as fleet:
+@pytest.fixture(scope="module", params=[(), SPLIT], ids=["whole", "split"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
+    with fleet_up(tmp_path_factory.mktemp("vllm"), *ON_VLLM, *request.param, options=TEXT_FILE) as fleet:
         yield fleet
 
 
