@@ -8,11 +8,13 @@ import typer
 from fleet.cli.deployment import check_data_dir, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
+from fleet.config.placement import gpu_of, place_workers
 from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, run_checks
 from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, has_password
 from fleet.core.errors import ConfigError
 from fleet.core.fleet_secret import read_fleet_secret
 from fleet.core.private import OTHERS
+from fleet.transfer.agent import has_cuda_transports
 from fleet.transfer.reach import reach_of
 
 
@@ -46,6 +48,22 @@ def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
     yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
 
 
+def check_hand_offs(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
+    """Show where the halves of a split stage read each other's keys and values, if one may be on a GPU."""
+    placed = [one for one in place_workers(config) if config.stage(one.role.stage).split and gpu_of(config, one.device)]
+    if not placed or config.transfer.kind == "redis":
+        return
+    wanted, can = config.transfer.buffer_device, has_cuda_transports()
+    param, missing = "transfer.buffer_device", "no installed NIXL has UCX's transports for CUDA"
+    if wanted != "cpu" and can:
+        value = "keys and values on a GPU are read there by NIXL, where it can register its memory"
+    else:
+        cause = "transfer.buffer_device is cpu" if wanted == "cpu" else missing
+        value = f"keys and values on a GPU are copied through host memory: {cause}"
+    refusal = f"{param}: {missing}; install nixl with them, or set auto" if wanted == "cuda" and not can else ""
+    yield Finding(subject="hand-offs", value=value, refusal=refusal, param=param)
+
+
 def check_fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     file = config.security.fleet_secret
     value = f"records of workers are signed with {file}" if file else "records of workers are not signed"
@@ -72,7 +90,9 @@ def _refusal(check: Callable[[], object]) -> str:
     return ""
 
 
-CHECKS: tuple[Check, ...] = (*GATEWAY_CHECKS, check_redis_access, check_transfers, check_fleet_secret, check_data_folder)
+CHECKS: tuple[Check, ...] = (
+    *GATEWAY_CHECKS, check_redis_access, check_transfers, check_hand_offs, check_fleet_secret, check_data_folder,
+)  # fmt: skip
 """Checks in the order of the output."""
 
 

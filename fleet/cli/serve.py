@@ -71,12 +71,17 @@ def worker(
     config: ConfigFile = None,
     set_: Overrides = None,
     kept: Keep = False,
+    replica: Annotated[int, typer.Option(min=1, help="Which device of a list this worker uses: 1 the first, 2 the second.")] = 1,
 ) -> None:
     """Run one worker of ROLE. Any number can be started, at any time, on any machine that reaches Redis.
 
     A worker joins its role when it starts and leaves it when it stops; its tasks then continue on other workers.
 
-    Example: fleet worker thinker --set stages.thinker.max_batch=8
+    Examples:
+
+      fleet worker thinker --set stages.thinker.max_batch=8
+
+      fleet worker thinker --set 'stages.thinker.device=[cuda:0, cuda:1]' --replica 2
     """
     deployment = open_serving_deployment(config, set_)
     own_role = deployment.config.role(role)
@@ -84,7 +89,8 @@ def worker(
 
     read_peer_access(deployment.config)  # before anything is loaded
     if kept:
-        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, own_role.name))
+        number = ["--replica", str(replica)] if replica > 1 else []
+        raise typer.Exit(_keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role.name))
     _await_redis(deployment)
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     from fleet.control.starting import StartAnnouncement
@@ -100,7 +106,9 @@ def worker(
         from fleet.worker.main import run_worker
 
         with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
-            run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined, starting.loaded)
+            run_worker(
+                deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined, starting.loaded, replica
+            )
 
 
 def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:

@@ -51,7 +51,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
     watch = threading.Thread(target=_report_ready, args=(url,), daemon=True)
     manager = FleetManager(deployment.redis_url, watch.start)
-    for name, arguments in _processes(deployment, resolved):
+    for name, arguments in list_processes(deployment, resolved):
         manager.keep(name, arguments, _environment(arguments[0], resolved_file))
     manager.loop()
     if manager.culprit:
@@ -117,13 +117,16 @@ def _environment(command: str, config_file: Path) -> dict[str, str]:
     return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
 
 
-def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
+def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
     """Return (name, arguments of `fleet`) of each process, in the order of their start."""
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
     for role in config.roles():
         workers = role.replicas + role.standby
-        named += [(f"{role.name}.{number + 1}", ["worker", role.name]) for number in range(workers)]
+        has_list = isinstance(config.of_role(role).device, tuple)
+        for number in range(1, workers + 1):
+            of_list = ["--replica", str(number)] if has_list else []
+            named.append((f"{role.name}.{number}", ["worker", role.name, *of_list]))
     return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fleet.config.names import format_value, suggest
+from fleet.config.placement import SHARED, PlacedWorkers, configured_shares, gpu_of, place_workers, workers_by_gpu
 from fleet.config.problems import Place, Problem, first_problem
-from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig, WebConfig
+from fleet.config.schema import ARENA_MIB, KV_PAGES, FleetConfig, SamplingDefaults, StageConfig, WebConfig
+from fleet.core.ids import StageName
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
@@ -113,23 +115,32 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A worker must be able to hold any one request that the limits admit."""
+    """A worker must be able to hold any one request that the limits admit. One that may fill a GPU checks it when it starts."""
     if config.engine == "fake":
         return
     for stage in config.graph_declaration().stages:
         own = config.stage(stage.name)
-        positions = own.kv_pages * own.page_size_tokens
-        for needed, consumer in _needed_positions(config, stage):
-            if stage.default_sampling and needed > positions:
+        kv_pages = own.kv_pages or (None if _fills_gpu(config, stage) else KV_PAGES)
+        if kv_pages is None or not stage.default_sampling:
+            continue
+        positions = kv_pages * own.page_size_tokens
+        for needed, consumer in needed_positions(config, stage):
+            if needed > positions:
                 pages = -(-needed // own.page_size_tokens)
                 message = (
-                    f"{own.kv_pages} pages of {own.page_size_tokens} (page_size_tokens) hold {positions} positions, and "
+                    f"{kv_pages} pages of {own.page_size_tokens} (page_size_tokens) hold {positions} positions, and "
                     f"{consumer} needs {needed}; set at least {pages}, or lower that limit"
                 )
                 yield Problem(("stages", stage.name, "kv_pages"), message)
 
 
-def _needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
+def _fills_gpu(config: FleetConfig, stage: Stage) -> bool:
+    """Return True if workers of a stage may compute their number of KV pages from a GPU's memory, and check it themselves."""
+    devices = [placed.device for placed in place_workers(config) if placed.role.stage == stage.name]
+    return config.engine_of(stage.name) == "torch" and any(gpu_of(config, device) for device in devices)
+
+
+def needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
     """Yield (positions, their consumer): a prompt and one answer token, and one prompt token and an answer."""
     if stage.main:
         yield config.limits.max_prompt_tokens + 1, f"a prompt of limits.max_prompt_tokens ({config.limits.max_prompt_tokens})"
@@ -154,12 +165,10 @@ def leases_agree(config: FleetConfig) -> Iterator[Problem]:
 
 
 def request_cap_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
-    transfer = config.transfer
-    if transfer.request_cap_mib > transfer.arena_mib:
-        message = (
-            f"one request may hold {transfer.request_cap_mib} MiB, but transfer.arena_mib is {transfer.arena_mib}; "
-            "lower it, or raise transfer.arena_mib"
-        )
+    cap, arena = config.transfer.request_cap_mib, config.transfer.arena_mib or ARENA_MIB
+    is_split = any(role.next for role in config.roles())
+    if cap is not None and cap > arena and (config.transfer.arena_mib is not None or not is_split):
+        message = f"one request may hold {cap} MiB, but transfer.arena_mib is {arena}; lower it, or raise transfer.arena_mib"
         yield Problem(("transfer", "request_cap_mib"), message)
 
 
@@ -170,17 +179,70 @@ def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
     if config.dtype not in ("auto", "float32"):
         yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto")
     for path, device in _devices(config):
-        if device not in (None, "auto", "cpu"):
+        if device not in ("auto", "cpu"):
             yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast")
 
 
-def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
+def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
+    """Yield each configured device and its field."""
     yield ("device",), config.device
     for name, stage in config.stages.items():
-        yield ("stages", name, "device"), stage.device
+        fields: dict[Place, str | tuple[str, ...] | None] = {("device",): stage.device}
         if stage.split:
-            yield ("stages", name, "split", "prefill", "device"), stage.split.prefill.device
-            yield ("stages", name, "split", "decode", "device"), stage.split.decode.device
+            fields |= {("split", "prefill", "device"): stage.split.prefill.device}
+            fields |= {("split", "decode", "device"): stage.split.decode.device}
+        for field, given in fields.items():
+            for device in (given,) if isinstance(given, str) else given or ():
+                yield ("stages", name, *field), device
+
+
+def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
+    for name, stage in config.stages.items():
+        if not isinstance(stage.device, tuple):
+            continue
+        if stage.split is not None:
+            message = "a split stage has no workers of its own; set split.prefill.device and split.decode.device instead"
+            yield Problem(("stages", name, "device"), message)
+        elif config.engine_of(StageName(name)) == "vllm" and stage.vllm.tensor_parallel_size > 1:
+            message = (
+                f"one worker uses {stage.vllm.tensor_parallel_size} devices itself (vllm.tensor_parallel_size); set one device, "
+                "or tensor_parallel_size: 1"
+            )
+            yield Problem(("stages", name, "device"), message)
+
+
+def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
+    """All replicas are assumed to run on one host, which is what `fleet up` starts."""
+    for gpu, workers in workers_by_gpu(config).items():
+        total = configured_shares(workers)
+        shared = [placed for placed in workers if placed.share is not None]
+        without = [placed for placed in workers if placed.share is None and placed.has_pages]
+        listed = ", ".join(f"{placed.number} x {placed.share:g} {placed.role.name}" for placed in shared)
+        if total > 1:
+            message = f"workers on {gpu} have {total:g} of it together ({listed}); lower them to 1 or less, or set another device"
+            yield Problem(_share_field(shared[0]), message)
+        elif without and total >= SHARED:
+            message = (
+                f"other workers on {gpu} leave nothing of {SHARED:g} ({listed}); set it, lower theirs, or set another device"
+            )
+            yield Problem(_share_field(without[0]), message)
+
+
+def _share_field(placed: PlacedWorkers) -> Place:
+    role = placed.role
+    half = () if role.name == role.stage else ("split", role.name.rpartition(".")[2])
+    return ("stages", role.stage, *half, "gpu_memory_utilization")
+
+
+def buffer_device_exists(config: FleetConfig) -> Iterator[Problem]:
+    if config.transfer.buffer_device != "cuda":
+        return
+    here = ("transfer", "buffer_device")
+    if config.transfer.kind == "redis":
+        yield Problem(here, "transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or buffer_device: auto")
+    for placed in place_workers(config):
+        if config.stage(placed.role.stage).split is not None and gpu_of(config, placed.device) is None:
+            yield Problem(here, f"{placed.role.name} computes on a CPU, which has no such memory; set auto, or another device")
 
 
 def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
@@ -193,7 +255,8 @@ def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
         if stage.split is None:
             continue
         halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
-        devices = {half: given.device or stage.device or config.device for half, given in halves.items()}
+        given = {half: own.device or stage.device or config.device for half, own in halves.items()}
+        devices = {half: device if isinstance(device, str) else device[0] for half, device in given.items()}
         if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
             where = " and ".join(f"{half} on {device}" for half, device in devices.items())
             message = (
@@ -255,6 +318,9 @@ RULES: tuple[Rule, ...] = (
     leases_agree,
     request_cap_fits_the_arena,
     invariant_numerics_run_on_cpu,
+    device_lists_are_usable,
     halves_share_a_dtype,
+    shares_fit_their_gpu,
+    buffer_device_exists,
     folders_are_not_files,
 )

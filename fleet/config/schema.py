@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from fleet.config import values
+from fleet.config import placement, values
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role, half_role_name
 from fleet.config.values import Number, Whole
 from fleet.core.errors import ConfigError
@@ -19,10 +19,13 @@ from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 Text = Annotated[str, BeforeValidator(values.text)]
 Folder = Annotated[Path, BeforeValidator(values.folder)]
 Device = Annotated[str, BeforeValidator(values.device)]
+Devices = Annotated[str | tuple[str, ...], BeforeValidator(values.devices)]
 Host = Annotated[str, BeforeValidator(values.host)]
 Origin = Annotated[str, BeforeValidator(values.origin)]
 Port = Annotated[int, BeforeValidator(values.port)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
+Share = Annotated[float, BeforeValidator(Number(0, 1, above=True))]
+Mebibytes = Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))]
 Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
 """Counts of tokens, frames or chunks; a count above a million is treated as a mistake."""
 
@@ -34,6 +37,11 @@ MODEL_ALIASES = (
 )  # fmt: skip
 """Default model names of clients of the audio and Realtime APIs. Chat models are not among them; see `web.model_name`."""
 
+KV_PAGES = 1024
+"""KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
+PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
+ARENA_MIB, REQUEST_CAP_MIB = 64, 32
+"""Defaults without a split stage."""
 MAX_ACK_STRIDE = 16
 RENEWALS = 5
 
@@ -83,7 +91,8 @@ class HalfConfig(Strict):
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
-    device: Device | None = None
+    device: Devices | None = None
+    gpu_memory_utilization: Share | None = None
 
 
 class SplitConfig(Strict):
@@ -110,6 +119,11 @@ class StageConfig(Strict):
     `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby` counts further workers that are
     loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields. `engine`: the
     deployment's if it is not set; `vllm` applies to that engine only.
+
+    `device`: of a list, replica N uses the Nth GPU, and the first again after the last. `gpu_memory_utilization`: the share of
+    its GPU that each worker may use, weights included; None: an equal part of what other shares leave (`placement.py`).
+    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`: None:
+    `PREFILL_CHUNK_TOKENS` of the kind of device.
     """
 
     engine: Literal["torch", "vllm"] | None = None
@@ -118,11 +132,12 @@ class StageConfig(Strict):
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
-    prefill_chunk_tokens: Items = 256
-    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 1024
+    prefill_chunk_tokens: Items | None = None
+    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] | None = None
     page_size_tokens: Annotated[int, BeforeValidator(Whole(1, 1024))] = 16
     threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
-    device: Device | None = None
+    device: Devices | None = None
+    gpu_memory_utilization: Share | None = None
     transition_source: Literal["producer", "conductor"] | None = None
     split: SplitConfig | None = None
     sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
@@ -241,11 +256,15 @@ class TransferConfig(Strict):
 
     `interface`: where workers of other hosts may read from this one: an interface, an RDMA device, an address or a network of
     this host, or several with commas between. None: only workers of this host and user. See `fleet/transfer/reach.py`.
+    `arena_mib`, `request_cap_mib`: None: 64 and 32, and on a split stage as much more as a hand-off of the longest prompt takes.
+    `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the GPU's where NIXL can read it, else
+    the host's.
     """
 
     kind: Literal["auto", "nixl", "redis"] = "auto"
-    arena_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 64
-    request_cap_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 32
+    arena_mib: Mebibytes | None = None
+    request_cap_mib: Mebibytes | None = None
+    buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
     deadline_s: Annotated[float, BeforeValidator(Number(0.01, 3600))] = 5.0
     interface: Text | None = None
 
@@ -327,14 +346,22 @@ class FleetConfig(Strict):
         known = ", ".join(role.name for role in self.roles())
         raise ConfigError(f"role: this deployment has no role {name!r}; it has {known}", param="role")
 
-    def for_role(self, role: Role) -> "FleetConfig":
-        """Return the configuration for workers of a role: the settings of their half replace those of the stage."""
+    def of_role(self, role: Role) -> StageConfig:
+        """Return the settings of a role's workers: those of their half replace those of the stage."""
         given = self.stage(role.stage)
         if given.split is None:
-            return self
+            return given
         half = given.split.prefill if role.next else given.split.decode
-        own = half.model_dump(include={"max_batch", "device"}, exclude_none=True)
-        return self.model_copy(update={"stages": {**self.stages, role.stage: given.model_copy(update=own)}})
+        own = half.model_dump(include={"max_batch", "device", "gpu_memory_utilization"}, exclude_none=True)
+        return given.model_copy(update=own)
+
+    def for_role(self, role: Role, replica: int = 1) -> "FleetConfig":
+        """Return the configuration for one worker of a role: the settings of its half, its device and its share of it."""
+        own = self.of_role(role)
+        device = placement.device_of(self, own, replica)
+        share = own.gpu_memory_utilization or placement.default_share(self, device)
+        own = own.model_copy(update={"device": device, "gpu_memory_utilization": share})
+        return self.model_copy(update={"stages": {**self.stages, role.stage: own}})
 
     def transition_source_of(self, stage: StageName) -> str:
         return self.stage(stage).transition_source or self.transition_source

@@ -6,9 +6,10 @@ Pydantic calls them before its own conversion, so that `true`, "8" and 8.0 are n
 import ipaddress
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeGuard, cast
 from urllib.parse import urlsplit
 
 MAX_PORT = 65535
@@ -19,7 +20,8 @@ _NUMERIC_HOST = re.compile(r"[0-9.]+")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 ANY_ORIGIN = "*"
-_DEVICE = re.compile(r"auto|cpu|cuda(?::(?:0|[1-9][0-9]{0,2}))?")
+_GPU = re.compile(r"cuda(?::(?:0|[1-9][0-9]{0,2}))?")
+_DEVICE = re.compile(rf"auto|cpu|{_GPU.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,19 @@ def _is_host(name: str) -> bool:
 
 
 def device(value: object) -> str:
+    if isinstance(value, list | tuple):
+        raise ValueError("must be one device; a list of GPUs, one for each replica, is for stages.NAME.device")
     name = text(value)
     if not _DEVICE.fullmatch(name):
         raise ValueError("must be auto, cpu, cuda or cuda:N, such as cuda:0")
     return name
+
+
+def devices(value: object) -> str | tuple[str, ...]:
+    """Accept one device, or a list of GPUs, of which each replica uses one."""
+    if not isinstance(value, list | tuple):
+        return device(value)
+    names = tuple(cast("Sequence[object]", value))
+    if not names or not all(isinstance(name, str) and _GPU.fullmatch(name) for name in names):
+        raise ValueError("must be a device, or a list of GPUs, one for each replica, such as [cuda:0, cuda:1]")
+    return cast("tuple[str, ...]", names)

@@ -6,23 +6,26 @@ import msgspec
 
 
 class Memory(NamedTuple):
-    """A region of host memory that is neither moved nor freed while its process lives."""
+    """A region of memory that is neither moved nor freed while its process lives. `device`: number of its GPU; None: the host."""
 
     address: int
     length_bytes: int
+    device: int | None = None
 
 
 class Span(NamedTuple):
-    """A piece of another process's memory, and its destination in this process."""
+    """A piece of another process's memory, and its destination in this process. Devices as in `Memory`, each of its process."""
 
     remote_address: int
     local_address: int
     length_bytes: int
+    remote_device: int | None = None
+    local_device: int | None = None
 
 
 class PagesRef(msgspec.Struct, frozen=True, array_like=True):
     """Pages of a pool that is stored layer by layer: `num_layers` layers, `layer_bytes` apart from `address` on, in each of which
-    page n is the nth block of `block_bytes`. `layout` names the format of a block.
+    page n is the nth block of `block_bytes`. `layout` names the format of a block. `device` as in `Memory`.
     """
 
     address: int
@@ -31,6 +34,7 @@ class PagesRef(msgspec.Struct, frozen=True, array_like=True):
     block_bytes: int
     pages: tuple[int, ...]
     layout: str = ""
+    device: int | None = None
 
     @property
     def length_bytes(self) -> int:
@@ -51,6 +55,8 @@ def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
             remote.address + layer * remote.layer_bytes + remote.pages[first] * remote.block_bytes,
             local.address + layer * local.layer_bytes + local.pages[first] * local.block_bytes,
             count * remote.block_bytes,
+            remote.device,
+            local.device,
         )
         for layer in range(remote.num_layers)
         for first, count in blocks

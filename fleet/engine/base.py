@@ -149,6 +149,10 @@ class Engine(Protocol):
         """Return a copy of a request's computed rows for `import_kv` of another engine; None if there are none."""
         return None
 
+    def hand_off_bytes(self, num_rows: int) -> int:
+        """Return the size of `export_kv` of a request with `num_rows` computed rows, as far as the engine holds as many."""
+        return 0
+
     def kv_memory(self) -> Memory | None:
         """Return the memory of the pages, if another process can read it."""
         return None

@@ -73,6 +73,8 @@ class VllmSettings:
 class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
+    `kv_pages` 0: as many as `gpu_memory_utilization` of the device's memory holds beside the weights. `min_positions`: of the
+    largest request that the deployment admits.
     `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
     is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage.
     """
@@ -87,6 +89,8 @@ class BuildOptions:
     max_batch: int = 16
     prefill_chunk_tokens: int = 256
     kv_pages: int = 512
+    gpu_memory_utilization: float = 0.9
+    min_positions: int = 1
     page_size_tokens: int = 16
     threads: int = 1
     half: Half = ""
@@ -97,10 +101,14 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltStage:
-    """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded."""
+    """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded.
+
+    `num_added_rows`: the most rows that the stage computes beside those of a request's prompt before its first output.
+    """
 
     engine: Engine
     adapter: AdapterFactory
+    num_added_rows: int = 0
     weight_names: tuple[str, ...] = ()
 
 

@@ -1,12 +1,14 @@
-"""Common parts of the builders of autoregressive stages: device, checkpoint, batch loop, end ids."""
+"""Common parts of the builders of autoregressive stages: device, checkpoint, memory for keys and values, batch loop, end ids."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import ComputeDevice, open_device
-from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
+from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import Program, TaskT
@@ -15,17 +17,22 @@ from fleet.models.checkpoint import WeightReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """A stage's options, checked, and its device. `num_positions`: capacity of its KV pool."""
+    """A stage's options, checked, and its device. `allocated_before`: memory of the device in use before the stage was loaded."""
 
     options: BuildOptions
     where: ComputeDevice
+    allocated_before: int = 0
 
-    @property
-    def num_positions(self) -> int:
-        return self.options.kv_pages * self.options.page_size_tokens
+    def num_positions(self, context: int) -> int:
+        """Return the most positions of one request: the capacity of the KV pool, or `context` of the model if the pool is filled
+        to the device's memory.
+        """
+        return self.options.kv_pages * self.options.page_size_tokens or context
 
     def reader(self, is_read: Callable[[str], bool]) -> WeightReader:
         """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
@@ -33,18 +40,56 @@ class StageSetup:
         reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
         return reader
 
-    def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
+    def loop(self, program: Program[TaskT], max_positions: int | None = None) -> LMEngine[TaskT]:
+        """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request.
+
+        `max_positions`: the most positions of one request that the program can compute; None: unlimited.
+        """
         options, where = self.options, self.where
         pool = KVPool(
             program.kv_shape,
-            num_pages=options.kv_pages,
+            num_pages=self._num_pages(program.kv_shape),
             page_size=options.page_size_tokens,
             dtype=where.dtype,
             device=where.device,
         )
         runner: PassRunner[TaskT] = TileRunner(program, pool) if where.tiled else FastRunner(program, pool)
-        limits = LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens)
+        limits = LoopLimits(
+            max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens, max_positions=max_positions
+        )
         return LMEngine(program, pool, runner, limits)
+
+    def _num_pages(self, shape: KVShape) -> int:
+        options, where = self.options, self.where
+        needed = -(-options.min_positions // options.page_size_tokens)
+        request = f"a request within the limits needs {options.min_positions} positions"
+        if options.kv_pages:
+            if options.kv_pages < needed:
+                raise _refusal(options, "kv_pages", f"{request}; set at least {needed} pages, or lower limits.max_prompt_tokens")
+            return options.kv_pages
+        memory = read_memory(where.device, self.allocated_before)
+        page_bytes, share = shape.page_bytes(options.page_size_tokens, where.dtype), options.gpu_memory_utilization
+        pages = num_pages(memory, share, page_bytes)
+        beside = f"{share:.2f} of {where.device} ({memory.total / GIB:.1f} GiB, {memory.free / GIB:.1f} GiB free)"
+        weights = f"{memory.own / GIB:.1f} GiB of weights"
+        if pages < needed:
+            enough = share_for(memory, needed, page_bytes)
+            remedy = f"set at least {enough:.2f}" if share < enough <= 1 else "free memory, or set another device"
+            held = max(pages, 0) * options.page_size_tokens
+            message = (
+                f"{beside} holds {held} positions beside {weights}, and {request}; {remedy}, or lower limits.max_prompt_tokens"
+            )
+            raise _refusal(options, "gpu_memory_utilization", message)
+        positions, size = pages * options.page_size_tokens, pages * page_bytes / GIB
+        log.info(
+            "%s: %d KV pages, %d positions, %.1f GiB in %s, beside %s", options.stage, pages, positions, size, beside, weights
+        )
+        return pages
+
+
+def _refusal(options: BuildOptions, name: str, message: str) -> ConfigError:
+    field = f"stages.{options.stage}.{name}"
+    return ConfigError(f"{field}: {message}", param=field)
 
 
 def vllm_options(options: BuildOptions, num_positions: int | None, model: TappedModel | None = None) -> VllmOptions:
@@ -70,7 +115,7 @@ def vllm_options(options: BuildOptions, num_positions: int | None, model: Tapped
 def prepare_stage(options: BuildOptions) -> StageSetup:
     """Check a stage's options and open its device. Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-    return StageSetup(options=options, where=where)
+    return StageSetup(options=options, where=where, allocated_before=allocated_bytes(where.device))
 
 
 def end_ids_of(folder: Path) -> frozenset[int]:

@@ -4,6 +4,7 @@ NIXL's bindings are called without its Python wrapper, for two reasons. The wrap
 which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007 at 10 ms, at the same latency, since traffic wakes the
 thread). And its transfer handles keep the agent alive, while the end of an agent must be certain here.
 Descriptors are (address, length, device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle.
+Memory of a GPU has not been read on one: this code was run with doubles, and with a NIXL that refuses to register it.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from typing import Protocol, cast
 
 from fleet.core.errors import TransferError
@@ -64,6 +66,7 @@ class _Bindings(Protocol):
     """The part of `nixl._bindings` in use."""
 
     DRAM_SEG: object
+    VRAM_SEG: object
     NIXL_READ: object
     NIXL_SUCCESS: object
 
@@ -87,8 +90,14 @@ def load_bindings() -> _Bindings:
         logging.raiseExceptions = raise_exceptions
 
 
+def has_cuda_transports() -> bool:
+    """Return True if an installed package of NIXL contains UCX's transports for the memory of GPUs. Imports nothing."""
+    installed = (package.files or () for package in distributions() if package.name.startswith("nixl"))
+    return any("libuct_cuda" in file.name for files in installed for file in files)
+
+
 class Agent:
-    """A NIXL agent over regions of host memory, with its progress thread.
+    """A NIXL agent over regions of memory, with its progress thread.
 
     Invariants: after `close` no read that it started can write to the memory. Nothing less ensures that: with NIXL 1.5.1 over
     TCP, a read in progress completes even after its handle was released and the remote agent removed.
@@ -111,10 +120,13 @@ class Agent:
             self.register(region)
 
     def register(self, region: Memory) -> None:
-        """Make a region readable by peers and a destination of reads; metadata returned earlier does not contain it."""
+        """Make a region readable by peers and a destination of reads; metadata returned earlier does not contain it.
+
+        A GPU's memory is refused where UCX has no transport for it.
+        """
         with self._translating_errors("register memory"):
-            regions = [(region.address, region.length_bytes, HOST_DEVICE, "")]
-            self._open().registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, regions), self._backends)
+            regions = [(region.address, region.length_bytes, _number_of(region.device), "")]
+            self._open().registerMem(self._bindings.nixlRegDList(self._kind_of(region.device), regions), self._backends)
 
     def metadata(self) -> bytes:
         """Return the metadata that peers load to read from this agent, with a digest of it and of the agent's name."""
@@ -133,10 +145,10 @@ class Agent:
             self._open().makeConnection(peer, self._backends)
 
     def start_read(self, peer: str, spans: Sequence[Span]) -> int:
-        """Begin to copy spans of a peer's memory to local memory; return the handle for `is_done`."""
+        """Begin to copy spans of a peer's memory, all on one device, to local memory; return the handle for `is_done`."""
         with self._translating_errors(f"start a read from {peer}"):
-            local = self._descriptors([(span.local_address, span.length_bytes, HOST_DEVICE) for span in spans])
-            remote = self._descriptors([(span.remote_address, span.length_bytes, HOST_DEVICE) for span in spans])
+            local = self._descriptors([(span.local_address, span.length_bytes) for span in spans], spans[0].local_device)
+            remote = self._descriptors([(span.remote_address, span.length_bytes) for span in spans], spans[0].remote_device)
             # No local variable for the agent: a stored traceback would keep it alive.
             handle = self._open().createXferReq(self._bindings.NIXL_READ, local, remote, peer, b"", self._backends)
             self._open().postXferReq(handle, b"")
@@ -165,8 +177,12 @@ class Agent:
             raise TransferError("the NIXL agent is closed")
         return self._nixl
 
-    def _descriptors(self, spans: list[tuple[int, int, int]]) -> object:
-        return self._bindings.nixlXferDList(self._bindings.DRAM_SEG, spans)
+    def _descriptors(self, spans: list[tuple[int, int]], device: int | None) -> object:
+        number = _number_of(device)
+        return self._bindings.nixlXferDList(self._kind_of(device), [(address, length, number) for address, length in spans])
+
+    def _kind_of(self, device: int | None) -> object:
+        return self._bindings.DRAM_SEG if device is None else self._bindings.VRAM_SEG
 
     @contextmanager
     def _translating_errors(self, doing: str) -> Iterator[None]:
@@ -174,3 +190,7 @@ class Agent:
             yield
         except self._errors as error:
             raise TransferError(f"NIXL could not {doing}: {error or type(error).__name__}") from error
+
+
+def _number_of(device: int | None) -> int:
+    return HOST_DEVICE if device is None else device

@@ -10,6 +10,9 @@ from fleet.transfer.arena import Arena
 from fleet.transfer.base import BlockRead, Pull
 from fleet.transfer.memory import flat_bytes
 
+REDIS = "redis"
+"""Name of this transport."""
+
 
 class InlineTransfer:
     """See `base.Transfer`. Nothing is pulled; the bounds are those of an arena, so that both kinds refuse the same tensors."""
@@ -67,7 +70,7 @@ class InlineTransfer:
 
     @property
     def backend(self) -> str:
-        return "redis"
+        return REDIS
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

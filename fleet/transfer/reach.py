@@ -31,6 +31,8 @@ LOCAL_TRANSPORTS = "posix,cma"
 segments are open to the group. Not `posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
 incomplete entry, and closing the agent then never returns (after 3 of 100 interrupted reads, with UCX 1.23).
 """
+GPU_TRANSPORTS = "cuda_copy,cuda_ipc"
+"""Copies of a GPU's memory, within a process and between those of one host; neither opens a network socket."""
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
 """With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of 4.3 MB."""
 LOOPBACK = "127.0.0.0/8"
@@ -44,7 +46,8 @@ NO_DEVICES_USED = "all"
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the UCX settings of an operator, without those that a parent process of Fleet set for itself."""
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
-    if (given.get("UCX_TLS"), given.get("UCX_NET_DEVICES")) == (LOCAL_TRANSPORTS, NO_DEVICES_USED):
+    own = (LOCAL_TRANSPORTS, f"{LOCAL_TRANSPORTS},{GPU_TRANSPORTS}")
+    if given.get("UCX_TLS") in own and given.get("UCX_NET_DEVICES") == NO_DEVICES_USED:
         for name in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_POSIX_ERROR_HANDLING"):
             given.pop(name, None)
     return given
@@ -59,10 +62,11 @@ _logged: set[str] = set()
 class Reach:
     """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on this host as this user.
 
-    `address`: of this host, to its peers.
+    `gpu`: the memory of a GPU is read too. `address`: of this host, to its peers.
     """
 
     devices: tuple[str, ...] = ()
+    gpu: bool = False
     address: str = "127.0.0.1"
 
     @property
@@ -71,7 +75,7 @@ class Reach:
         if self.devices:
             return ""
         spaces = [os.readlink(path) for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid") if os.path.islink(path)]
-        return " ".join([socket.gethostname(), str(os.getuid()), *spaces, self.settings({})["UCX_TLS"]])
+        return " ".join([socket.gethostname(), str(os.getuid()), *spaces, LOCAL.settings({})["UCX_TLS"]])
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return UCX's settings: the configuration decides which peers may connect, the operator's (`given`) how."""
@@ -81,12 +85,13 @@ class Reach:
                 "UCX_TLS": given.get("UCX_TLS", NETWORK_TRANSPORTS),
                 "UCX_POSIX_ERROR_HANDLING": given.get("UCX_POSIX_ERROR_HANDLING", "n"),
             }
+        also = f",{GPU_TRANSPORTS}" if self.gpu else ""
         if not copies_between_processes():
-            return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": "tcp"}
+            return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": f"tcp{also}"}
         return {
             **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
             "UCX_NET_DEVICES": NO_DEVICES_USED,
-            "UCX_TLS": LOCAL_TRANSPORTS,
+            "UCX_TLS": f"{LOCAL_TRANSPORTS}{also}",
             # Without it UCX uses no shared memory for endpoints that report the death of a peer.
             "UCX_POSIX_ERROR_HANDLING": "y",
         }
@@ -103,7 +108,7 @@ class Reach:
         """Log once the settings in force if network sockets are open or settings of the environment are overridden."""
         asked = [(name, _GIVEN[name]) for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN]
         unused = [f"{name}={value}" for name, value in asked if settings[name] != value]
-        uses_tcp = settings["UCX_TLS"] == "tcp"
+        uses_tcp = not self.devices and settings["UCX_TLS"].startswith("tcp")
         parts = [f"transfers: UCX_TLS={settings['UCX_TLS']} UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"]
         if not self.devices:
             parts.append(f"workers of this host only, since {SETTING} is null")
@@ -201,4 +206,4 @@ def reach_of(interface: str | None, *, allow_public: bool, host: HostDevices | N
             "name a private interface, or set security.allow_public_transfer: true behind a firewall", param=SETTING,
         )  # fmt: skip
     addresses = [str(address) for found in devices.values() for address in found]
-    return Reach(tuple(devices), addresses[0]) if addresses else Reach(tuple(devices))
+    return Reach(tuple(devices), address=addresses[0]) if addresses else Reach(tuple(devices))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.core.chunk import Location, TensorRef
 from fleet.core.clock import now_us
-from fleet.core.errors import TransferError
+from fleet.core.errors import ConfigError, TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import PagesRef, spans_between
 from fleet.engine.base import Engine, KVBlocks, KVPages
@@ -28,11 +28,32 @@ NO_MEMORY = (MemoryError, RuntimeError)
 """Errors of a failed allocation: torch raises the second."""
 
 
-def share_pool(engine: Engine, transfer: Transfer) -> None:
-    """Let peers read the engine's pages in place, where that is possible. Call before the transfer's metadata is published."""
+def pool_on_gpu(engine: Engine, buffer_device: str) -> bool:
+    """Return True if peers are to read the engine's pages in a GPU's memory, where NIXL can (`transfer.buffer_device`)."""
     memory = engine.kv_memory()
-    if memory is not None:
-        transfer.register(memory)
+    return memory is not None and memory.device is not None and buffer_device != "cpu"
+
+
+def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") -> None:
+    """Let peers read the engine's pages in place, where that is possible. Call before the transfer's metadata is published.
+
+    Raises: TransferError if NIXL refuses host memory; ConfigError if it refuses a GPU's and `buffer_device` is cuda.
+    """
+    memory = engine.kv_memory()
+    if memory is None or (memory.device is not None and not pool_on_gpu(engine, buffer_device)):
+        return
+    try:
+        shared, reason = transfer.register(memory), f"transfers use {transfer.backend}"
+    except TransferError as error:
+        if memory.device is None:
+            raise
+        shared, reason = False, error.message
+    if shared or memory.device is None:
+        return
+    if buffer_device == "cuda":
+        message = f"transfer.buffer_device: peers cannot read the memory of cuda:{memory.device} ({reason}); set auto or cpu"
+        raise ConfigError(message, param="transfer.buffer_device")
+    log.info("keys and values on cuda:%d are handed off through host memory: %s", memory.device, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

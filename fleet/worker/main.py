@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -17,7 +18,10 @@ import redis
 from redis.exceptions import RedisError, ResponseError
 
 from fleet.config import FleetConfig
+from fleet.config.placement import default_share, device_of
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role
+from fleet.config.rules import needed_positions
+from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
 from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
@@ -26,8 +30,10 @@ from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
 from fleet.stages.base import Builder, BuildOptions, BuiltStage, Half, VllmSettings
 from fleet.transfer.base import Transfer
+from fleet.transfer.inline import REDIS
+from fleet.worker.arena_size import arena_size, check_inline
 from fleet.worker.device import DeviceMonitor
-from fleet.worker.hand_off import share_pool
+from fleet.worker.hand_off import pool_on_gpu, share_pool
 from fleet.worker.lease import Lease
 from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
@@ -62,12 +68,15 @@ def build_options(
     """Resolve one stage's part of the configuration into options. `half` of a split stage; `address` of this host."""
     own, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
-    device = own.device or config.device
+    device = device_of(config, own, replica=1)
     device = _auto_device(config) if device == "auto" else _checked_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
         raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
     defaults = BuildOptions(stage=stage, checkpoint=checkpoint)
+    kind = device.partition(":")[0]
+    fills_gpu = kind == "cuda" and config.engine_of(stage) == "torch"
+    needed = [positions for positions, _ in needed_positions(config, graph.stage(stage))]
     return BuildOptions(
         stage=stage,
         checkpoint=checkpoint,
@@ -83,8 +92,12 @@ def build_options(
         ),
         half=half,
         max_batch=own.max_batch,
-        prefill_chunk_tokens=own.prefill_chunk_tokens,
-        kv_pages=own.kv_pages,
+        prefill_chunk_tokens=own.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[kind],
+        kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
+        gpu_memory_utilization=default_share(config, device)
+        if own.gpu_memory_utilization is None
+        else own.gpu_memory_utilization,
+        min_positions=max(needed, default=defaults.min_positions),
         page_size_tokens=own.page_size_tokens,
         threads=own.threads,
         window_ramp=ramps[0] if ramps else defaults.window_ramp,
@@ -155,6 +168,7 @@ class WorkerProcess:
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
         self.access = access or read_peer_access(config)
+        self.arena = arena_size(config, config.role(role).stage, built)
         self.device_monitor = DeviceMonitor(device)
         self.labels = labels or Labels("worker")
         self.when_joined = when_joined
@@ -194,13 +208,15 @@ class WorkerProcess:
         self.last_id = worker
         from fleet.transfer.factory import open_transfer
 
-        settings = self.config.transfer
-        transfer = open_transfer(
-            settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024, self.access.reach
-        )
+        settings, engine = self.config.transfer, self.built.engine
+        is_split = self.config.stage(self.config.role(self.role).stage).split is not None
+        reach = replace(self.access.reach, gpu=is_split and pool_on_gpu(engine, settings.buffer_device))
+        transfer = open_transfer(settings.kind, worker, self.arena.arena_bytes, self.arena.request_cap_bytes, reach)
         try:
-            if self.config.stage(self.config.role(self.role).stage).split is not None:
-                share_pool(self.built.engine, transfer)
+            if transfer.backend == REDIS:
+                check_inline(self.config, self.arena)
+            if is_split:
+                share_pool(engine, transfer, settings.buffer_device)
             stands_by = self._register(client, worker, transfer)
             self.when_joined()
             link = RedisLink(client, worker, self.role, self.access.secret)
@@ -295,14 +311,15 @@ def fingerprint_of(folder: Path) -> str:
 
 def run_worker(
     config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None,
-    when_joined: Callable[[], None] = lambda: None, when_loaded: Callable[[float], None] = lambda _: None,
+    when_joined: Callable[[], None] = lambda: None, when_loaded: Callable[[float], None] = lambda _: None, replica: int = 1,
 ) -> None:  # fmt: skip
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role.
 
-    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until all are.
+    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until all are. `replica` chooses the
+    device of a list.
     """
     serves = config.role(role)
-    config = config.for_role(serves)
+    config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
     access.reach.enforce()  # also for the transfers of vLLM

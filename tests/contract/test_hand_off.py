@@ -1,5 +1,6 @@
 """Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and failures."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.core.errors import OutOfMemory, TransferError
+from fleet.core.errors import ConfigError, OutOfMemory, TransferError
 from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
+from fleet.core.pages import Memory
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineRequest, KVPages
 from fleet.engine.torch import lm_engine
@@ -23,7 +25,7 @@ from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.worker import hand_off_coordinator
-from fleet.worker.hand_off import KVImport, Offer, Offers, share_pool
+from fleet.worker.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
 from tests.harness import thread_fleet
 from tests.support import wait_until
 
@@ -255,6 +257,42 @@ def test_pages_are_copied_when_pool_is_short_of_pages(new_end: EndFactory, monke
     assert not isinstance(kv_import.blocks, KVPages) and kv_import.import_into(REQUEST)
     assert target.run() == whole
     source.offers.free(REQUEST)
+
+
+def memory_as_of_a_gpu(pool: KVPool) -> Memory:
+    """The pool's memory under a GPU's number, which the NIXL of a machine without one refuses to register."""
+    return Memory(pool.data.data_ptr(), pool.data.nbytes, 0)
+
+
+def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
+    new_end: EndFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(KVPool, "memory", property(memory_as_of_a_gpu))
+    with caplog.at_level(logging.INFO, "fleet.worker.hand_off"):
+        source, target = new_end("pages"), new_end("pages")
+    refused = "keys and values on cuda:0 are handed off through host memory: NIXL could not register memory"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["keys and values on cuda"] * 2
+    assert all(record.getMessage().startswith(refused) for record in caplog.records)
+    whole = undisturbed(source)
+    offer, begun = offered(source)
+    assert offer.pages is None and offer.location
+    target.open(begun)
+    assert pulled(offer, source, target).import_into(REQUEST)
+    source.offers.free(REQUEST)
+    assert target.run() == whole
+
+
+@pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
+def test_gpu_memory_that_cannot_be_read_is_refused_if_it_is_required(
+    kind: str, new_end: EndFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = new_end(kind)
+    monkeypatch.setattr(KVPool, "memory", property(memory_as_of_a_gpu))
+    with pytest.raises(ConfigError, match=r"transfer.buffer_device: peers cannot read the memory of cuda:0 \(.+\); set auto or"):
+        share_pool(end.engine, end.transfer, "cuda")
+    assert not pool_on_gpu(end.engine, "cpu")
+    share_pool(end.engine, end.transfer, "cpu")
+    assert not end.transfer.shares_memory
 
 
 def raising(_place: object, *_args: object) -> NoReturn:

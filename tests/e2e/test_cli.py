@@ -21,7 +21,7 @@ from fleet.cli.main import app
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, free_port, server_command
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, start_cli, wait_until
+from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, set_options, start_cli, wait_until
 
 NOWHERE = "redis://127.0.0.1:1"
 COMMANDS = (
@@ -97,6 +97,26 @@ def test_worker_with_damaged_checkpoint_ends_with_one_line(graph: str, role: str
     done = run_cli("worker", role, *chosen, cwd=tmp_path, env={"REDIS_URL": redis_url})
     assert done.returncode == 1
     assert re.search(f"{folder}: model.*safetensors cannot be read", done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        ("lm --replica 2", ("stages.lm.device=[cuda:70, cuda:71]",), r"device: 'cuda:71' does not exist here"),
+        ("lm.decode", ("device=cpu", "stages.lm.split={}", "transfer.request_cap_mib=1"),
+            r"transfer.request_cap_mib: 1 MiB holds the keys and values of a prompt of \d+ tokens in lm, and "
+            r"limits.max_prompt_tokens is 8192; set at least \d+ or null, or limits.max_prompt_tokens to at most \d+"),
+    ],
+    ids=["the GPU of its number", "no room for a hand-off"],
+)  # fmt: skip
+def test_worker_that_cannot_serve_its_settings_ends_with_one_line(
+    words: str, settings: tuple[str, ...], message: str, redis_url: str, tmp_path: Path
+) -> None:
+    options = set_options("graph=text", *settings)
+    done = run_cli("worker", *words.split(), *options, cwd=tmp_path, env={"REDIS_URL": redis_url})
+    assert done.returncode == 1
+    assert re.fullmatch(f"fleet: {message}.*", done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
 
 

@@ -126,6 +126,18 @@ VALUES: tuple[Case, ...] = (
     ("no device", "stages: {talker: {device: gpu}}",
         "stages.talker.device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'gpu')"),
     ("half a device", "device: 'cuda:'", "device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'cuda:')"),
+    ("a list of devices for all stages", "device: ['cuda:0']",
+        "device: must be one device; a list of GPUs, one for each replica, is for stages.NAME.device (got a list of 1)"),
+    ("an empty list of devices", "stages: {talker: {device: []}}",
+        "stages.talker.device: must be a device, or a list of GPUs, one for each replica, such as [cuda:0, cuda:1] "
+        "(got a list of 0)"),
+    ("a CPU in a list of devices", "stages: {talker: {split: {decode: {device: ['cuda:0', cpu]}}}}",
+        "stages.talker.split.decode.device: must be a device, or a list of GPUs, one for each replica, such as [cuda:0, cuda:1] "
+        "(got a list of 2)"),
+    ("no share of a GPU", "stages: {talker: {gpu_memory_utilization: 0}}",
+        "stages.talker.gpu_memory_utilization: must be a number above 0 and at most 1 (got 0)"),
+    ("no memory for tensors", "transfer: {arena_mib: 0}",
+        "transfer.arena_mib: must be a whole number from 1 to 1048576 (got 0)"),
     ("a date for a name", "checkpoint: 2024-01-02", "checkpoint: must be text; put it in quotes (got 2024-01-02)"),
     ("a name that cannot be printed", 'web: {model_name: "a\\0b"}',
         "web.model_name: has surrounding blanks or unprintable characters; remove them (got 'a\\x00b')"),
@@ -164,7 +176,7 @@ TOGETHER: tuple[Case, ...] = (
     ("leases against each other", "lease: {claim_timeout_s: 5, no_worker_timeout_s: 4}",
         "lease.no_worker_timeout_s: 4 is shorter than lease.claim_timeout_s, which is 5: a request would fail before its "
         "task was offered again; raise it, or lower lease.claim_timeout_s"),
-    ("a request larger than the arena", "transfer: {arena_mib: 16}",
+    ("a request larger than the arena", "transfer: {arena_mib: 16, request_cap_mib: 32}",
         "transfer.request_cap_mib: one request may hold 32 MiB, but transfer.arena_mib is 16; lower it, or "
         "raise transfer.arena_mib"),
     ("a pool too small for a prompt", "stages: {thinker: {kv_pages: 8}}",
@@ -195,6 +207,39 @@ TOGETHER: tuple[Case, ...] = (
         "device: 'cuda:1'\nstages: {talker: {split: {decode: {device: cpu}}}}",
         "stages.talker.split: computes prefill on cuda:1 and decode on cpu, and dtype auto is float32 on a CPU and bfloat16 on a "
         "GPU, but the halves must share one; set dtype to float32 or bfloat16, or set the same device for both"),
+    ("invariant numerics on a list of GPUs", "numerics: invariant\nstages: {talker: {device: ['cuda:0', 'cuda:1']}}",
+        "stages.talker.device: numerics: invariant runs on a CPU, not on cuda:0; set cpu, or numerics: fast"),
+    ("a list of devices for a split stage", "stages: {talker: {device: ['cuda:0'], split: {}}}",
+        "stages.talker.device: a split stage has no workers of its own; set split.prefill.device and split.decode.device "
+        "instead"),
+    ("a list of devices for a worker of several",
+        "{graph: text, engine: vllm, stages: {lm: {device: ['cuda:0'], vllm: {tensor_parallel_size: 2}}}}",
+        "stages.lm.device: one worker uses 2 devices itself (vllm.tensor_parallel_size); set one device, or "
+        "tensor_parallel_size: 1"),
+    ("a GPU given away more than once",
+        "stages: {thinker: {gpu_memory_utilization: 0.7}, talker: {device: 'cuda:0', standby: 1, gpu_memory_utilization: 0.2}}",
+        "stages.thinker.gpu_memory_utilization: workers on cuda:0 have 1.1 of it together (1 x 0.7 thinker, 2 x 0.2 talker); "
+        "lower them to 1 or less, or set another device"),
+    ("a GPU given away to replicas of a list",
+        "stages: {talker: {replicas: 3, device: [cuda, 'cuda:1'], gpu_memory_utilization: 0.6}}",
+        "stages.talker.gpu_memory_utilization: workers on cuda:0 have 1.2 of it together (2 x 0.6 talker); lower them to 1 or "
+        "less, or set another device"),
+    ("a GPU given away to a half of a stage",
+        "{device: cuda, "
+        "stages: {talker: {split: {prefill: {gpu_memory_utilization: 0.9}, decode: {gpu_memory_utilization: 0.2}}}}}",
+        "stages.talker.split.prefill.gpu_memory_utilization: workers on cuda:0 have 1.1 of it together (1 x 0.9 talker.prefill, "
+        "1 x 0.2 talker.decode); lower them to 1 or less, or set another device"),
+    ("nothing left of a GPU", "stages: {thinker: {gpu_memory_utilization: 0.95}}",
+        "stages.talker.gpu_memory_utilization: other workers on cuda:0 leave nothing of 0.9 (1 x 0.95 thinker); set it, lower "
+        "theirs, or set another device"),
+    ("a GPU's memory on a CPU", "{device: cpu, transfer: {buffer_device: cuda}, stages: {talker: {split: {}}}}",
+        "transfer.buffer_device: talker.prefill computes on a CPU, which has no such memory; set auto, or another device"),
+    ("a GPU's memory through Redis", "transfer: {buffer_device: cuda, kind: redis}",
+        "transfer.buffer_device: transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or "
+        "buffer_device: auto"),
+    ("a default pool too small for a prompt", "{device: cpu, limits: {max_prompt_tokens: 20000}}",
+        "stages.thinker.kv_pages: 1024 pages of 16 (page_size_tokens) hold 16384 positions, and a prompt of "
+        "limits.max_prompt_tokens (20000) needs 20001; set at least 1251, or lower that limit"),
     ("a split of what has one walk", "stages: {code2wav: {split: {}}}",
         "stages.code2wav.split: code2wav has no prefill to split from its decode; only thinker, talker can be split"),
     ("an engine of another stage for all stages", "engine: vllm", "stages.talker.engine: vllm does not serve talker; use torch"),

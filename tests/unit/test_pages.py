@@ -28,13 +28,20 @@ def test_pages_apart_on_one_side_are_read_block_by_block(remote: tuple[int, ...]
     assert [span.length_bytes for span in spans] == [BLOCK_BYTES] * 2 * NUM_LAYERS
 
 
+def test_spans_name_the_devices_of_both_sides() -> None:
+    remote, local = msgspec.structs.replace(pages(1, 5), device=3), pages(2, 6)
+    assert {(span.remote_device, span.local_device) for span in spans_between(remote, local)} == {(3, None)}
+    assert {(span.remote_device, span.local_device) for span in spans_between(local, remote)} == {(None, 3)}
+    assert decode_pages(encode_pages(remote)) == remote
+
+
 def test_each_block_arrives_at_its_place_for_any_pages() -> None:
     chance = random.Random(7)
     for _ in range(50):
         count = chance.randrange(1, 8)
         remote, local = (pages(*chance.sample(range(num), count), num_pages=num) for num in (9, 12))
         theirs, ours = chance.randbytes(NUM_LAYERS * remote.layer_bytes), bytearray(NUM_LAYERS * local.layer_bytes)
-        for there, here, length in spans_between(remote, local):
+        for there, here, length, *_ in spans_between(remote, local):
             ours[here : here + length] = theirs[there : there + length]
         for layer in range(NUM_LAYERS):
             for there, here in zip(remote.pages, local.pages, strict=True):

@@ -61,6 +61,14 @@ def test_worker_without_interface_uses_no_network_in_any_environment() -> None:
     assert (settings["UCX_POSIX_ERROR_HANDLING"], settings["UCX_NET_DEVICES"]) == ("y", "all")
 
 
+def test_local_worker_on_a_gpu_has_transports_for_its_memory_and_the_same_peers() -> None:
+    on_gpu = Reach(gpu=True)
+    assert on_gpu.settings({})["UCX_TLS"] == "posix,cma,cuda_copy,cuda_ipc"
+    assert on_gpu.place == LOCAL.place
+    assert settings_given(on_gpu.settings({})).keys() == settings_given(LOCAL.settings({})).keys()
+    assert Reach(("eth0",), gpu=True).settings({}) == Reach(("eth0",)).settings({}), "all transports are there already"
+
+
 def test_worker_without_process_copies_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = LOCAL.place
     monkeypatch.setattr(reach, "copies_between_processes", lambda: False)

@@ -165,6 +165,28 @@ def test_doctor_prints_ok_refused_or_permitted(
     assert STRONG not in str(lines)
 
 
+@pytest.mark.parametrize(
+    ("settings", "installed", "status", "line"),
+    [
+        ("device=cuda", True, 0, "OK keys and values on a GPU are read there by NIXL, where it can register its memory"),
+        ("device=cuda", False, 0, "OK keys and values on a GPU are copied through host memory: no installed NIXL has UCX's "
+            "transports for CUDA"),
+        ("transfer.buffer_device=cpu", True, 0, "OK keys and values on a GPU are copied through host memory: "
+            "transfer.buffer_device is cpu"),
+        ("transfer.buffer_device=cuda", False, 1, "REFUSED transfer.buffer_device: no installed NIXL has UCX's transports for "
+            "CUDA; install nixl with them, or set auto"),
+        ("device=cpu", True, 0, ""),
+        ("transfer.kind=redis", True, 0, ""),
+    ],
+)  # fmt: skip
+def test_doctor_shows_where_keys_and_values_are_read(
+    settings: str, installed: bool, status: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.cli.doctor.has_cuda_transports", lambda: installed)
+    found, lines = doctor(f"data_dir={tmp_path}", "stages.talker.split={}", settings)
+    assert (found, lines.get("hand-offs", "")) == (status, line)
+
+
 def test_doctor_checks_secret_and_data_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("short")
     (tmp_path / "secret").chmod(0o600)

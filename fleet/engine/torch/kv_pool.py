@@ -17,6 +17,10 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
+    def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
+        """Return the size of one page in all layers."""
+        return self.num_layers * page_size * 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+
 
 @dataclass(slots=True, eq=False)
 class PageTable:
@@ -54,7 +58,7 @@ class KVPool:
     @property
     def page_bytes(self) -> int:
         """Size of one page in all layers."""
-        return self.data[:, 0].nbytes
+        return self.shape.page_bytes(self.page_size, self.data.dtype)
 
     @property
     def layout(self) -> str:
@@ -72,12 +76,17 @@ class KVPool:
 
     @property
     def memory(self) -> Memory | None:
-        """The pool's memory, if the host can read it."""
-        return Memory(self.data.data_ptr(), self.data.nbytes) if self.data.device.type == "cpu" else None
+        """The pool's memory, if it is the host's or an Nvidia GPU's."""
+        kind, number = self.data.device.type, self.data.device.index
+        if kind not in ("cpu", "cuda"):
+            return None
+        return Memory(self.data.data_ptr(), self.data.nbytes, number if kind == "cuda" else None)
 
     def locate(self, table: PageTable) -> PagesRef:
-        """Return the location of a table's pages."""
-        layer = self.data[0]
+        """Return the location of a table's pages, once no pass that was started before writes to them."""
+        if self.data.device.type == "cuda":
+            torch.cuda.synchronize(self.data.device)  # reads of other processes are not ordered with this one's kernels
+        layer, memory = self.data[0], self.memory
         return PagesRef(
             address=self.data.data_ptr(),
             num_layers=len(self.data),
@@ -85,6 +94,7 @@ class KVPool:
             block_bytes=layer[0].nbytes,
             pages=tuple(table.pages),
             layout=self.layout,
+            device=memory.device if memory is not None else None,
         )
 
     def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:

@@ -33,10 +33,13 @@ FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryEr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one request per pass."""
+    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one request per pass; `max_positions` of one request,
+    if the program has fewer than the pool.
+    """
 
     max_batch: int
     prefill_chunk_tokens: int
+    max_positions: int | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,11 +78,12 @@ class LMEngine(Engine, Generic[TaskT]):
         """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        most = int(request.params[NUM_POSITIONS])
-        if self.pool.pages_for(most) > self.pool.num_pages:
-            capacity = self.pool.num_pages * self.pool.page_size
+        most, pool_positions = int(request.params[NUM_POSITIONS]), self.pool.num_pages * self.pool.page_size
+        capacity = min(pool_positions, self._limits.max_positions or pool_positions)
+        if most > capacity:
+            what = ", what its KV pool holds" if capacity == pool_positions else ""
             raise OutOfPages(
-                f"max_tokens: This model's maximum context length is {capacity} tokens, what its KV pool holds. However, "
+                f"max_tokens: This model's maximum context length is {capacity} tokens{what}. However, "
                 f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
                 param="max_tokens",
             )  # fmt: skip
@@ -167,6 +171,9 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def kv_memory(self) -> Memory | None:
         return self.pool.memory
+
+    def hand_off_bytes(self, num_rows: int) -> int:
+        return min(self.pool.pages_for(num_rows), self.pool.num_pages) * self.pool.page_bytes
 
     def lend_pages(self, request_id: RequestId) -> KVPages | None:
         scheduled = self._requests.get(request_id)

@@ -18,6 +18,7 @@ class TextConfig(Protocol):
     num_key_value_heads: int
     head_dim: int
     hidden_act: str
+    max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
     vocab_size: int

@@ -26,10 +26,16 @@ def build(options: BuildOptions) -> BuiltStage:
     setup = prepare_stage(options)
     config = read_config(options.checkpoint)
     reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
-    talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
+    positions = setup.num_positions(config.talker_config.text_config.max_position_embeddings)
+    talker = Talker(reader, config, setup.where.experts, positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-    loop = setup.loop(talker)
-    return BuiltStage(engine=loop, adapter=lambda spec, _blob: TalkerAdapter(spec, roles), weight_names=tuple(reader.names))
+    loop = setup.loop(talker, positions)
+    return BuiltStage(
+        engine=loop,
+        adapter=lambda spec, _blob: TalkerAdapter(spec, roles),
+        num_added_rows=NUM_OPENING_ROWS,
+        weight_names=tuple(reader.names),
+    )
 
 
 class TalkerAdapter(TaskAdapter):

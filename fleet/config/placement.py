@@ -1,0 +1,79 @@
+"""Placement of workers on devices, and their shares of a GPU's memory, if all replicas run on one host. Opens nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fleet.config.roles import Role
+
+if TYPE_CHECKING:
+    from fleet.config.schema import FleetConfig, StageConfig
+
+SHARED = 0.9
+"""Part of a GPU's memory that is divided among workers without a share of their own; the rest is for the CUDA contexts and for
+stages without KV pages."""
+FIRST_GPU = "cuda:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorkers:
+    """Workers of one role on one device. `share`: the configured share of each; None: an equal part of the rest.
+
+    `has_pages`: they have a KV pool, which fills their share.
+    """
+
+    role: Role
+    device: str
+    number: int
+    share: float | None
+    has_pages: bool
+
+
+def device_of(config: "FleetConfig", own: "StageConfig", replica: int) -> str:
+    """Return the device of a stage's replica, counted from 1."""
+    given = own.device or config.device
+    return given if isinstance(given, str) else given[(replica - 1) % len(given)]
+
+
+def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
+    """Yield the workers of the deployment, standby ones too, by role and device."""
+    for role in config.roles():
+        own = config.of_role(role)
+        devices = [device_of(config, own, number + 1) for number in range(role.replicas + role.standby)]
+        for device in dict.fromkeys(devices):
+            yield PlacedWorkers(
+                role=role,
+                device=device,
+                number=devices.count(device),
+                share=own.gpu_memory_utilization,
+                has_pages=bool(config.graph_declaration().stage(role.stage).default_sampling),
+            )
+
+
+def gpu_of(config: "FleetConfig", device: str) -> str | None:
+    """Return the name of the GPU that a device may be; None for a CPU. `auto` may be the first GPU."""
+    if device == "cpu" or (device == "auto" and config.numerics == "invariant"):
+        return None
+    return device if ":" in device else FIRST_GPU
+
+
+def workers_by_gpu(config: "FleetConfig") -> dict[str, list[PlacedWorkers]]:
+    """Return the workers on each GPU."""
+    found: dict[str, list[PlacedWorkers]] = {}
+    for placed in place_workers(config):
+        gpu = gpu_of(config, placed.device)
+        if gpu is not None:
+            found.setdefault(gpu, []).append(placed)
+    return found
+
+
+def configured_shares(workers: Sequence[PlacedWorkers]) -> float:
+    """Return the sum of the configured shares."""
+    return round(sum(placed.number * placed.share for placed in workers if placed.share is not None), 6)
+
+
+def default_share(config: "FleetConfig", device: str) -> float:
+    """Return the share of a worker without one of its own: an equal part of what the others on its GPU leave; 0 if nothing."""
+    workers = workers_by_gpu(config).get(gpu_of(config, device) or "", [])
+    number = sum(placed.number for placed in workers if placed.share is None and placed.has_pages)
+    return max(0.0, SHARED - configured_shares(workers)) / max(1, number)
