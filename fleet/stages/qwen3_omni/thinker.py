@@ -29,12 +29,11 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    setup = prepare_stage(options)
     config = read_config(options.checkpoint)
+    setup = prepare_stage(options, config.thinker_config.text_config.max_position_embeddings)
     reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
-    positions = setup.num_positions(config.thinker_config.text_config.max_position_embeddings)
     thinker = Thinker(
-        reader, config, end_ids_of(options.checkpoint), setup.where.experts, positions, one_by_one=setup.where.tiled
+        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
@@ -42,7 +41,7 @@ def build(options: BuildOptions) -> BuiltStage:
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
 
-    return BuiltStage(engine=setup.loop(thinker, positions), adapter=adapter, weight_names=tuple(reader.names))
+    return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
 
 
 class ThinkerAdapter(TaskAdapter):
