@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Reach:
     """
 
     devices: tuple[str, ...] = ()
-    gpu: bool = False
+    gpu: bool = field(default=False, kw_only=True)
 
     @property
     def place(self) -> str:
