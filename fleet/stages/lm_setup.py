@@ -22,17 +22,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """A stage's options, checked, and its device. `allocated_before`: memory of the device in use before the stage was loaded."""
+    """A stage's options, checked, and its device.
+
+    `context`: positions of the model; 0: the stage limits its requests itself. `allocated_before`: memory of the device in use
+    before the stage was loaded.
+    """
 
     options: BuildOptions
     where: ComputeDevice
+    context: int = 0
     allocated_before: int = 0
 
-    def num_positions(self, context: int) -> int:
-        """Return the most positions of one request: the capacity of the KV pool, or `context` of the model if the pool is filled
-        to the device's memory.
-        """
-        return self.options.kv_pages * self.options.page_size_tokens or context
+    @property
+    def num_positions(self) -> int:
+        """The most positions of one request: the capacity of a KV pool of configured size, else `context`."""
+        return self.options.kv_pages * self.options.page_size_tokens or self.context
 
     def reader(self, is_read: Callable[[str], bool]) -> WeightReader:
         """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
@@ -40,24 +44,28 @@ class StageSetup:
         reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
         return reader
 
-    def loop(self, program: Program[TaskT], max_positions: int | None = None) -> LMEngine[TaskT]:
-        """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request.
+    def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
+        """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request."""
+        pool = self._pool(program)
+        runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
+        return LMEngine(program, pool, runner, self._limits)
 
-        `max_positions`: the most positions of one request that the program can compute; None: unlimited.
-        """
-        options, where = self.options, self.where
-        pool = KVPool(
+    @property
+    def _limits(self) -> LoopLimits:
+        return LoopLimits(
+            max_batch=self.options.max_batch,
+            prefill_chunk_tokens=self.options.prefill_chunk_tokens,
+            max_positions=self.num_positions or None,
+        )
+
+    def _pool(self, program: Program[TaskT]) -> KVPool:
+        return KVPool(
             program.kv_shape,
             num_pages=self._num_pages(program.kv_shape),
-            page_size=options.page_size_tokens,
-            dtype=where.dtype,
-            device=where.device,
+            page_size=self.options.page_size_tokens,
+            dtype=self.where.dtype,
+            device=self.where.device,
         )
-        runner: PassRunner[TaskT] = TileRunner(program, pool) if where.tiled else FastRunner(program, pool)
-        limits = LoopLimits(
-            max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens, max_positions=max_positions
-        )
-        return LMEngine(program, pool, runner, limits)
 
     def _num_pages(self, shape: KVShape) -> int:
         options, where = self.options, self.where
@@ -112,10 +120,10 @@ def vllm_options(options: BuildOptions, num_positions: int | None, model: Tapped
     )
 
 
-def prepare_stage(options: BuildOptions) -> StageSetup:
-    """Check a stage's options and open its device. Raises: ConfigError."""
+def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
+    """Check a stage's options and open its device. `context`: see `StageSetup`. Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-    return StageSetup(options=options, where=where, allocated_before=allocated_bytes(where.device))
+    return StageSetup(options=options, where=where, context=context, allocated_before=allocated_bytes(where.device))
 
 
 def end_ids_of(folder: Path) -> frozenset[int]:

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -66,8 +66,8 @@ class Reach:
     """
 
     devices: tuple[str, ...] = ()
-    gpu: bool = False
-    address: str = "127.0.0.1"
+    gpu: bool = field(default=False, kw_only=True)
+    address: str = field(default="127.0.0.1", kw_only=True)
 
     @property
     def place(self) -> str:

@@ -322,11 +322,13 @@ def run_worker(
     config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
-    access.reach.enforce()  # also for the transfers of vLLM
+    fake = config.engine == "fake"
+    if half_of(config, serves) and config.engine_of(serves.stage) == "vllm":
+        on_gpu = build_options(config, serves.stage, folder).device != "cpu"
+        replace(access.reach, gpu=on_gpu).enforce()  # vLLM's transfers begin while it loads
     built = build_stage(
         config, serves.stage, folder, LoadProgress(role, when_loaded), half=half_of(config, serves), address=access.reach.address
     )
-    fake = config.engine == "fake"
     fingerprint = "" if fake else fingerprint_of(folder)
     options = build_options(config, serves.stage, folder)
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)

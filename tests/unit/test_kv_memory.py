@@ -83,14 +83,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return found
 
 
-def loop(share: float, min_positions: int = 1, max_positions: int | None = None) -> LMEngine[ProgramTask]:
+def loop(share: float, min_positions: int = 1, context: int = 0) -> LMEngine[ProgramTask]:
     """A batch loop whose pool fills the double's memory. Its tensors have no memory."""
     options = BuildOptions(
         stage=StageName("lm"), checkpoint=Path(), kv_pages=0, gpu_memory_utilization=share, min_positions=min_positions
     )
     where = ComputeDevice(device=torch.device("meta"), dtype=torch.bfloat16, tiled=False)
-    setup = StageSetup(options=options, where=where, allocated_before=10 * GIB)
-    return setup.loop(cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE)), max_positions)
+    setup = StageSetup(options=options, where=where, context=context, allocated_before=10 * GIB)
+    return setup.loop(cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE)))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -142,7 +142,7 @@ def test_configured_pages_without_room_for_a_request_are_refused() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_request_beyond_the_positions_of_the_model_is_refused() -> None:
     """A pool that fills a GPU has more positions than the model."""
-    engine = loop(share=0.5, max_positions=100)
+    engine = loop(share=0.5, context=100)
     request = EngineRequest(request_id=RequestId("r"), sampling=Sampling(), params={NUM_POSITIONS: "101"})
     with pytest.raises(OutOfPages, match=r"maximum context length is 100 tokens. However, you requested 101"):
         engine.submit(request)

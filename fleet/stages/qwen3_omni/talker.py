@@ -23,13 +23,12 @@ CODES = EdgeName("codes")
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    setup = prepare_stage(options)
     config = read_config(options.checkpoint)
+    setup = prepare_stage(options, config.talker_config.text_config.max_position_embeddings)
     reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
-    positions = setup.num_positions(config.talker_config.text_config.max_position_embeddings)
-    talker = Talker(reader, config, setup.where.experts, positions, tiled=setup.where.tiled)
+    talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-    loop = setup.loop(talker, positions)
+    loop = setup.loop(talker)
     return BuiltStage(
         engine=loop,
         adapter=lambda spec, _blob: TalkerAdapter(spec, roles),

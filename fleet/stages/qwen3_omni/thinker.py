@@ -42,14 +42,13 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
-    setup = prepare_stage(options)
     config = read_config(options.checkpoint)
+    setup = prepare_stage(options, config.thinker_config.text_config.max_position_embeddings)
     reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
-    positions = setup.num_positions(config.thinker_config.text_config.max_position_embeddings)
     thinker = Thinker(
-        reader, config, end_ids_of(options.checkpoint), setup.where.experts, positions, one_by_one=setup.where.tiled
+        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )
-    return setup.loop(thinker, positions), tuple(reader.names)
+    return setup.loop(thinker), tuple(reader.names)
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
