@@ -1,5 +1,6 @@
 """vLLM is imported by the worker that runs it alone, and an unsupported or missing one is refused in one line."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,11 @@ def test_missing_or_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, in
     with pytest.raises(ConfigError) as refused:
         text.build(options())
     assert refused.value.message == message
+
+
+def test_ports_of_the_side_channel_are_distinct_and_free() -> None:
+    ports = [vllm_start.claim_port("127.0.0.1") for _ in range(20)]
+    assert len(set(ports)) == 20 and set(ports) <= set(vllm_start.SIDE_CHANNEL_PORTS)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports[0]))  # vLLM can bind it; no later claim gets it
+        assert ports[0] not in [vllm_start.claim_port("127.0.0.1") for _ in range(20)]

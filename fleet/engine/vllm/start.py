@@ -1,6 +1,7 @@
 """Start of a vLLM engine inside a worker's process, or a one-line refusal. Knows no request."""
 
 import os
+import random
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,9 @@ TESTED = ("0.32",)
 Half = Literal["", "prefill", "decode"]
 LEASE_S = 30
 """Time for which blocks are held for a decode half that does not ask for them. It renews the lease while it waits."""
+SIDE_CHANNEL_PORTS = range(20_000, 30_000)
+"""Ports at which prefill halves answer decode halves, below those of outgoing connections (Linux: from 32768)."""
+_claims: list[socket.socket] = []
 CPU_BLOCK = 32
 """On a CPU the number of positions in a block must be a multiple of this: `block_size` is rounded up."""
 
@@ -78,7 +82,10 @@ def start(options: VllmOptions) -> StartedLlm:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if options.half:
         # vLLM has no other setting for it. Any free port: a ticket names it.
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"], os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = options.address, str(free_port())
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"], os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = (
+            options.address,
+            str(claim_port(options.address)),
+        )
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
@@ -113,11 +120,24 @@ def start(options: VllmOptions) -> StartedLlm:
     return _describe(llm, options)
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
+def claim_port(address: str) -> int:
+    """Return a free TCP port at which vLLM can listen: no other worker of this host claims it while this process lives.
+
+    vLLM waits for ever where another process takes its port first. So it is none of those that the kernel gives to outgoing
+    connections, and the UDP port of the same number, which nothing uses, is bound as the claim.
+    """
+    for port in random.SystemRandom().sample(SIDE_CHANNEL_PORTS, len(SIDE_CHANNEL_PORTS)):
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            with socket.socket() as listener:
+                claim.bind((address, port))
+                listener.bind((address, port))
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
+    raise ConfigError(f"engine: vllm finds no free port of {address} in {SIDE_CHANNEL_PORTS}", param="engine")
 
 
 def _of_model(model: TappedModel | None) -> dict[str, Any]:
@@ -164,7 +184,7 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
     import torch
 
     from fleet.engine.vllm.params import sampling_params
-    from fleet.engine.vllm.tapped_rows import take_rows
+    from fleet.engine.vllm.tapped_rows import rows_of
 
     scheduler = llm.engine_core.engine_core.scheduler
     pool = scheduler.kv_cache_manager.block_pool
@@ -184,6 +204,6 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         sampling_params=sampling_params,
         pages=pages,
         check_health=check_health,
-        take_rows=take_rows if options.model else lambda: (),
+        take_rows=rows_of(scheduler.connector) if options.model else lambda: (),
         num_held=lambda: len(scheduler.requests),
     )

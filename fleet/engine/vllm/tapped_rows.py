@@ -5,24 +5,26 @@ cache served have rows too. Loaded by vLLM from its engine arguments: one object
 worker. Source: vllm 0.32, distributed/kv_transfer/kv_connector/v1/base.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig, get_layers_from_vllm_config
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
 
 from fleet.engine.vllm.llm import TappedRows
 
@@ -45,6 +47,17 @@ class RowSpan:
 @dataclass
 class RowSpans(KVConnectorMetadata):
     spans: list[RowSpan] = field(default_factory=list[RowSpan])
+
+
+@dataclass
+class RowsRead(KVConnectorWorkerMetadata):
+    """The rows that a worker has read in one step."""
+
+    rows: list[TappedRows]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "RowsRead":
+        assert isinstance(other, RowsRead)
+        return RowsRead(self.rows + other.rows)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,10 +131,19 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: object, blocks: object, num_external_tokens: int) -> None:
         """Ignore: nothing is loaded."""
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if isinstance(connector_output.kv_connector_worker_meta, RowsRead):
+            self._read += connector_output.kv_connector_worker_meta.rows
+
+    def take(self) -> Sequence[TappedRows]:
+        """Return the rows that workers have read since the last call."""
+        read, self._read = self._read, []
+        return read
+
     def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
         return False, None
 
-    # In a worker.
+    # In a worker. Those of a tensor parallel model have equal rows: the first one reads them.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
@@ -131,7 +153,7 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """Read the rows of this step's spans: one copy from the device."""
         spans = self._get_connector_metadata().spans
-        if not spans:
+        if not spans or get_tensor_model_parallel_rank():
             return
         slots = torch.tensor([slot for span in spans for slot in span.slots], dtype=torch.long).to(self._pages.device)
         rows = self._pages[slots // self._block_size, 0, slots % self._block_size].float().cpu().numpy()
@@ -140,10 +162,9 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
             here, rows = rows[: len(positions)], rows[len(positions) :]
             self._read.append(TappedRows(llm_id=span.llm_id, stop=span.stop, positions=positions, rows=here.copy()))
 
-    def take(self) -> Sequence[TappedRows]:
-        """Return what was read since the last call."""
+    def build_connector_worker_meta(self) -> RowsRead | None:
         read, self._read = self._read, []
-        return read
+        return RowsRead(read) if read else None
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         """Ignore: nothing is loaded."""
@@ -163,8 +184,8 @@ def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
     raise ValueError(f"the model has no layer {LAYER}")
 
 
-def take_rows() -> Sequence[TappedRows]:
-    """Return the rows that the connector in this process has read in the last step."""
-    group = get_kv_transfer_group()
-    connectors = group._connectors if isinstance(group, MultiConnector) else [group]
-    return [tapped for connector in connectors if isinstance(connector, TappedRowsConnector) for tapped in connector.take()]
+def rows_of(connector: object) -> Callable[[], Sequence[TappedRows]]:
+    """Return a function that takes the rows from a scheduler's connector, or from the one among several."""
+    connectors = connector._connectors if isinstance(connector, MultiConnector) else [connector]
+    [tapped] = [each for each in connectors if isinstance(each, TappedRowsConnector)]
+    return tapped.take

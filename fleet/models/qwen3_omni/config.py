@@ -23,9 +23,15 @@ class TextConfig(Protocol):
     vocab_size: int
 
 
+class AudioConfig(Protocol):
+    """The audio encoder: it computes two windows of `n_window` frames together."""
+
+    n_window: int
+
+
 class ThinkerConfig(Protocol):
     text_config: TextConfig
-    audio_config: object
+    audio_config: AudioConfig
     audio_token_id: int
     image_token_id: int
     video_token_id: int

@@ -18,14 +18,13 @@ from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.inputs.engine import mm_input
 from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
-from vllm.model_executor.models.qwen2_5_omni_thinker import create_qwen2_5_omni_thinker_field_factory
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
     _get_feat_extract_output_lengths,
 )
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
 from vllm.sequence import IntermediateTensors
 
@@ -40,6 +39,8 @@ TAPPED_THINKER = TappedModel(
     media_limits={"image": 0, "video": 0},
 )
 """The encoder of images and video is not loaded."""
+LONGEST = "longest_chunk"
+"""Field of a clip: the frames of the longest chunk among its request's clips."""
 
 
 class ProcessedMedia(BaseProcessingInfo):
@@ -107,12 +108,33 @@ class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         self.tap(accepted_NH[:, None])
         return last_NH
 
+    def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
+        """Encode clips of several requests: each as beside its own request's clips alone.
+
+        The encoder pads to the longest chunk of a call, and its convolutions let the end of a shorter clip see that padding.
+        """
+        longest_C: list[int] = kwargs[LONGEST].flatten().tolist()
+        lengths_C: list[int] = kwargs["audio_feature_lengths"].flatten().tolist()
+        clips = kwargs["input_audio_features"].split(lengths_C, dim=1)
+        encoded: dict[int, Tensor] = {}
+        for longest in sorted(set(longest_C)):
+            members = [clip for clip, own in enumerate(longest_C) if own == longest]
+            padding = clips[0].new_zeros(len(clips[0]), longest)
+            lengths = torch.tensor([*(lengths_C[clip] for clip in members), longest], device=padding.device)
+            sizes = _get_feat_extract_output_lengths(lengths)
+            features = torch.cat([*(clips[clip] for clip in members), padding], dim=1).to(self.audio_tower.dtype)
+            rows = self.audio_tower(features, feature_lens=lengths, aftercnn_lens=sizes)
+            encoded |= zip(members, rows.split(sizes.tolist()), strict=False)
+        return [encoded[clip] for clip in range(len(clips))]
+
 
 class ThinkerPrompts:
-    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position."""
+    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position. `chunk_frames`: frames that the encoder computes
+    together.
+    """
 
-    def __init__(self, audio_id: int) -> None:
-        self._audio_id = audio_id
+    def __init__(self, audio_id: int, chunk_frames: int) -> None:
+        self._audio_id, self._chunk_frames = audio_id, chunk_frames
 
     def __call__(self, ids: Sequence[int], arrays: Arrays) -> object:
         """Return the prompt of `ids` [N], with audio `features` [C, M, F] and `feature_mask` [C, F], if any.
@@ -125,13 +147,19 @@ class ThinkerPrompts:
         if not clips:
             return {"prompt_token_ids": list(ids)}
         num_frames = torch.tensor([clip.shape[1] for clip in clips])
+        longest = min(self._chunk_frames, int(num_frames.max()))
         fields = {
             "input_audio_features": torch.from_numpy(np.concatenate(clips, axis=1)),
             "audio_feature_lengths": num_frames,
-            "feature_attention_mask": [torch.ones(number) for number in num_frames.tolist()],
+            LONGEST: torch.full_like(num_frames, longest),
         }
-        items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(fields), create_qwen2_5_omni_thinker_field_factory(1)(fields))
-        hashes = [blake2b(clip.tobytes(), digest_size=16).hexdigest() for clip in clips]
+        kinds = {
+            "input_audio_features": MultiModalFieldConfig.flat_from_sizes("audio", num_frames, dim=1),
+            "audio_feature_lengths": MultiModalFieldConfig.batched("audio", keep_on_cpu=True),
+            LONGEST: MultiModalFieldConfig.batched("audio", keep_on_cpu=True),
+        }
+        items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(fields), kinds)
+        hashes = [blake2b(clip.tobytes() + bytes([longest]), digest_size=16).hexdigest() for clip in clips]
         return mm_input(list(ids), mm_kwargs=items, mm_hashes={"audio": hashes}, mm_placeholders={"audio": places})
 
     def _places(self, ids_N: NDArray[np.int32], lengths: Sequence[int]) -> list[PlaceholderRange]:

@@ -65,7 +65,7 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     engine = VllmEngine(
         started,
         end_ids_of(options.checkpoint),
-        ThinkerPrompts(thinker.audio_token_id),
+        ThinkerPrompts(thinker.audio_token_id, chunk_frames=2 * thinker.audio_config.n_window),
         row_positions,
         piece_len=options.prefill_chunk_tokens,
         hands_off=options.half == "prefill",
