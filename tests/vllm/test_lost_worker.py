@@ -1,4 +1,4 @@
-"""A vLLM worker killed in the middle of answers: another one continues them exactly, whatever their sampling."""
+"""A vLLM worker killed in the middle of answers, greedy and sampled: another one continues them exactly."""
 
 import asyncio
 from collections.abc import Callable
