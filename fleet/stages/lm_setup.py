@@ -10,7 +10,7 @@ from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import Program, TaskT
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
@@ -26,9 +26,9 @@ class StageSetup:
     def num_positions(self) -> int:
         return self.options.kv_pages * self.options.page_size_tokens
 
-    def reader(self, is_read: Callable[[str], bool]) -> WeightReader:
+    def reader(self, is_read: Callable[[str], bool]) -> CheckpointReader:
         """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
-        reader = WeightReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
+        reader = CheckpointReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
         reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
         return reader
 

@@ -83,9 +83,14 @@ def _nested_name(name: str) -> str:
 @torch.no_grad()
 def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> None:
     for name, parameter in parameters.items():
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         rule, value = next((rule, value) for pattern, rule, value in rules if re.search(pattern, name))
         _fill(name, parameter, rule, value, generator)
+
+
+def fill_weight(name: str, weight: Tensor) -> None:
+    """Overwrite one weight of a model of any size, on its own device, with values that keep activations near 1."""
+    fill_by_rules({_nested_name(name): weight}, _RULES, seed=0)
 
 
 def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator) -> None:
@@ -113,9 +118,10 @@ def _fan_in(name: str, parameter: Tensor) -> int:
 def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> None:
     """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between its inputs."""
     num_inputs, num_outputs, num_taps = parameter.shape
-    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator) * gain / math.sqrt(num_inputs)
+    where = parameter.device
+    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator, device=where) * gain / math.sqrt(num_inputs)
     centre = (num_taps - 1) / 2
-    parameter.copy_(mix * (1 - (torch.arange(num_taps) - centre).abs() * 2 / num_taps))
+    parameter.copy_(mix * (1 - (torch.arange(num_taps, device=where) - centre).abs() * 2 / num_taps))
 
 
 def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:
