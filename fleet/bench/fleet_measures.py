@@ -1,7 +1,6 @@
-"""`fleet bench`: parses its arguments, runs the requested measurements, and reports. Each step is a module of its own."""
+"""The measurements of a fleet and of its parts: runs those that are requested, and reports. Each is a module of its own."""
 
 import copy
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
 from fleet.bench.load import with_background_load
-from fleet.bench.options import BenchOptions, parse
+from fleet.bench.options import BenchOptions
 from fleet.bench.reference import ReferenceResult, ReferenceWork, run_in_subprocess
 from fleet.bench.report import BenchReport, draw, judge, show, write_report
 from fleet.bench.scale import measure_scale
@@ -30,46 +29,29 @@ from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
 from fleet.bench.voice_sessions_result import VoiceSessionsResult
-from fleet.core.errors import FleetError
-from fleet.core.interrupts import interrupted_by_sigterm
-from fleet.reporting.files import check_report_folders
 from fleet.reporting.machine import describe_machine, usable_cores
 from fleet.reporting.progress import Meter, meter
 
 DEFAULT_PORT = 8000
 TWIN_MODULE = "fleet.bench.twin_run"
-INTERRUPTED = 130
 
 replace = msgspec.structs.replace
 
 
-def run(args: list[str]) -> int:
-    """Run the command and return its exit status; an error is one line on stderr."""
-    try:
-        options = parse(args)
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 2
-    try:
-        _check(options)
-        with interrupted_by_sigterm():
-            report = judge(_measure(options, args))
-        show(report, Console())
-        if options.json:
-            write_report(report, options.json)
-        if options.png:
-            draw(report, options.png)
-    except (FleetError, OSError) as error:
-        print(f"fleet bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("fleet bench: stopped before the end", file=sys.stderr)
-        return INTERRUPTED
-    return 1 if options.check and report.missed else 0
+def perform(options: BenchOptions, args: list[str]) -> bool:
+    """Measure, show and write the report; return True if no target was missed. Raises: FleetError."""
+    _check(options)
+    report = judge(_measure(options, args))
+    show(report, Console())
+    if options.json:
+        write_report(report, options.json)
+    if options.png:
+        draw(report, options.png)
+    return not report.missed
 
 
 def _check(options: BenchOptions) -> None:
-    """Check what would fail only after minutes. Raises: BadInput, BenchError, ConfigError."""
-    check_report_folders(json=options.json, png=options.png)
+    """Check what would fail only after minutes. Raises: BenchError, ConfigError."""
     if options.serving:
         graph = resolve_config(options.config, options.overrides).graph_declaration()
         if options.baseline and graph.baseline is None:

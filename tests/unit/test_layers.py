@@ -57,6 +57,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, *MEASURING, "fleet.bench"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
     "fleet.bench.transfer": ("fleet.transfer", *MEASURING, "fleet.bench"),
+    # The measure of a device runs the stages themselves, without a fleet.
+    "fleet.bench.gpu": ("fleet.core", "fleet.graphs", "fleet.stages.full_size", "fleet.reporting", "fleet.bench"),
+    "fleet.bench.gpu_measures": (
+        "fleet.core", "fleet.graphs", "fleet.engine", "fleet.stages.base", "fleet.stages.full_size", "fleet.reporting",
+        "fleet.bench",
+    ),
     "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
     "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
