@@ -42,7 +42,7 @@ class MakeRequest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeModel:
-    """`built`: the stages as a worker runs them. `eager`: those that a worker runs as a graph, without it, on the same weights.
+    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs, without them, on the same weights.
     `weights`: the reader of each stage.
     """
 

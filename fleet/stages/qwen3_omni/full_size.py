@@ -101,13 +101,14 @@ class _Builder:
         def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
             return ThinkerAdapter(spec, blob, _no_features, StopDetector((), build_tokenizer))
 
-        return self._built(THINKER, setup.loop(program), adapter)
+        return self._built(THINKER, setup.graph_loop(program, everywhere=True), adapter, eager=setup.loop(program))
 
     def _talker(self) -> BuiltStage:
         setup, config = self._setup, self._config
         program = Talker(self._reader(TALKER), config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
         roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-        return self._built(TALKER, setup.loop(program), lambda spec, _blob: TalkerAdapter(spec, roles))
+        engine, eager = setup.graph_loop(program, everywhere=True), setup.loop(program)
+        return self._built(TALKER, engine, lambda spec, _blob: TalkerAdapter(spec, roles), eager)
 
     def _code2wav(self) -> BuiltStage:
         reader, policy = self._reader(CODE2WAV), WindowPolicy(ramp=QWEN3_OMNI.edge(CODES).policy.ramp)
