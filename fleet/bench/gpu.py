@@ -78,15 +78,20 @@ class GpuFile(msgspec.Struct, frozen=True, kw_only=True):
 def perform(options: BenchOptions, args: list[str]) -> bool:
     """Measure, show and write the report; return True if no target was missed.
 
-    Raises: BenchError without a GPU, unless the small size was requested.
+    Raises: BenchError without a GPU that can hold the model, unless the small size was requested.
     """
     if not options.small and not torch.cuda.is_available():
         raise BenchError(
             "--gpu: no CUDA device is available here; --small runs the same on the CPU at a small size", param="--gpu"
         )
     began, machine = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine()
-    with meter("fleet bench") as progress:
-        result = measure(torch.device("cpu" if options.small else "cuda"), progress, small=options.small)
+    device = torch.device("cpu" if options.small else "cuda")
+    try:
+        with meter("fleet bench") as progress:
+            result = measure(device, progress, small=options.small)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+        raise BenchError(f"--gpu: the model does not fit into the device's memory ({reason}); it needs 80 GB") from error
     report = GpuReport(began=began, command=tuple(args), machine=machine, gpu=result)
     show(report, Console())
     if options.json:
@@ -219,7 +224,7 @@ class _GpuRun:
 
 def _memory(model: FullSizeModel, device: torch.device) -> MemoryUse:
     if device.type == "cuda":
-        peak_bytes = torch.cuda.max_memory_allocated(device)
+        peak_bytes = torch.cuda.max_memory_reserved(device)
     else:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     weight_bytes = {name: reader.num_bytes for name, reader in model.weights.items()}
@@ -243,5 +248,5 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
             if times is not None:
                 row = f"{name}, {batch} request{'s' if batch > 1 else ''}: step / copy of its bytes"
                 ratios.append(Ratio(name=row, value=times, target=target, at_most=True))
-    sound_ms = result.first_sound_ms
-    return (*ratios, Ratio(name="first sound", value=sound_ms, target=expected.first_sound_ms, at_most=True, unit="ms"))
+    audio_ms = result.first_audio_ms
+    return (*ratios, Ratio(name="first audio", value=audio_ms, target=expected.first_audio_ms, at_most=True, unit="ms"))

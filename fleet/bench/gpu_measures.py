@@ -76,14 +76,15 @@ def answer(
     """Answer requests that begin together. Raises: BenchError if one fails."""
     twin = SlowTwin(graph, model.built)
     seconds, chunks = clock.timed(lambda: list(twin.stream(specs)))
-    for error in twin.errors.values():
+    if twin.errors:
+        error = next(iter(twin.errors.values()))
         raise BenchError(f"--gpu: a request failed ({error}); the log has the cause")
-    sounds = [chunk for chunk in chunks if graph.media.get(chunk.edge) == AUDIO and chunk.arrays]
-    first_s = {chunk.request: chunk.at_s for chunk in reversed(sounds)}
-    num_samples = sum(array.size for chunk in sounds for array in chunk.arrays.values())
+    released = [chunk for chunk in chunks if graph.media.get(chunk.edge) == AUDIO and chunk.arrays]
+    first_s = {chunk.request: chunk.at_s for chunk in reversed(released)}
+    num_samples = sum(array.size for chunk in released for array in chunk.arrays.values())
     run = SpeechRun(
         concurrency=len(specs),
-        first_sound_s=tuple(first_s[spec.id] for spec in specs),
+        first_audio_s=tuple(first_s[spec.id] for spec in specs),
         seconds=seconds,
         audio_s=num_samples / model.sample_rate_hz,
     )

@@ -54,10 +54,10 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that were started together, with all stages in one process. `first_sound_s`: from the start, by answer."""
+    """Answers that were started together, with all stages in one process. `first_audio_s`: from the start, by answer."""
 
     concurrency: int
-    first_sound_s: tuple[float, ...]
+    first_audio_s: tuple[float, ...]
     seconds: float
     audio_s: float
 
@@ -72,7 +72,7 @@ class PublishedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`peak_bytes`: of the device's tensors if `is_device`, else of the process's memory."""
+    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in the process."""
 
     weight_bytes: dict[StageName, int]
     peak_bytes: int
@@ -99,9 +99,9 @@ class GpuResult(Result, frozen=True, kw_only=True):
     ratios: tuple[Ratio, ...] = ()
 
     @property
-    def first_sound_ms(self) -> float:
+    def first_audio_ms(self) -> float:
         """The median over single answers."""
-        return percentile([run.first_sound_s[0] for run in self.singles], 50) * MS
+        return percentile([run.first_audio_s[0] for run in self.singles], 50) * MS
 
     def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
         """Return a stage's steps by batch, in ascending order."""
@@ -145,12 +145,12 @@ class GpuResult(Result, frozen=True, kw_only=True):
         return titled("prefill of one request (medians)", table)
 
     def _speech_table(self) -> Group:
-        table = table_of("answers together", "first sound, ms", "audio s per s", "best published")
+        table = table_of("answers together", "first audio, ms", "audio s per s", "best published")
         published = {each.concurrency: each.audio_s_per_s for each in self.published}
         for run in (self.singles[-1], self.together):
-            sound_ms = self.first_sound_ms if run.concurrency == 1 else percentile(run.first_sound_s, 50) * MS
+            audio_ms = self.first_audio_ms if run.concurrency == 1 else percentile(run.first_audio_s, 50) * MS
             best = NONE if self.small else figure(published.get(run.concurrency))
-            table.add_row(str(run.concurrency), figure(sound_ms), figure(self._rate(run.concurrency)), best)
+            table.add_row(str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best)
         return titled(f"speech, all stages in one process (best published: {self.published_source})", table)
 
     def _rate(self, concurrency: int) -> float:

@@ -30,7 +30,7 @@ What is measured
                session beyond its limit, which is queued, and admitted when another leaves
   --gpu        the torch engine on this machine's GPU, without a fleet: the published size of the model with random weights,
                all stages in one process. Steps of each stage as a graph and without it at 1, 8 and 32 requests, beside
-               the time that copying the bytes they read takes; first sound; audio per second; memory. With --small the
+               the time that copying the bytes they read takes; first audio; audio per second; memory. With --small the
                same on the CPU at a small size
   --barge-in   speech into --requests answers: from its first voiced sample until the answer has ended, all stages are
                idle, and their memory is free

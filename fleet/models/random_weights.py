@@ -20,7 +20,8 @@ class RandomWeightReader(WeightReader):
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], fill: Fill, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__("random weights", shapes, device=device, dtype=dtype)
         self._shapes, self._fill = shapes, fill
-        self._storages: set[int] = set()
+        self._storages: dict[int, int] = {}
+        """Address and size of the memory of each weight; memory that was freed since may have been reused, in another size."""
         self.num_bytes = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -30,10 +31,12 @@ class RandomWeightReader(WeightReader):
 
     def holds(self, tensor: Tensor) -> bool:
         """Return True if the tensor is a weight of this reader, or a view of one."""
-        return tensor.untyped_storage().data_ptr() in self._storages
+        storage = tensor.untyped_storage()
+        return self._storages.get(storage.data_ptr()) == storage.nbytes()
 
     def _write(self, out: Tensor, name: str) -> None:
         assert tuple(out.shape) == self.shape(name), f"{name} has the shape {self.shape(name)}, not {tuple(out.shape)}"
         self._fill(name, out)
-        self._storages.add(out.untyped_storage().data_ptr())
+        storage = out.untyped_storage()
+        self._storages[storage.data_ptr()] = storage.nbytes()
         self.num_bytes += out.nbytes

@@ -29,7 +29,7 @@ class Expected:
     graph_gain: Mapping[StageName, float]
     batch_cost: Mapping[StageName, float]
     bytes_time: Mapping[StageName, float]
-    first_sound_ms: float
+    first_audio_ms: float
 
 
 class MakeRequest(Protocol):
@@ -42,8 +42,8 @@ class MakeRequest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeModel:
-    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs, without them, on the same weights.
-    `weights`: the reader of each stage.
+    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs, without these, on the same
+    weights. `weights`: the reader of each stage.
     """
 
     name: str

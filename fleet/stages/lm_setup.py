@@ -38,12 +38,12 @@ class StageSetup:
         runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
         return LMEngine(program, pool, runner, self._limits)
 
-    def graph_loop(self, program: GraphProgram[GraphTaskT], *, everywhere: bool = False) -> LMEngine[GraphTaskT]:
+    def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
         """Return the loop of a program whose decode step is a graph, which is captured on a GPU.
 
-        On a CPU it is a plain loop or, with `everywhere`, one that runs the operations of the graph one by one.
+        On a CPU it is a plain loop or, with `on_cpu`, one that runs the operations of the graph one by one.
         """
-        if self.where.device.type != "cuda" and not everywhere:
+        if self.where.device.type != "cuda" and not on_cpu:
             return self.loop(program)
         pool = self._pool(program)
         runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
+from fleet.bench import gpu
 from fleet.bench.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
 from fleet.bench.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
 from fleet.bench.main import run
@@ -23,32 +24,39 @@ from fleet.graphs import DEFAULT_GRAPH, get_graph
 from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
 from fleet.models.random_weights import RandomWeightReader
 from fleet.reporting.machine import describe_machine
+from fleet.reporting.progress import Meter
 from fleet.stages.full_size import Expected
 from tests.support import REPO, cli_env
 
-REFUSING = """
-import importlib.abc, socket, sys
+ON_A_BARE_MACHINE = """
+import socket, sys
+from importlib.machinery import PathFinder
 
-class Refuse(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"redis", "nixl", "vllm", "rq", "starlette", "uvicorn"}:
-            raise ImportError(f"{name} is not installed here")
+ABSENT = (
+    "av cryptography honcho httptools matplotlib multipart nixl onnxruntime prometheus_client redis rq soundfile soxr starlette "
+    "uvicorn uvloop vllm websockets"
+).split()
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else super().find_spec(name, path, target)
 
 def refuse(*args, **kwargs):
     raise OSError("there is no network here")
 
-sys.meta_path.insert(0, Refuse())
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 socket.socket.connect = socket.getaddrinfo = refuse
 from fleet.cli.main import main
 main()
 """
-"""The `fleet` command on a machine without a network and without the libraries of a fleet."""
+"""The `fleet` command on a machine without a network, and without the libraries that only a fleet needs."""
 LM, CODEC = StageName("lm"), StageName("codec")
 
 
 def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-c", REFUSING, "bench", "--gpu", "--small", "--check", "--json", str(out)]
+    command = [sys.executable, "-c", ON_A_BARE_MACHINE, "bench", "--gpu", "--small", "--check", "--json", str(out)]
     done = subprocess.run(command, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "fleet bench: warm-up" in done.stderr, "progress"
@@ -61,7 +69,7 @@ def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: 
     assert list(result.memory.weight_bytes) == stages and min(result.memory.weight_bytes.values()) > 0
     assert [run.concurrency for run in (*result.singles, result.together)] == [1] * len(result.singles) + [MAX_BATCH]
     for speech in (*result.singles, result.together):
-        assert 0 < min(speech.first_sound_s) and max(speech.first_sound_s) < speech.seconds
+        assert 0 < min(speech.first_audio_s) and max(speech.first_audio_s) < speech.seconds
         assert speech.audio_s == pytest.approx(speech.concurrency * result.singles[0].audio_s)
     by_batch = result.steps_of(stages[0])
     assert 0 < by_batch[1].weight_bytes < by_batch[32].weight_bytes < result.memory.weight_bytes[stages[0]], "chosen experts"
@@ -76,6 +84,17 @@ def test_gpu_measurement_without_a_gpu_is_refused_in_one_line(
     assert run(["--gpu"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet bench: --gpu: no CUDA device") and "--small" in line
+
+
+def test_gpu_with_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 768 MiB.\nSee the documentation")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "measure", measure)
+    assert run(["--gpu"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Tried to allocate 768 MiB" in line and "80 GB" in line
 
 
 @pytest.mark.parametrize(
@@ -139,8 +158,8 @@ def steps(stage: StageName, batch: int, served_ms: float, eager_ms: float = 0.0)
 
 
 def full_result() -> GpuResult:
-    single = SpeechRun(concurrency=1, first_sound_s=(0.09,), seconds=1.0, audio_s=10.0)
-    together = SpeechRun(concurrency=32, first_sound_s=(0.2,) * 32, seconds=2.0, audio_s=320.0)
+    single = SpeechRun(concurrency=1, first_audio_s=(0.09,), seconds=1.0, audio_s=10.0)
+    together = SpeechRun(concurrency=32, first_audio_s=(0.2,) * 32, seconds=2.0, audio_s=320.0)
     return GpuResult(
         model="a model", small=False, device="a device", dtype="bfloat16", build_s=20.0, warm_up_s=30.0,
         copy_bytes_per_s=float(1 << 40),
@@ -155,8 +174,8 @@ def full_result() -> GpuResult:
     )  # fmt: skip
 
 
-def test_expectations_compare_graph_batch_copies_and_first_sound() -> None:
-    expected = Expected(graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_sound_ms=100.0)
+def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
+    expected = Expected(graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_audio_ms=100.0)
     ratios = ratios_of(full_result(), expected)
     assert [(ratio.name, round(ratio.value, 2), ratio.met) for ratio in ratios] == [
         ("lm, 1 request: eager / graph", 2.5, False),
@@ -164,7 +183,7 @@ def test_expectations_compare_graph_batch_copies_and_first_sound() -> None:
         ("lm, 1 request: step / copy of its bytes", 2.56, False),
         ("lm, 8 requests: step / copy of its bytes", 2.82, False),
         ("lm, 32 requests: step / copy of its bytes", 3.84, False),
-        ("first sound", 90.0, True),
+        ("first audio", 90.0, True),
     ]
 
 

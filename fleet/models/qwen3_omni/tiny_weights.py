@@ -53,6 +53,12 @@ _RULES: Rules = (
     (r"", "fan_in", 1.0),
 )
 
+_FULL_SIZE_RULES: Rules = (
+    # Over many layers, strong attention would make all rows of a context alike.
+    (r"(language_model|talker\.model)\.layers.*o_proj\.weight$", "fan_in", 0.3),
+    *_RULES,
+)
+
 _NESTED = {
     "thinker.audio_tower.": "thinker.model.audio_tower.",
     "thinker.visual.": "thinker.model.visual.",
@@ -88,9 +94,12 @@ def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> 
         _fill(name, parameter, rule, value, generator)
 
 
-def fill_weight(name: str, weight: Tensor) -> None:
-    """Overwrite one weight of a model of any size, on its own device, with values that keep activations near 1."""
-    fill_by_rules({_nested_name(name): weight}, _RULES, seed=0)
+def fill_full_size(name: str, weight: Tensor) -> None:
+    """Overwrite one weight of the published size, on its own device: activations stay near 1 in any depth.
+
+    The rows of different tokens stay different too, so that they choose different experts, as in a trained model.
+    """
+    fill_by_rules({_nested_name(name): weight}, _FULL_SIZE_RULES, seed=0)
 
 
 def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator) -> None:

@@ -23,7 +23,7 @@ from fleet.models.qwen3_omni.talker import VOICE, Talker
 from fleet.models.qwen3_omni.thinker import Thinker
 from fleet.models.qwen3_omni.tiny_config import model_config
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
-from fleet.models.qwen3_omni.tiny_weights import fill_weight
+from fleet.models.qwen3_omni.tiny_weights import fill_full_size
 from fleet.models.random_weights import RandomWeightReader
 from fleet.stages.base import AdapterFactory, BuildOptions, BuiltStage
 from fleet.stages.full_size import Expected, FullSizeModel, FullSizeOptions, PublishedRates
@@ -35,13 +35,12 @@ from fleet.stages.stop_strings import StopDetector
 
 SAMPLE_RATE_HZ = 24_000
 TURN_ROWS = 8
-"""Rows of a prompt around its text: two that begin the user's turn and two that end it, then the three of the assistant's header
-and the line break after the first."""
+"""Rows of a prompt around its text: three begin the user's turn, two end it, and three begin the assistant's."""
 PUBLISHED = PublishedRates(
     source="M*, chart in the README of mstar-project/mstar (read off), 2 x H200",
     audio_s_per_s={1: 12.0, 4: 36.0, 8: 55.0, 16: 88.0, 32: 114.0},
 )
-EXPECTED = Expected(graph_gain={TALKER: 3.0}, batch_cost={TALKER: 1.6}, bytes_time={THINKER: 2.5}, first_sound_ms=100.0)
+EXPECTED = Expected(graph_gain={TALKER: 3.0}, batch_cost={TALKER: 1.6}, bytes_time={THINKER: 2.5}, first_audio_ms=100.0)
 
 
 def build(options: FullSizeOptions) -> FullSizeModel:
@@ -83,7 +82,7 @@ class _Builder:
 
     def _reader(self, stage: StageName) -> RandomWeightReader:
         where = self._setup.where
-        self._weights[stage] = RandomWeightReader(self._shapes, fill_weight, device=where.device, dtype=where.dtype)
+        self._weights[stage] = RandomWeightReader(self._shapes, fill_full_size, device=where.device, dtype=where.dtype)
         return self._weights[stage]
 
     def _built(self, stage: StageName, engine: Engine, adapter: AdapterFactory, eager: Engine | None = None) -> BuiltStage:
@@ -101,13 +100,13 @@ class _Builder:
         def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
             return ThinkerAdapter(spec, blob, _no_features, StopDetector((), build_tokenizer))
 
-        return self._built(THINKER, setup.graph_loop(program, everywhere=True), adapter, eager=setup.loop(program))
+        return self._built(THINKER, setup.graph_loop(program, on_cpu=True), adapter, eager=setup.loop(program))
 
     def _talker(self) -> BuiltStage:
         setup, config = self._setup, self._config
         program = Talker(self._reader(TALKER), config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
         roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-        engine, eager = setup.graph_loop(program, everywhere=True), setup.loop(program)
+        engine, eager = setup.graph_loop(program, on_cpu=True), setup.loop(program)
         return self._built(TALKER, engine, lambda spec, _blob: TalkerAdapter(spec, roles), eager)
 
     def _code2wav(self) -> BuiltStage:
