@@ -6,10 +6,11 @@ from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import ComputeDevice, open_device
+from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
-from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.program import GraphProgram, GraphTaskT, Program, TaskT
 from fleet.models.checkpoint import WeightReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
@@ -33,17 +34,30 @@ class StageSetup:
         return reader
 
     def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
-        options, where = self.options, self.where
-        pool = KVPool(
+        pool = self._pool(program)
+        runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
+        return LMEngine(program, pool, runner, self._limits)
+
+    def graph_loop(self, program: GraphProgram[GraphTaskT]) -> LMEngine[GraphTaskT]:
+        """Return the loop of a program whose decode step is a graph, which is captured on a GPU."""
+        if self.where.device.type != "cuda":
+            return self.loop(program)
+        pool = self._pool(program)
+        runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
+        return LMEngine(program, pool, runner, self._limits)
+
+    @property
+    def _limits(self) -> LoopLimits:
+        return LoopLimits(max_batch=self.options.max_batch, prefill_chunk_tokens=self.options.prefill_chunk_tokens)
+
+    def _pool(self, program: Program[TaskT]) -> KVPool:
+        return KVPool(
             program.kv_shape,
-            num_pages=options.kv_pages,
-            page_size=options.page_size_tokens,
-            dtype=where.dtype,
-            device=where.device,
+            num_pages=self.options.kv_pages,
+            page_size=self.options.page_size_tokens,
+            dtype=self.where.dtype,
+            device=self.where.device,
         )
-        runner: PassRunner[TaskT] = TileRunner(program, pool) if where.tiled else FastRunner(program, pool)
-        limits = LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens)
-        return LMEngine(program, pool, runner, limits)
 
 
 def prepare_stage(options: BuildOptions) -> StageSetup:

@@ -41,7 +41,7 @@ def build(options: BuildOptions) -> BuiltStage:
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
 
-    return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
+    return BuiltStage(engine=setup.graph_loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
 
 
 class ThinkerAdapter(TaskAdapter):
