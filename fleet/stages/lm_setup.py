@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import ComputeDevice, open_device
-from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
+from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
@@ -39,8 +39,8 @@ class StageSetup:
         return LMEngine(program, pool, runner, self._limits)
 
     def graph_loop(self, program: GraphProgram[GraphTaskT]) -> LMEngine[GraphTaskT]:
-        """Return the loop of a program whose decode step is a graph, which is captured on a GPU."""
-        if self.where.device.type != "cuda":
+        """Return the loop of a program whose decode step is a graph, captured where the device can."""
+        if not can_capture(self.where.device, self.where.dtype):
             return self.loop(program)
         pool = self._pool(program)
         runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
