@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import ComputeDevice, open_device
-from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
+from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
@@ -39,11 +39,12 @@ class StageSetup:
         return LMEngine(program, pool, runner, self._limits)
 
     def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
-        """Return the loop of a program whose decode step is a graph, which is captured on a GPU.
+        """Return the loop of a program whose decode step is a graph, captured where the device can.
 
-        On a CPU it is a plain loop or, with `on_cpu`, one that runs the operations of the graph one by one.
+        With `on_cpu`, a CPU runs the operations of the graph one by one.
         """
-        if self.where.device.type != "cuda" and not on_cpu:
+        runs_one_by_one = on_cpu and self.where.device.type == "cpu"
+        if not (runs_one_by_one or can_capture(self.where.device, self.where.dtype)):
             return self.loop(program)
         pool = self._pool(program)
         runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))

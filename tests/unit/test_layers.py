@@ -223,13 +223,17 @@ def test_model_names_stay_in_the_declared_packages() -> None:
 
 
 def test_imported_libraries_are_declared() -> None:
-    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import may be in their extras."""
+    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import may be in their extras.
+
+    torch for CUDA brings triton.
+    """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     declared = {distribution(text) for text in project["dependencies"]}
     of_extra = {name: {distribution(text) for text in texts} for name, texts in project["optional-dependencies"].items()}
     extra_of = {
         "fleet/pocket/": of_extra["pocket"],
         "fleet/engine/vllm/": of_extra["vllm"],
+        "fleet/engine/torch/paged_attention.py": {"triton"},
         "tests/": of_extra["pocket"] | of_extra["test"],
     }
 

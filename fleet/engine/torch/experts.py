@@ -45,11 +45,9 @@ def grouped_products(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matric
     not know it.
     """
     k = ids_Nk.shape[1]
-    expert_of_pair = ids_Nk.flatten()
-    order = expert_of_pair.argsort(stable=True)
-    counts_E = torch.zeros(len(matrices.gate_up), dtype=torch.int32, device=rows_NH.device)
-    counts_E.scatter_add_(0, expert_of_pair, torch.ones_like(expert_of_pair, dtype=torch.int32))
-    ends_E = counts_E.cumsum(0, dtype=torch.int32)
+    expert_of_pair, order = ids_Nk.flatten().sort(stable=True)
+    experts_E = torch.arange(len(matrices.gate_up), device=rows_NH.device)
+    ends_E = torch.searchsorted(expert_of_pair, experts_E, right=True, out_int32=True)
     gate, up = F.grouped_mm(rows_NH[order // k], matrices.gate_up.mT, offs=ends_E).chunk(2, dim=-1)
     outs = F.grouped_mm(F.silu(gate) * up, matrices.down.mT, offs=ends_E)
     return _weighted_sum(outs, order, weights_Nk)

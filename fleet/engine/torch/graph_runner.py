@@ -1,10 +1,11 @@
 """Execution of decode steps without the host: on a GPU a step is replayed as one captured graph per number of rows.
 
-Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts, replays) by `FastRunner`, the slow
-twin of this one. Legend: B rows of a step, the last ones padding; S rows in use.
+Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts, replays) by `FastRunner`, the
+slow twin of this one. Legend: B rows of a step, the last ones padding; S rows in use.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Generic
 
 import torch
@@ -23,6 +24,17 @@ NUM_WARM_UPS = 2
 """Runs before a capture, which allocate and compile what must not be allocated or compiled within it."""
 
 
+def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if a decode step with experts can be captured on a device.
+
+    On others grouped products copy the groups' sizes to the host, which a capture refuses. Source: torch 2.13,
+    aten/native/cuda/GroupedBlas.cpp.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def buckets_up_to(max_batch: int) -> list[int]:
     """Return the numbers of rows for which graphs are captured: powers of two, and the largest batch."""
     powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
@@ -32,16 +44,14 @@ def buckets_up_to(max_batch: int) -> list[int]:
 class GraphRunner(Generic[GraphTaskT]):
     """Runs the rows of a pass that draw in one decode step, padded to the next bucket.
 
-    `step` computes a step from its inputs; by default `program.decode`. It is captured on a GPU, and called elsewhere. The page
-    table of a captured step covers the whole pool, elsewhere as many pages as are needed, in powers of two.
+    `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page table of a captured step
+    covers the whole pool, elsewhere as many pages as are needed, in powers of two.
     """
 
-    def __init__(
-        self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int], *, step: Step | None = None
-    ) -> None:
+    def __init__(self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int]) -> None:
         self._program, self._pool, self._buckets = program, pool, sorted(buckets)
         self._fast = FastRunner(program, pool)
-        self._step = step or self._decode
+        self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
         self._captures = pool.data.device.type == "cuda"
         self._ready: dict[tuple[int, int], tuple[StepBuffers, Callable[[], StepOutputs]]] = {}
         self._shared_memory = torch.cuda.graph_pool_handle() if self._captures else None
@@ -52,7 +62,8 @@ class GraphRunner(Generic[GraphTaskT]):
 
     def forward(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassDone:
         decoding = [entry for entry in entries if entry[1].num_rows == 1 and is_due(*entry)]
-        others = [entry for entry in entries if not (entry[1].num_rows == 1 and is_due(*entry))]
+        stepping = {id(extent) for _, extent in decoding}
+        others = [entry for entry in entries if id(entry[1]) not in stepping]
         tapped: dict[int, Tensor] = {}
         drawn: Drawn = {}
         rows = self._fast.compute(others) if others else None
@@ -90,9 +101,6 @@ class GraphRunner(Generic[GraphTaskT]):
         outputs = self._program.record([task for task, _ in decoding], codes_SQ, stepped.rows_BH)
         return {id(extent): output for (_, extent), output in zip(decoding, outputs, strict=True)}
 
-    def _decode(self, inputs: StepInputs) -> StepOutputs:
-        return self._program.decode(inputs, StepLayout(self._pool, inputs))
-
     def _num_pages(self, extents: Sequence[Extent]) -> int:
         if self._captures:
             return self._pool.num_pages
@@ -104,7 +112,7 @@ class GraphRunner(Generic[GraphTaskT]):
         key = (num_rows, num_pages)
         if key not in self._ready:
             buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
-            run = self._captured(buffers.inputs) if self._captures else lambda: self._step(buffers.inputs)
+            run = self._captured(buffers.inputs) if self._captures else lambda: self.step(buffers.inputs)
             self._ready[key] = buffers, run
         return self._ready[key]
 
@@ -113,18 +121,20 @@ class GraphRunner(Generic[GraphTaskT]):
         """Capture a step on a GPU; return a call that replays it and returns the tensors to which it writes.
 
         The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool, where an input that is not filled
-        yet is padding and touches the scratch page alone. Graphs share their memory, since one step runs at a time.
+        yet is padding and touches the scratch page alone. Graphs share their memory: one step runs at a time, and none reads what
+        another left.
         """
-        stream, current = torch.cuda.Stream(self._pool.data.device), torch.cuda.current_stream(self._pool.data.device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(NUM_WARM_UPS):
-                self._step(inputs)
-        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # other threads of the process may use the GPU meanwhile
-        with torch.cuda.graph(graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"):
-            outputs = self._step(inputs)
+        with torch.cuda.device(self._pool.data.device):
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UPS):
+                    self.step(inputs)
+            current.wait_stream(stream)
+            # other threads of the process may use the GPU meanwhile
+            with torch.cuda.graph(graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"):
+                outputs = self.step(inputs)
 
         def replay() -> StepOutputs:
             graph.replay()

@@ -1,7 +1,7 @@
 """Attention of single rows over pages in place, as a Triton kernel: the pages of a context are read once, and not copied.
 
-Each program computes one part of one context for the query heads that share a key/value head; the parts are then weighted by their
-share of the softmax. Needs Triton, which comes with torch for CUDA. `StepLayout` gathers pages instead, and is the slow twin.
+Each program computes one part of one context for the query heads that share a key/value head; the parts are then weighted by
+their share of the softmax. Needs Triton, which comes with torch for CUDA. Slow twin: `StepLayout` with its gathered pages.
 Legend: B rows, h query heads, k key/value heads, d head size, P pages of a request, C parts of a context.
 """
 
@@ -26,7 +26,8 @@ def attend_parts(  # pyright: ignore
 ):  # fmt: skip
     """Write each part's output, and the logarithm of the sum of its exponentials.
 
-    Shapes: `q` [B, h, d], heads contiguous; `kv` [slots, 2 x k, d]; `pages` [B, num_pages]; `out` [B, h, C, d]; `weight` [B, h, C].
+    Shapes: `q` [B, h, d], a row's heads contiguous; `kv` [slots, 2 x k, d]; `pages` [B, num_pages]; `out` [B, h, C, d]; `weight`
+    [B, h, C].
     """
     row, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts_ptr + row)

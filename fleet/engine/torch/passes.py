@@ -1,4 +1,5 @@
 """Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles (invariant). Knows no requests.
+`graph_runner` has a third runner, for GPUs.
 
 Legend: N rows, H hidden size, S rows drawn from.
 """
@@ -18,7 +19,6 @@ from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.program import Forwarded, Program, ProgramTask, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
-
 
 Drawn = dict[int, Sequence[EngineOutput]]
 """Outputs of draws by `id` of the extent after which they were drawn."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from fleet.core.request import Sampling
 from fleet.engine.torch.noise import gumbel
 
-
 UNSEEN = -1
 MAX_COUNT = 32767
 

@@ -65,8 +65,8 @@ class StepShape:
 class StepBuffers:
     """The inputs of a step of `num_rows` rows. A row that is not filled is padding: it computes on the scratch page.
 
-    The host fills pinned memory, which is copied to the device's tensors without waiting. A step's codes must be read before the
-    next one is filled: by then its copies are complete.
+    The host fills pinned memory, which is copied to the device's tensors without waiting. Filling it again waits for these
+    copies, which ended before the host read the step's codes.
     """
 
     def __init__(self, shape: StepShape, pool: KVPool, num_rows: int, num_pages: int) -> None:
@@ -74,7 +74,8 @@ class StepBuffers:
         device, num_codes = pool.data.device, shape.num_codes
         sizes = {"ints": NUM_INTS + 2 * num_codes, "floats": NUM_FLOATS, "pages": num_pages, "counts": shape.num_ids}
         dtypes = {"ints": torch.int64, "floats": torch.float32, "pages": torch.int32, "counts": torch.int16}
-        pin = device.type == "cuda"
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        pin = self._copied is not None
         self._host = {name: torch.zeros(num_rows, size, dtype=dtypes[name], pin_memory=pin) for name, size in sizes.items()}
         self._device = {name: host.to(device, copy=True) for name, host in self._host.items()}
         self._ints, self._floats, self._pages, self._counts = (host.numpy() for host in self._host.values())
@@ -106,6 +107,8 @@ class StepBuffers:
     def fill(self, rows_BH: Tensor, extents: Sequence[Extent], draws: Sequence[RowSampling], indices: Sequence[int]) -> None:
         """Fill the first rows, each with an extent of one position. `indices`: how many draws each request has made."""
         used = len(extents)
+        if self._copied is not None:
+            self._copied.synchronize()
         self._fill_places(extents)
         self._fill_draws(draws, indices)
         self._fill_padding(used)
@@ -157,3 +160,5 @@ class StepBuffers:
     def _copy(self, *names: str) -> None:
         for name in names:
             self._device[name].copy_(self._host[name], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._pool.data.device))

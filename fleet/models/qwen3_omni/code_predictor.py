@@ -115,8 +115,8 @@ class CodePredictor:
         return noise_SRV * draws.is_sampled[:, None]
 
     def noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
-        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax. Rows beyond
-        `draws` are padding; None if every row is greedy.
+        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax. Rows
+        beyond `draws` are padding; None if every row is greedy.
         """
         sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
         if not sampled:
