@@ -30,6 +30,10 @@ What is measured
                With --sessions N as many sessions run concurrently, over the API's and the console's sockets, each with
                real-time playback: underruns, late audio, CPU of each process. A fleet that is started for it gets one
                session beyond its limit, which is queued, and admitted when another leaves
+  --gpu        the torch engine on this machine's GPU, without a fleet: the published size of the model with random weights,
+               all stages in one process. Steps of each stage as a graph and without it at 1, 8 and 32 requests, beside
+               the time that copying the bytes they read takes; first audio; audio per second; memory. With --small the
+               same on the CPU at a small size
   --barge-in   speech into --requests answers: from its first voiced sample until the answer has ended, all stages are
                idle, and their memory is free
   --hand-off, --interference and --engines start fleets of their own. For the first two, a deployment without split stages
@@ -44,6 +48,7 @@ Examples
   fleet bench --voice --sessions 50 --engine fake --requests 4
                                                     fifty voice sessions on one gateway
   fleet bench --hop --transfer                      no fleet is needed
+  fleet bench --gpu --json gpu.json --check         this machine's GPU; needs neither Redis nor NIXL
   fleet bench --scale --streams 10,300 --check      the control plane alone
   fleet bench --hand-off --interference --png x.png cost and benefit of splitting
   fleet bench --engines --set graph=text            engines compared, where vLLM is installed
@@ -89,6 +94,8 @@ class BenchOptions(argparse.Namespace):
     sessions: int
     engine: str | None
     barge_in: bool
+    gpu: bool
+    small: bool
     wavs: tuple[Path, ...]
     json: Path | None
     png: Path | None
@@ -105,12 +112,19 @@ def parse(args: list[str]) -> BenchOptions:
         parser.error("--engine fake starts a fleet for --sessions N: give that, and no --url")
     if options.sessions and options.barge_in:
         parser.error("--barge-in measures one session: give --sessions in a run of its own")
+    if options.small and not options.gpu:
+        parser.error("--small is the small size of --gpu: give both")
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
-    partial = (
-        options.hop or options.transfer or options.scale or options.hand_off or options.interference or options.engines or spoken
-    )
+    partial = bool(options.hop or options.transfer or options.scale or options.hand_off or options.interference)
+    partial = partial or bool(options.engines or spoken)
+    of_a_fleet = options.url or options.up or options.config or options.overrides or options.baseline or options.twin
+    if options.gpu and (partial or of_a_fleet or options.png):
+        parser.error(
+            "--gpu measures a device without a fleet and without a picture: give it alone, or with --small, --json, --check"
+        )
+    partial = partial or options.gpu
     options.serving = not partial or bool(options.baseline or options.twin or ((options.url or options.up) and not spoken))
     options.up = options.up or options.engine is not None
     options.sessions = options.sessions or 1
@@ -158,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
     also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")
+    also.add_argument("--gpu", action="store_true", help="measure the torch engine on this machine's GPU, without a fleet")
+    also.add_argument("--small", action="store_true", help="for --gpu: a small model on the CPU")
     also.add_argument(
         "--wav", dest="wavs", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable"
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group
+from rich.console import Console
 
 from fleet.bench.agreement import Agreement
 from fleet.bench.barge_in import BargeInResult
@@ -13,7 +13,7 @@ from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
 from fleet.bench.load import LoadPhase
 from fleet.bench.reference import ReferenceResult
-from fleet.bench.result import Result
+from fleet.bench.result import Result, machine_line, print_line, ratio_table
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.serving_report import against_baseline, against_twin, serving_panels, serving_table, twin_table
@@ -24,7 +24,6 @@ from fleet.reporting.files import write_json
 from fleet.reporting.machine import Machine
 from fleet.reporting.plot import draw_panels
 from fleet.reporting.stats import Ratio, Summary
-from fleet.reporting.tables import figure, table_of, target_cells, titled
 
 NOISY_CORES = 0.2
 PANEL_INCHES = (6.0, 3.8)
@@ -131,17 +130,12 @@ def draw(report: BenchReport, path: Path) -> None:
 
 
 def show(report: BenchReport, console: Console) -> None:
-    machine = report.machine
-    _print_line(
-        console,
-        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load {machine.load_1min} before; "
-        f"Python {machine.python}, " + ", ".join(f"{name} {version}" for name, version in machine.libraries.items()),
-    )
+    print_line(console, machine_line(report.machine))
     if report.serving:
         console.print(serving_table(report.serving, report.baseline))
     for name, agreement in (("baseline", report.agreement), ("twin", report.twin_agreement)):
         if agreement:
-            _print_line(console, agreement.line(name))
+            print_line(console, agreement.line(name))
     if report.baseline:
         console.print(f"baseline: {report.baseline.device_line}", highlight=False)
     if report.twin:
@@ -149,22 +143,9 @@ def show(report: BenchReport, console: Console) -> None:
     for part in report.parts:
         console.print(*part.tables())
     if report.ratios:
-        console.print(_ratio_table(report.ratios))
+        console.print(ratio_table(report.ratios))
     references = [each.others_cores for each in (*report.phases, report.baseline, report.twin) if each]
     loads = [*references, *(cores for part in report.parts for cores in part.background_loads())]
     if (others_cores := max((cores or 0.0 for cores in loads), default=0.0)) > NOISY_CORES:
         line = f"background load of up to {others_cores:.1f} cores: measure again on a quiet machine"
-        _print_line(console, line, style="yellow")
-
-
-def _print_line(console: Console, line: str, style: str | None = None) -> None:
-    console.print(line, style=style, highlight=False, soft_wrap=True)
-
-
-def _ratio_table(ratios: tuple[Ratio, ...]) -> Group:
-    table = table_of("", "measured", "target", "")
-    for ratio in ratios:
-        unit = "" if ratio.unit == "x" else f" {ratio.unit}"
-        target = target_cells(ratio.target, unit, at_most=ratio.at_most, met=ratio.met)
-        table.add_row(ratio.name, f"{figure(ratio.value)}{unit}", *target)
-    return titled("targets", table)
+        print_line(console, line, style="yellow")

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 
+from fleet.reporting.machine import Machine
 from fleet.reporting.plot import Panel
 from fleet.reporting.stats import Ratio, Summary
-from fleet.reporting.tables import NONE, figure, table_of, titled
+from fleet.reporting.tables import NONE, figure, table_of, target_cells, titled
 
 MS = 1e3
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
@@ -52,3 +53,26 @@ def summary_table(title: str, unit: str, rows: Iterable[tuple[str, Summary | Non
         if summary:
             table.add_row(name, *cells_and_high(summary))
     return titled(title, table)
+
+
+def machine_line(machine: Machine) -> str:
+    libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
+    return (
+        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load {machine.load_1min} before; "
+        f"Python {machine.python}, {libraries}"
+    )
+
+
+def ratio_table(ratios: Iterable[Ratio]) -> Group:
+    """Make the table of the numbers that have a target."""
+    table = table_of("", "measured", "target", "")
+    for ratio in ratios:
+        unit = "" if ratio.unit == "x" else f" {ratio.unit}"
+        target = target_cells(ratio.target, unit, at_most=ratio.at_most, met=ratio.met)
+        table.add_row(ratio.name, f"{figure(ratio.value)}{unit}", *target)
+    return titled("targets", table)
+
+
+def print_line(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line that the terminal wraps."""
+    console.print(line, style=style, highlight=False, soft_wrap=True)

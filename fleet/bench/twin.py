@@ -26,11 +26,12 @@ def declared_policy(edge: Edge) -> ChunkPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinChunk:
-    """A chunk that a stage released. Units: `at_s` since the run began."""
+    """A chunk that a stage released. `walk`: its consumer's. Units: `at_s` since the run began."""
 
     at_s: float
     request: RequestId
     edge: EdgeName
+    walk: Walk
     arrays: Arrays
     final: bool
 
@@ -162,7 +163,7 @@ class SlowTwin:
         chunker = run.chunkers[item.edge, request]
         for walk, arrays, final in chunker.offer(item):
             at_s = time.perf_counter() - run.began_s
-            yield TwinChunk(at_s=at_s, request=request, edge=item.edge, arrays=arrays, final=final)
+            yield TwinChunk(at_s=at_s, request=request, edge=item.edge, walk=walk, arrays=arrays, final=final)
             target = chunker.edge.target
             if target in self._built:
                 for piece in run.adapters[target, request].consume(item.edge, walk, arrays, final=final):

@@ -101,8 +101,9 @@ class Graph:
     """One composite model. `frontend`: "module:class" of the gateway's prompt processing (without torch).
 
     `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a script, measures the
-    reference. `shipped`: "package:folder" of a trained checkpoint in Fleet's package, or None. `media`: the content of each
-    client edge ("text", "audio").
+    reference; `full_size`: "module:function" that builds the stages at their published size with random weights. `shipped`:
+    "package:folder" of a trained checkpoint in Fleet's package, or None. `media`: the content of each client edge ("text",
+    "audio").
     """
 
     name: str
@@ -113,6 +114,7 @@ class Graph:
     tiny: str | None = None
     shipped: str | None = None
     baseline: str | None = None
+    full_size: str | None = None
 
     def __post_init__(self) -> None:
         names = {stage.name for stage in self.stages} | {CLIENT}

@@ -12,6 +12,7 @@ QWEN3_OMNI = Graph(
     tiny="fleet.models.qwen3_omni.tiny:write_tiny_checkpoint",
     shipped="fleet.pocket:checkpoints/pocket",
     baseline="fleet.models.qwen3_omni.baseline",
+    full_size="fleet.stages.qwen3_omni.full_size:build",
     media={EdgeName("text"): "text", EdgeName("audio"): "audio"},
     stages=(
         Stage(

@@ -1,8 +1,9 @@
-"""Reader of a checkpoint folder: finds the file of each weight and reads only those that are requested. Knows no model."""
+"""Readers of weights: of a checkpoint folder, where only the files of requested weights are read. Knows no model."""
 
 import json
 import math
-from collections.abc import Callable, Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,20 +18,14 @@ MAX_MAPPED_BYTES = 512 << 20
 """Pages of a mapped file that were read count as this process's memory until the file is closed, which is done after so many."""
 
 
-class WeightReader:
-    """Weights by name, each copied once, from its file to its place in memory of one device and dtype. `names`: those read.
+class WeightReader(ABC):
+    """Weights by name, each written once to its place in memory of one device and dtype. `names`: those read.
 
-    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one weight.
-
-    Raises: ConfigError if the folder holds no safetensors.
+    `source` describes the origin of the weights in errors; `known` are the names that it has.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-        self._folder, self._device, self._dtype = folder, device, dtype
-        self._file_of = _file_of_each_weight(folder)
-        self._open: dict[Path, safe_open] = {}
-        self._num_mapped = 0
-        """Bytes read since all files were closed."""
+    def __init__(self, source: str, known: Collection[str], *, device: torch.device, dtype: torch.dtype) -> None:
+        self._source, self._known, self._device, self._dtype = source, known, device, dtype
         self._progress: Callable[[float], None] = lambda _: None
         self._num_read, self._num_expected = 0, 0
         """Numbers in the weights read so far, and in those that `report_to` expects."""
@@ -41,10 +36,10 @@ class WeightReader:
         self._progress, self._num_expected = progress, sum(math.prod(self.shape(name)) for name in names)
 
     def has(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._known
 
     def under(self, prefix: str) -> list[str]:
-        return [name for name in self._file_of if name.startswith(prefix)]
+        return [name for name in self._known if name.startswith(prefix)]
 
     def first_prefix(self, prefixes: Sequence[str]) -> str:
         """Return the first prefix that any weight has: folders written by different tools nest differently.
@@ -52,21 +47,15 @@ class WeightReader:
         Raises: ConfigError if there is none.
         """
         for prefix in prefixes:
-            if any(name.startswith(prefix) for name in self._file_of):
+            if any(name.startswith(prefix) for name in self._known):
                 return prefix
-        raise ConfigError(f"checkpoint {self._folder}: no weights under {' or '.join(prefixes)}", param="checkpoint")
+        raise ConfigError(f"{self._source}: no weights under {' or '.join(prefixes)}", param="checkpoint")
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a weight. Raises: ConfigError if the folder lacks it, or its file is missing or damaged."""
+        """Read a weight. Raises: ConfigError if there is none of this name, or its file is missing or damaged."""
         out = self.empty(self.shape(name), dtype=dtype)
         self.read_into(out, name)
         return out
-
-    def check(self) -> None:
-        """Open every file of weights. Raises: ConfigError if one is missing or damaged."""
-        for path in dict.fromkeys(self._file_of.values()):
-            with naming(path):
-                self._file(path)
 
     def joined(self, names: Sequence[str]) -> Tensor:
         """Read several matrices as one, stacked along their outputs."""
@@ -83,25 +72,61 @@ class WeightReader:
             self.read_into(part, name)
         return out
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        with self._opened(name) as file:
-            return tuple(file.get_slice(name).get_shape())
-
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory for weights, not yet written."""
         return torch.empty(tuple(shape), device=self._device, dtype=dtype or self._dtype)
 
     def read_into(self, out: Tensor, name: str) -> None:
         """Read a weight into memory of its shape. Raises: ConfigError as `get`, and if the shapes differ."""
+        self._write(out, name)
+        self.names.append(name)
+        self._num_read += out.numel()
+        if self._num_expected:
+            self._progress(min(1.0, self._num_read / self._num_expected))
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight. Raises: ConfigError as `get`."""
+
+    @abstractmethod
+    def _write(self, out: Tensor, name: str) -> None:
+        """Write a weight to memory of its shape. Raises: ConfigError as `read_into`."""
+
+    def _missing(self, name: str) -> ConfigError:
+        return ConfigError(f"{self._source}: no weight {name}", param="checkpoint")
+
+
+class CheckpointReader(WeightReader):
+    """Weights of a checkpoint folder, each copied once from its file to its place.
+
+    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one weight.
+
+    Raises: ConfigError if the folder holds no safetensors.
+    """
+
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._file_of = _file_of_each_weight(folder)
+        super().__init__(f"checkpoint {folder}", self._file_of, device=device, dtype=dtype)
+        self._open: dict[Path, safe_open] = {}
+        self._num_mapped = 0
+        """Bytes read since all files were closed."""
+
+    def check(self) -> None:
+        """Open every file of weights. Raises: ConfigError if one is missing or damaged."""
+        for path in dict.fromkeys(self._file_of.values()):
+            with naming(path):
+                self._file(path)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with self._opened(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def _write(self, out: Tensor, name: str) -> None:
         with self._opened(name) as file:
             weight = file.get_tensor(name)
             if weight.shape != out.shape:
                 raise ValueError(f"{name} has the shape {tuple(weight.shape)}, the configuration means {tuple(out.shape)}")
             out.copy_(weight)
-        self.names.append(name)
-        self._num_read += weight.numel()
-        if self._num_expected:
-            self._progress(min(1.0, self._num_read / self._num_expected))
         self._num_mapped += weight.nbytes
         if self._num_mapped > MAX_MAPPED_BYTES:
             self._open.clear()
@@ -111,7 +136,7 @@ class WeightReader:
     def _opened(self, name: str) -> Generator[safe_open]:
         path = self._file_of.get(name)
         if path is None:
-            raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
+            raise self._missing(name)
         with naming(path):
             yield self._file(path)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import ComputeDevice, open_device
+from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
-from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.program import GraphProgram, GraphTaskT, Program, TaskT
 from fleet.engine.vllm.start import TappedModel, VllmOptions
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
@@ -38,9 +39,9 @@ class StageSetup:
         """The most positions of one request: the capacity of a KV pool of configured size, else `context`."""
         return self.options.kv_pages * self.options.page_size_tokens or self.context
 
-    def reader(self, is_read: Callable[[str], bool]) -> WeightReader:
+    def reader(self, is_read: Callable[[str], bool]) -> CheckpointReader:
         """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
-        reader = WeightReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
+        reader = CheckpointReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
         reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
         return reader
 
@@ -48,6 +49,18 @@ class StageSetup:
         """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request."""
         pool = self._pool(program)
         runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
+        return LMEngine(program, pool, runner, self._limits)
+
+    def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
+        """Return the loop of a program whose decode step is a graph, captured where the device can.
+
+        With `on_cpu`, a CPU runs the operations of the graph one by one.
+        """
+        runs_one_by_one = on_cpu and self.where.device.type == "cpu"
+        if not (runs_one_by_one or can_capture(self.where.device, self.where.dtype)):
+            return self.loop(program)
+        pool = self._pool(program)
+        runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
         return LMEngine(program, pool, runner, self._limits)
 
     @property

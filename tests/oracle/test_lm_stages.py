@@ -15,7 +15,7 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import Arrays
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.processing.tokenizer import load_tokenizer
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
@@ -101,7 +101,7 @@ def test_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_weight_is_named(tiny_checkpoint: Path) -> None:
-    reader = WeightReader(tiny_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    reader = CheckpointReader(tiny_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"no weight thinker\.nothing"):
         reader.get("thinker.nothing")
 

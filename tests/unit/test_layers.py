@@ -65,6 +65,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.vllm_generate": ("fleet.core", "fleet.stages.base"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
     "fleet.bench.transfer": ("fleet.transfer", *MEASURING, "fleet.bench"),
+    # The measure of a device runs the stages themselves, without a fleet.
+    "fleet.bench.gpu": ("fleet.core", "fleet.graphs", "fleet.stages.full_size", "fleet.reporting", "fleet.bench"),
+    "fleet.bench.gpu_measures": (
+        "fleet.core", "fleet.graphs", "fleet.engine", "fleet.stages.base", "fleet.stages.full_size", "fleet.reporting",
+        "fleet.bench",
+    ),
     "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
     "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
@@ -225,7 +231,10 @@ def test_model_names_stay_in_the_declared_packages() -> None:
 
 
 def test_imported_libraries_are_declared() -> None:
-    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import may be in their extras."""
+    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import may be in their extras.
+
+    torch for CUDA brings triton.
+    """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     declared = {distribution(text) for text in project["dependencies"]}
     of_extra = {name: {distribution(text) for text in texts} for name, texts in project["optional-dependencies"].items()}
@@ -234,6 +243,7 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/engine/vllm/": of_extra["vllm"],
         "fleet/models/qwen3_omni/vllm_thinker.py": of_extra["vllm"],
         "fleet/bench/vllm_generate.py": of_extra["vllm"],
+        "fleet/engine/torch/paged_attention.py": {"triton"},
         "tests/": of_extra["pocket"] | of_extra["test"],
     }
 

@@ -11,7 +11,7 @@ from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.models.causal_lm.load import load_model
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.pocket.export import part_of
 from tests.unit.test_layers import PICKLES, SOURCES, parsed, relative
 
@@ -80,7 +80,7 @@ def test_folder_of_pickled_weights_is_refused(pickled: Path, reader: str) -> Non
         if reader == "cli":
             resolve_checkpoint(load_config(None, ("graph=text", f"checkpoint={pickled}")))
         elif reader == "weights":
-            WeightReader(pickled, device=torch.device("cpu"), dtype=torch.float32)
+            CheckpointReader(pickled, device=torch.device("cpu"), dtype=torch.float32)
         elif reader == "model":
             load_model(pickled, "llama", torch.float32)
         else:

@@ -9,15 +9,15 @@ from safetensors.torch import save_file
 
 from fleet.core.errors import ConfigError
 from fleet.models import checkpoint
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.worker.load_progress import LoadProgress
 
 KIB = 1024
 NUM_WEIGHTS, WEIGHT_BYTES, LIMIT_BYTES = 32, 512 * KIB, 2048 * KIB
 
 
-def reader(folder: Path) -> WeightReader:
-    return WeightReader(folder, device=torch.device("cpu"), dtype=torch.float32)
+def reader(folder: Path) -> CheckpointReader:
+    return CheckpointReader(folder, device=torch.device("cpu"), dtype=torch.float32)
 
 
 def resident_bytes(file: Path) -> int:

@@ -25,7 +25,7 @@ SETTINGS = (
 ON_VLLM = ("stages.thinker.engine=vllm", "stages.thinker.vllm.kv_mib=64")
 SPLIT = (*ON_VLLM, "stages.thinker.split={}")
 ROUNDING = 1
-"""Of a sample, of 16 bits."""
+"""The difference of two samples of 16 bits that rounding explains."""
 HOP, POSITION = 160, 1230
 """Samples of a frame, and about those of an audio position."""
 Json = dict[str, Any]

@@ -157,7 +157,7 @@ def test_sampled_answers_equal_those_of_torch_and_continue_unchanged(engines: tu
         assert_alike(continued, on_vllm)
 
 
-def test_prompt_whose_positions_and_clips_disagree_is_refused_and_others_continue(
+def test_prompt_with_other_positions_than_its_clips_is_refused_and_others_continue(
     engines: tuple[Engine, Engine], asker: Asker
 ) -> None:
     engine, good = engines[0], asker.prompt(21, 16000)

@@ -10,7 +10,7 @@ from fleet.core.errors import EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
-from fleet.engine.torch.program import ProgramTask
+from fleet.engine.torch.program import GraphTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
@@ -62,7 +62,7 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
-class AnsweringTask(ProgramTask):
+class AnsweringTask(GraphTask):
     """Base of a task that answers in tokens. `answer` is set with the prompt."""
 
     def __init__(self) -> None:
@@ -77,6 +77,22 @@ class AnsweringTask(ProgramTask):
     def drawn_ids(self) -> NDArray[np.int64]:
         return np.array(self.answer.ids if self.answer is not None else [], np.int64)
 
+    @property
+    def num_drawn(self) -> int:
+        return len(self.answer.ids) if self.answer is not None else 0
+
+    def next_draw(self) -> RowSampling:
+        assert self.answer is not None, "a draw before the prompt"
+        return self.answer.next_draw()
+
+    def record_draw(self, token: int, row_1H: Tensor) -> EngineOutput:
+        """Record a draw and the row of the drawn token, and return the output."""
+        assert self.answer is not None, "a draw before the prompt"
+        output = self.answer.record_draw(token)
+        if not output.final and output.error is None:
+            self.grow(row_1H)
+        return output
+
     def grow(self, row_1H: Tensor) -> None:
         """Append the row of a drawn token."""
         self._rows.extend(row_1H)
@@ -86,13 +102,10 @@ def draw_answers(
     tasks: Sequence[AnsweringTask], logits_SV: Tensor, embed: Callable[[Tensor], Tensor], *, one_by_one: bool
 ) -> Sequence[Sequence[EngineOutput]]:
     """Draw a token for each task. Shapes: rows of `logits_SV` beyond the tasks only pad; `embed` maps ids [S] to rows [S, H]."""
-    answers = [task.answer for task in tasks if task.answer is not None]
-    tokens_S = draw(logits_SV[: len(tasks)], [answer.next_draw() for answer in answers], one_by_one=one_by_one)
-    rows_SH = embed(tokens_S.clamp(min=0))
-    outputs: list[Sequence[EngineOutput]] = []
-    for at, (task, answer, token) in enumerate(zip(tasks, answers, tokens_S.tolist(), strict=True)):
-        output = answer.record_draw(token)
-        if not output.final and output.error is None:
-            task.grow(rows_SH[at : at + 1])
-        outputs.append((output,))
-    return outputs
+    tokens_S = draw(logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one=one_by_one)
+    return record_answers(tasks, tokens_S.tolist(), embed(tokens_S.clamp(min=0)))
+
+
+def record_answers(tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    """Record a drawn token, and its row, of each task."""
+    return [(task.record_draw(token, row_1H),) for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)]

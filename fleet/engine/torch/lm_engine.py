@@ -69,7 +69,7 @@ class LMEngine(Engine, Generic[TaskT]):
     """One stage's batch loop. Not thread-safe."""
 
     def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
-        self._program, self.pool, self._runner, self._limits = program, pool, runner, limits
+        self.program, self.pool, self.limits, self._runner = program, pool, limits, runner
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
@@ -79,7 +79,7 @@ class LMEngine(Engine, Generic[TaskT]):
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
         most, pool_positions = int(request.params[NUM_POSITIONS]), self.pool.num_pages * self.pool.page_size
-        capacity = min(pool_positions, self._limits.max_positions or pool_positions)
+        capacity = min(pool_positions, self.limits.max_positions or pool_positions)
         if most > capacity:
             what = ", what its KV pool holds" if capacity == pool_positions else ""
             raise OutOfPages(
@@ -87,7 +87,7 @@ class LMEngine(Engine, Generic[TaskT]):
                 f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
                 param="max_tokens",
             )  # fmt: skip
-        task = self._program.open(request)
+        task = self.program.open(request)
         cached = self._cache.take(request.session)
         table = cached.table if cached is not None else self.pool.open_table()
         self._requests[request.request_id] = ScheduledRequest(request=request, task=task, table=table, cached=cached)
@@ -127,7 +127,7 @@ class LMEngine(Engine, Generic[TaskT]):
         """Report reused rows in the chunks in which they would have been computed, as an engine without the prefix does that
         continues the request. An incomplete chunk is reported with its rest.
         """
-        size = self._limits.prefill_chunk_tokens
+        size = self.limits.prefill_chunk_tokens
         while scheduled.reported + size <= scheduled.computed:
             scheduled.waiting += scheduled.task.on_computed(scheduled.reported, scheduled.reported + size, None)
             scheduled.reported += size
@@ -262,11 +262,11 @@ class LMEngine(Engine, Generic[TaskT]):
         """Choose rows, oldest request first, as pages allow; single rows come first in the pass."""
         planned: list[tuple[ScheduledRequest[TaskT], Extent]] = []
         for scheduled in self._requests.values():
-            if len(planned) == self._limits.max_batch:
+            if len(planned) == self.limits.max_batch:
                 break
             if not scheduled.can_step():
                 continue
-            size = self._limits.prefill_chunk_tokens
+            size = self.limits.prefill_chunk_tokens
             stop = min(scheduled.task.num_rows, (scheduled.computed // size + 1) * size)
             if self._find_pages(scheduled, stop):
                 planned.append((scheduled, Extent(table=scheduled.table, start=scheduled.computed, stop=stop)))
@@ -314,8 +314,6 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def _pass(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
         done = self._runner.forward([(scheduled.task, extent) for scheduled, extent in planned])
-        due = [entry for entry in planned if entry[1].stop == entry[0].task.num_rows and entry[0].task.wants_draw]
-        drawn = self._runner.draw([(scheduled.task, done.last_row(extent)) for scheduled, extent in due]) if due else []
         outputs: dict[RequestId, list[EngineOutput]] = {}
         for scheduled, extent in planned:
             scheduled.computed = extent.stop
@@ -324,9 +322,7 @@ class LMEngine(Engine, Generic[TaskT]):
                 tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported))
                 new = scheduled.task.on_computed(scheduled.reported, extent.stop, tapped_NH)
                 scheduled.reported = extent.stop
-            outputs[scheduled.request.request_id] = list(new)
-        for (scheduled, _), more in zip(due, drawn, strict=True):
-            outputs[scheduled.request.request_id] += more
+            outputs[scheduled.request.request_id] = [*new, *done.drawn.get(id(extent), ())]
         return [output for scheduled, _ in planned for output in self._settle(scheduled, outputs[scheduled.request.request_id])]
 
     def _settle(self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:

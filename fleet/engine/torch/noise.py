@@ -6,7 +6,9 @@ https://github.com/skeeto/hash-prospector; 64-bit keys are mixed with splitmix64
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
@@ -21,6 +23,19 @@ def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
     return key
 
 
+def noise_keys(seeds: Sequence[int], salt: int, num_codebooks: int, indices: Sequence[int]) -> NDArray[np.uint64]:
+    """Return `noise_key` of each codebook of each draw: [draws, codebooks]."""
+    keys = np.zeros((len(seeds), num_codebooks), np.uint64)
+    for parts in (
+        np.array([seed & _MASK64 for seed in seeds], np.uint64)[:, None],
+        np.array([salt & _MASK64], np.uint64),
+        np.arange(num_codebooks, dtype=np.uint64),
+        np.array(indices, np.uint64)[:, None],
+    ):
+        keys = _splitmix64_of(keys ^ parts)
+    return keys
+
+
 def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
     """Return noise of each token for each draw.
 
@@ -28,8 +43,13 @@ def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor
     """
     low = torch.tensor([key & _MASK32 for key in keys], dtype=torch.int64, device=device)
     high = torch.tensor([key >> 32 for key in keys], dtype=torch.int64, device=device)
-    tokens = torch.arange(num_tokens, dtype=torch.int64, device=device)
-    mixed = _mix32(_mix32(tokens ^ low[:, None]) ^ high[:, None])
+    return gumbel_of_halves(low, high, num_tokens)
+
+
+def gumbel_of_halves(low: Tensor, high: Tensor, num_tokens: int) -> Tensor:
+    """Return noise for keys in two halves of 32 bits, int64 [...]: float32 [..., tokens]."""
+    tokens = torch.arange(num_tokens, dtype=torch.int64, device=low.device)
+    mixed = _mix32(_mix32(tokens ^ low[..., None]) ^ high[..., None])
     uniform = (mixed.double() + 0.5) * 2.0**-32
     return (-(-uniform.log()).log()).float()
 
@@ -48,3 +68,11 @@ def _splitmix64(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
     return x ^ (x >> 31)
+
+
+def _splitmix64_of(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return `_splitmix64` of each number; products of an array of unsigned integers wrap."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

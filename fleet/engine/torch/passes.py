@@ -1,4 +1,5 @@
 """Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles (invariant). Knows no requests.
+`graph_runner` has a third runner, for GPUs.
 
 Legend: N rows, H hidden size, S rows drawn from.
 """
@@ -19,9 +20,12 @@ from fleet.engine.torch.program import Forwarded, Program, ProgramTask, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 
+Drawn = dict[int, Sequence[EngineOutput]]
+"""Outputs of draws by `id` of the extent after which they were drawn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassDone:
+class PassRows:
     """Hidden rows of a pass. `first` maps an extent to its first row."""
 
     forwarded: Forwarded
@@ -32,23 +36,40 @@ class PassDone:
         at = self.first[id(extent)] + extent.num_rows - 1
         return self.forwarded.last_NH[at : at + 1]
 
+    def tapped(self) -> dict[int, Tensor]:
+        """Return each extent's tapped rows, if the program taps any."""
+        tapped_NH = self.forwarded.tapped_NH
+        if tapped_NH is None:
+            return {}
+        stops = [*list(self.first.values())[1:], len(tapped_NH)]
+        return {extent: tapped_NH[first:stop] for (extent, first), stop in zip(self.first.items(), stops, strict=True)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDone:
+    """Results of a pass by `id` of the extent: tapped rows, and outputs of the draws that were due."""
+
+    tapped: dict[int, Tensor]
+    drawn: Drawn
+
     def tapped_rows(self, extent: Extent, start: int) -> Tensor | None:
         """Return the extent's tapped rows from position `start` on."""
-        if self.forwarded.tapped_NH is None:
-            return None
-        first = self.first[id(extent)]
-        return self.forwarded.tapped_NH[first + start - extent.start : first + extent.num_rows]
+        tapped_NH = self.tapped.get(id(extent))
+        return None if tapped_NH is None else tapped_NH[start - extent.start :]
+
+
+def is_due(task: ProgramTask, extent: Extent) -> bool:
+    """Return True if a draw follows the extent's last row."""
+    return extent.stop == task.num_rows and task.wants_draw
 
 
 SomeTask = TypeVar("SomeTask", bound=ProgramTask, contravariant=True)
 
 
 class PassRunner(Protocol[SomeTask]):
-    """Computes a pass: `forward` gets each request's rows, `draw` the last hidden row [1, H] of each that draws."""
+    """Computes a pass: each request's rows, then the draws that are due."""
 
     def forward(self, entries: Sequence[tuple[SomeTask, Extent]]) -> PassDone: ...
-
-    def draw(self, entries: Sequence[tuple[SomeTask, Tensor]]) -> Sequence[Sequence[EngineOutput]]: ...
 
 
 class FastRunner(Generic[TaskT]):
@@ -58,13 +79,21 @@ class FastRunner(Generic[TaskT]):
         self._program, self._pool = program, pool
 
     def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone:
+        rows = self.compute(entries)
+        return PassDone(tapped=rows.tapped(), drawn=self.draw(entries, rows))
+
+    def compute(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassRows:
         extents = [extent for _, extent in entries]
         rows_NH = joined([task.rows(extent.start, extent.stop) for task, extent in entries])
         forwarded = self._program.forward(rows_NH, FastLayout(self._pool, extents), [task for task, _ in entries])
-        return PassDone(forwarded=forwarded, first=_first_rows(extents))
+        return PassRows(forwarded=forwarded, first=_first_rows(extents))
 
-    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]:
-        return self._program.draw([task for task, _ in entries], joined([row for _, row in entries]))
+    def draw(self, entries: Sequence[tuple[TaskT, Extent]], rows: PassRows) -> Drawn:
+        due = [(task, extent) for task, extent in entries if is_due(task, extent)]
+        if not due:
+            return {}
+        outputs = self._program.draw([task for task, _ in due], joined([rows.last_row(extent) for _, extent in due]))
+        return {id(extent): output for (_, extent), output in zip(due, outputs, strict=True)}
 
 
 class TileRunner(Generic[TaskT]):
@@ -80,7 +109,8 @@ class TileRunner(Generic[TaskT]):
             last_NH=torch.cat([forwarded.last_NH for forwarded in done]),
             tapped_NH=torch.cat(taps) if len(taps) == len(done) else None,
         )
-        return PassDone(forwarded=forwarded, first=_first_rows([extent for _, extent in entries]))
+        rows = PassRows(forwarded=forwarded, first=_first_rows([extent for _, extent in entries]))
+        return PassDone(tapped=rows.tapped(), drawn=self._draw(entries, rows))
 
     def _tile(self, tile: Sequence[tuple[TaskT, Extent]]) -> Forwarded:
         rows_NH = torch.cat([task.rows(extent.start, extent.stop) for task, extent in tile])
@@ -90,12 +120,15 @@ class TileRunner(Generic[TaskT]):
         tapped = done.tapped_NH
         return Forwarded(last_NH=done.last_NH[: len(rows_NH)], tapped_NH=None if tapped is None else tapped[: len(rows_NH)])
 
-    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]:
-        outputs: list[Sequence[EngineOutput]] = []
-        for first in range(0, len(entries), TILE_ROWS):
-            tile = entries[first : first + TILE_ROWS]
-            outputs += self._program.draw([task for task, _ in tile], padded(torch.cat([row for _, row in tile])))
-        return outputs
+    def _draw(self, entries: Sequence[tuple[TaskT, Extent]], rows: PassRows) -> Drawn:
+        due = [(task, extent) for task, extent in entries if is_due(task, extent)]
+        drawn: Drawn = {}
+        for first in range(0, len(due), TILE_ROWS):
+            tile = due[first : first + TILE_ROWS]
+            last_SH = padded(torch.cat([rows.last_row(extent) for _, extent in tile]))
+            outputs = self._program.draw([task for task, _ in tile], last_SH)
+            drawn |= {id(extent): output for (_, extent), output in zip(tile, outputs, strict=True)}
+        return drawn
 
 
 def tiles(entries: Sequence[tuple[TaskT, Extent]]) -> list[list[tuple[TaskT, Extent]]]:

@@ -2,19 +2,24 @@
 
 A task's input is rows, one per position. The loop computes rows in order, any number at a time; once all known rows are computed
 and the task wants a draw, the program draws, and the task grows by a row or ends.
-Legend: N rows of a pass, H hidden size, S rows drawn from.
+A program may also compute a whole decode step, rows and draws, from tensors alone, for capture as a graph (`GraphProgram`).
+Legend: N rows of a pass, H hidden size, S rows drawn from, B rows of a decode step, Q codes of a draw.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix
+from fleet.engine.torch.sampling import RowSampling
+from fleet.engine.torch.step_inputs import StepInputs, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,4 +85,48 @@ class Program(Protocol[TaskT]):
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
         """Draw once for each task from its last hidden row. An output that is `final` or has an `error` ends its task."""
+        ...
+
+
+class GraphTask(ProgramTask, Protocol):
+    """One request inside a program whose decode step is a graph."""
+
+    @property
+    def num_drawn(self) -> int:
+        """Number of draws made so far, which keys the next one's noise."""
+        ...
+
+    def next_draw(self) -> RowSampling: ...
+
+
+GraphTaskT = TypeVar("GraphTaskT", bound=GraphTask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    """Outputs of a decode step, of fixed shapes.
+
+    `codes_BQ` (int32): the draws, whose first code is -1 where the row's logits are not finite; `rows_BH`: their embeddings;
+    `tapped_BH`: as in `Forwarded`.
+    """
+
+    codes_BQ: Tensor
+    rows_BH: Tensor
+    tapped_BH: Tensor | None = None
+
+
+class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
+    """A program whose decode step is one graph: no value of a tensor is read by the host, and no shape depends on one."""
+
+    @property
+    def step_shape(self) -> StepShape: ...
+
+    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
+        """Compute every row's layers and its draw."""
+        ...
+
+    def record(
+        self, tasks: Sequence[GraphTaskT], codes_SQ: NDArray[np.int32], rows_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        """Record the draws of a decode step and return their outputs, as `draw`."""
         ...

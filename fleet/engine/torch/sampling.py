@@ -7,11 +7,16 @@ Legend: S draws, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.request import Sampling
 from fleet.engine.torch.noise import gumbel
+
+UNSEEN = -1
+MAX_COUNT = 32767
 
 
 class TokenCounts:
@@ -20,10 +25,22 @@ class TokenCounts:
     def __init__(self, seen: Sequence[int] = ()) -> None:
         self.seen = set(seen)
         self.drawn: dict[int, int] = {}
+        self._dense: NDArray[np.int16] | None = None
 
     def add(self, token: int) -> None:
         self.seen.add(token)
         self.drawn[token] = self.drawn.get(token, 0) + 1
+        if self._dense is not None:
+            self._dense[token] = min(self.drawn[token], MAX_COUNT)
+
+    def dense(self, num_tokens: int) -> NDArray[np.int16]:
+        """Return how often each id was drawn, `UNSEEN` for ids that no penalty applies to: [V]. Later draws update it."""
+        if self._dense is None:
+            self._dense = np.full(num_tokens, UNSEEN, np.int16)
+            self._dense[list(self.seen)] = 0
+            for token, count in self.drawn.items():
+                self._dense[token] = min(count, MAX_COUNT)
+        return self._dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +55,11 @@ class RowSampling:
     @property
     def greedy(self) -> bool:
         return self.sampling.temperature <= 0
+
+    @property
+    def penalised(self) -> bool:
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1.0 or bool(sampling.frequency_penalty or sampling.presence_penalty)
 
 
 def draw(

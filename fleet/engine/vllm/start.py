@@ -123,7 +123,7 @@ def start(options: VllmOptions) -> StartedLlm:
 def claim_port(address: str) -> int:
     """Return a free TCP port at which vLLM can listen: no other worker of this host claims it while this process lives.
 
-    vLLM waits for ever where another process takes its port first. So it is none of those that the kernel gives to outgoing
+    vLLM never starts where another process takes its port first. So it is none of those that the kernel gives to outgoing
     connections, and the UDP port of the same number, which nothing uses, is bound as the claim.
     """
     for port in random.SystemRandom().sample(SIDE_CHANNEL_PORTS, len(SIDE_CHANNEL_PORTS)):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fleet.engine.torch.device import check_device
-from fleet.models.checkpoint import WeightReader
+from fleet.models.checkpoint import CheckpointReader
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
 from fleet.models.qwen3_omni.code2wav_layers import (
     CausalConv,
@@ -162,6 +162,6 @@ def load_code2wav(
     `progress` is called with the share that is loaded. Raises: ConfigError if the folder is not a Qwen3-Omni checkpoint.
     """
     config = read_config(folder)
-    reader = WeightReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))
+    reader = CheckpointReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))
     reader.report_to(progress, reader.under(PREFIX))
     return Code2Wav(config, lambda name: reader.get(PREFIX + name)), tuple(reader.names)

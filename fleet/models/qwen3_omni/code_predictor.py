@@ -15,8 +15,9 @@ from torch import Tensor
 from fleet.core.request import Sampling
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import AttentionParams
-from fleet.engine.torch.noise import gumbel, noise_key
+from fleet.engine.torch.noise import gumbel, gumbel_of_halves, noise_key
 from fleet.engine.torch.sampling import keep_top_alike
+from fleet.engine.torch.step_inputs import DrawInputs
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import TextConfig
 from fleet.models.qwen3_omni.decoder import Decoder
@@ -77,13 +78,9 @@ class CodePredictor:
         self._embeddings = reader.stacked([f"{PREFIX}model.codec_embedding.{n}.weight" for n in names])
         self._heads = reader.stacked([f"{PREFIX}lm_head.{n}.weight" for n in names])
 
-    def predict(self, hidden_SH: Tensor, first_SH: Tensor, draws: Sequence[FrameDraw]) -> tuple[Tensor, Tensor]:
-        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's).
-
-        Rows beyond `draws` are padding; their codes have no meaning.
-        """
-        layout = self._layout_for(len(hidden_SH))
-        noise_SRV = self._noise(draws, len(hidden_SH))
+    def predict(self, hidden_SH: Tensor, first_SH: Tensor, noise_SRV: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's)."""
+        layout = self.layout_for(len(hidden_SH))
         layout.step = 0
         self._decoder.forward(hidden_SH, layout, turns=self._turns[0])
         codes: list[Tensor] = []
@@ -106,13 +103,21 @@ class CodePredictor:
             sum_SH = sum_SH + F.embedding(residual_SR[:, step], self._embeddings[step])
         return sum_SH
 
-    def _layout_for(self, num_frames: int) -> _FrameLayout:
+    def layout_for(self, num_frames: int) -> _FrameLayout:
+        """Return the memory of so many frames in progress, allocated when first needed."""
         if num_frames not in self._layouts:
             self._layouts[num_frames] = _FrameLayout(self._decoder, num_frames, self._num_residual + 1, self._heads)
         return self._layouts[num_frames]
 
-    def _noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
-        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax."""
+    def noise_of_inputs(self, draws: DrawInputs) -> Tensor:
+        """Return `noise` of a decode step, by tensors only."""
+        noise_SRV = gumbel_of_halves(draws.noise_low_BQ[:, 1:], draws.noise_high_BQ[:, 1:], self._heads.shape[1])
+        return noise_SRV * draws.is_sampled[:, None]
+
+    def noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
+        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax. Rows
+        beyond `draws` are padding; None if every row is greedy.
+        """
         sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
         if not sampled:
             return None

@@ -87,10 +87,14 @@ class RmsNorm:
         self._unfused = like.device.type == "cpu" and like.dtype == torch.float32
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if not self._unfused:
-            return F.rms_norm(rows, (self._size,), None, self._eps)
+        return rows * self._scale(rows) if self._unfused else F.rms_norm(rows, (self._size,), None, self._eps)
+
+    def in_place(self, rows: Tensor) -> Tensor:
+        return rows.mul_(self._scale(rows)) if self._unfused else rows.copy_(F.rms_norm(rows, (self._size,), None, self._eps))
+
+    def _scale(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return rows * torch.addcmul(self._eps_1, length, length, value=1.0 / self._size).rsqrt_()
+        return torch.addcmul(self._eps_1, length, length, value=1.0 / self._size).rsqrt_()
 
 
 class Decoder:
@@ -125,9 +129,10 @@ class Decoder:
         normed = self._row_norm(rows_NH) * layer.input_norm
         heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows_NH.shape[0], -1, shape.head_dim)
         turned = heads[:, : shape.num_heads + shape.num_kv_heads]
-        normed = self._head_norm(turned) * layer.qk_norm
+        self._head_norm.in_place(turned).mul_(layer.qk_norm)
         # rotate_half(x) * sin == roll(x) * sin with the sign of its first half flipped
-        torch.addcmul(normed * cos, normed.roll(shape.head_dim // 2, -1), sin, out=turned)
+        rolled = turned.roll(shape.head_dim // 2, -1)
+        turned.mul_(cos).addcmul_(rolled, sin)
         q_Nhd, kv_Nkd = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
         rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._params), layer.out)
         normed = self._row_norm(rows_NH) * layer.post_norm

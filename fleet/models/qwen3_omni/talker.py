@@ -22,9 +22,11 @@ from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
-from fleet.engine.torch.program import Forwarded, ProgramTask
+from fleet.engine.torch.program import Forwarded, GraphTask, StepOutputs
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
+from fleet.engine.torch.sampling_rows import draw_rows
+from fleet.engine.torch.step_inputs import StepInputs, StepShape
 from fleet.engine.torch.tiles import in_tiles, padded
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
@@ -56,7 +58,7 @@ class ResizeMlp:
         return F.linear(F.silu(F.linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
 
 
-class TalkerTask(ProgramTask):
+class TalkerTask(GraphTask):
     """One request.
 
     Invariants: a row is appended only when its text has arrived (the next answer token; after the last one `tts_eos` once, then
@@ -154,18 +156,22 @@ class TalkerTask(ProgramTask):
         """Return the prompt only: generated speech is not part of later prompts."""
         return Prefix(keys=joined_keys(self._prompt_keys))
 
+    @property
+    def num_drawn(self) -> int:
+        return self.num_frames
+
     def next_draw(self) -> RowSampling:
         sampling = self.request.sampling
         banned = frozenset[int]() if sampling.may_end(self.num_frames) else frozenset([self._program.codec_end])
         key = noise_key(sampling.seed, SALT, 0, self.num_frames)
         return RowSampling(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
 
-    def failed(self) -> Sequence[EngineOutput]:
+    def ended_at(self, first_code: int) -> Sequence[EngineOutput]:
+        """Return the end of a request: at the end code, or at non-finite logits (-1)."""
+        if first_code >= 0:
+            return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
         error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
         return (EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error),)
-
-    def ended(self) -> Sequence[EngineOutput]:
-        return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
 
     def record_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
         """Record a frame: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
@@ -217,6 +223,11 @@ class Talker:
         self._suppressed_V = torch.zeros(len(self._head), device=self._head.device)
         self._suppressed_V[-NUM_NEVER_DRAWN:] = -torch.inf
         self._suppressed_V[self.codec_end] = 0.0
+        self._never_V = self._suppressed_V < 0
+        self._ends_V = torch.arange(len(self._head), device=self._head.device) == self.codec_end
+        self.step_shape = StepShape(
+            hidden_size=self._head.shape[1], num_codes=talker.num_code_groups, num_ids=len(self._head), salt=SALT
+        )
         specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
@@ -270,12 +281,31 @@ class Talker:
         draws = [task.next_draw() for task in tasks]
         first_S = draw(logits_SV, draws, suppressed_V=self._suppressed_V, one_by_one=self._tiled)
         first = first_S.tolist()
-        speaking = [at for at, code in enumerate(first) if code >= 0 and code != self.codec_end]
+        speaking = [at for at, code in enumerate(first) if self._is_frame(code)]
         frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
         framed = dict(zip(speaking, frames, strict=True))
-        return [
-            framed[at] if at in framed else (task.ended() if first[at] >= 0 else task.failed()) for at, task in enumerate(tasks)
-        ]
+        return [framed[at] if at in framed else task.ended_at(first[at]) for at, task in enumerate(tasks)]
+
+    def _is_frame(self, first_code: int) -> bool:
+        return first_code >= 0 and first_code != self.codec_end
+
+    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
+        last_BH, _ = self._decoder.forward(inputs.rows_BH, layout)
+        logits_BV = F.linear(last_BH, self._head)
+        first_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        first_BH = F.embedding(first_B.clamp(min=0), self._codec_table)
+        residual_BR, sum_BH = self._predictor.predict(last_BH, first_BH, self._predictor.noise_of_inputs(inputs.draws))
+        return StepOutputs(codes_BQ=torch.cat([first_B[:, None], residual_BR], 1).int(), rows_BH=sum_BH)
+
+    def record(
+        self, tasks: Sequence[TalkerTask], codes_SQ: NDArray[np.int32], rows_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        outputs: list[Sequence[EngineOutput]] = []
+        for at, task in enumerate(tasks):
+            first = int(codes_SQ[at, 0])
+            frame, row_1H = codes_SQ[at : at + 1], rows_SH[at : at + 1]
+            outputs.append(task.record_frame(frame, row_1H) if self._is_frame(first) else task.ended_at(first))
+        return outputs
 
     def _frames(
         self, tasks: Sequence[TalkerTask], last_SH: Tensor, first_S: Tensor, speaking: list[int]
@@ -287,7 +317,7 @@ class Talker:
         first_SH = F.embedding(first_S, self._codec_table)
         if self._tiled:
             last_SH, first_SH = padded(last_SH), padded(first_SH)
-        residual_SR, sum_SH = self._predictor.predict(last_SH, first_SH, draws)
+        residual_SR, sum_SH = self._predictor.predict(last_SH, first_SH, self._predictor.noise(draws, len(last_SH)))
         residual_SR = residual_SR[: len(tasks)]
         codes_SQ = torch.cat([first_S[:, None], residual_SR], 1).int().cpu().numpy()
         return [task.record_frame(codes_SQ[at : at + 1], sum_SH[at : at + 1]) for at, task in enumerate(tasks)]

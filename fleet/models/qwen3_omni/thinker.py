@@ -16,12 +16,14 @@ from torch import Tensor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of, record_answers
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
-from fleet.engine.torch.program import Forwarded
+from fleet.engine.torch.program import Forwarded, StepOutputs
 from fleet.engine.torch.rows import Rows, joined
+from fleet.engine.torch.sampling_rows import draw_rows
+from fleet.engine.torch.step_inputs import StepInputs, StepShape
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.audio_tower import AudioTower
 from fleet.models.qwen3_omni.config import OmniConfig
@@ -144,6 +146,10 @@ class Thinker:
         self._audio_id: int = thinker.audio_token_id
         self.multimodal_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
         self.end_ids = end_ids
+        self._never_V = torch.zeros(len(self._head), dtype=torch.bool, device=self._head.device)
+        self._ends_V = self._never_V.clone()
+        self._ends_V[sorted(end_ids)] = True
+        self.step_shape = StepShape(hidden_size=self._head.shape[1], num_codes=1, num_ids=len(self._head), salt=SALT)
         self._one_by_one = one_by_one
 
     def open(self, request: EngineRequest) -> ThinkerTask:
@@ -196,3 +202,14 @@ class Thinker:
     def draw(self, tasks: Sequence[ThinkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
         logits_SV = F.linear(last_SH, self._head)
         return draw_answers(tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one)
+
+    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
+        last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)
+        tokens_B = draw_rows(F.linear(last_BH, self._head), inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        rows_BH = F.embedding(tokens_B.clamp(min=0), self._table)
+        return StepOutputs(codes_BQ=tokens_B[:, None].int(), rows_BH=rows_BH, tapped_BH=tapped_BH)
+
+    def record(
+        self, tasks: Sequence[ThinkerTask], codes_SQ: NDArray[np.int32], rows_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        return record_answers(tasks, codes_SQ[:, 0].tolist(), rows_SH)

@@ -53,6 +53,12 @@ _RULES: Rules = (
     (r"", "fan_in", 1.0),
 )
 
+_FULL_SIZE_RULES: Rules = (
+    # Over many layers, strong attention would make all rows of a context alike.
+    (r"(language_model|talker\.model)\.layers.*o_proj\.weight$", "fan_in", 0.3),
+    *_RULES,
+)
+
 _NESTED = {
     "thinker.audio_tower.": "thinker.model.audio_tower.",
     "thinker.visual.": "thinker.model.visual.",
@@ -83,9 +89,17 @@ def _nested_name(name: str) -> str:
 @torch.no_grad()
 def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> None:
     for name, parameter in parameters.items():
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         rule, value = next((rule, value) for pattern, rule, value in rules if re.search(pattern, name))
         _fill(name, parameter, rule, value, generator)
+
+
+def fill_full_size(name: str, weight: Tensor) -> None:
+    """Overwrite one weight of the published size, on its own device: activations stay near 1 in any depth.
+
+    The rows of different tokens stay different too, so that they choose different experts, as in a trained model.
+    """
+    fill_by_rules({_nested_name(name): weight}, _FULL_SIZE_RULES, seed=0)
 
 
 def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator) -> None:
@@ -113,9 +127,10 @@ def _fan_in(name: str, parameter: Tensor) -> int:
 def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> None:
     """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between its inputs."""
     num_inputs, num_outputs, num_taps = parameter.shape
-    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator) * gain / math.sqrt(num_inputs)
+    where = parameter.device
+    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator, device=where) * gain / math.sqrt(num_inputs)
     centre = (num_taps - 1) / 2
-    parameter.copy_(mix * (1 - (torch.arange(num_taps) - centre).abs() * 2 / num_taps))
+    parameter.copy_(mix * (1 - (torch.arange(num_taps, device=where) - centre).abs() * 2 / num_taps))
 
 
 def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:

@@ -28,7 +28,7 @@ def build(options: BuildOptions) -> BuiltStage:
     reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
     talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-    loop = setup.loop(talker)
+    loop = setup.graph_loop(talker)
     return BuiltStage(
         engine=loop,
         adapter=lambda spec, _blob: TalkerAdapter(spec, roles),

@@ -48,7 +48,7 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     thinker = Thinker(
         reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
     )
-    return setup.loop(thinker), tuple(reader.names)
+    return setup.graph_loop(thinker), tuple(reader.names)
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:

@@ -1,0 +1,149 @@
+"""Execution of decode steps without the host: on a GPU a step is replayed as one captured graph per number of rows.
+
+Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts, replays) by `FastRunner`, the
+slow twin of this one. Legend: B rows of a step, the last ones padding; S rows in use.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from fleet.engine.torch.attention_step import StepLayout
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.passes import Drawn, FastRunner, PassDone, is_due
+from fleet.engine.torch.program import GraphProgram, GraphTaskT, StepOutputs
+from fleet.engine.torch.rows import joined
+from fleet.engine.torch.step_inputs import StepBuffers, StepInputs
+
+Step = Callable[[StepInputs], StepOutputs]
+NUM_WARM_UPS = 2
+"""Runs before a capture, which allocate and compile what must not be allocated or compiled within it."""
+
+
+def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if a decode step with experts can be captured on a device.
+
+    On others grouped products copy the groups' sizes to the host, which a capture refuses. Source: torch 2.13,
+    aten/native/cuda/GroupedBlas.cpp.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def buckets_up_to(max_batch: int) -> list[int]:
+    """Return the numbers of rows for which graphs are captured: powers of two, and the largest batch."""
+    powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
+    return [*powers, max_batch]
+
+
+class GraphRunner(Generic[GraphTaskT]):
+    """Runs the rows of a pass that draw in one decode step, padded to the next bucket.
+
+    `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page table of a captured step
+    covers the whole pool, elsewhere as many pages as are needed, in powers of two.
+    """
+
+    def __init__(self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int]) -> None:
+        self._program, self._pool, self._buckets = program, pool, sorted(buckets)
+        self._fast = FastRunner(program, pool)
+        self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
+        self._captures = pool.data.device.type == "cuda"
+        self._ready: dict[tuple[int, int], tuple[StepBuffers, Callable[[], StepOutputs]]] = {}
+        self._shared_memory = torch.cuda.graph_pool_handle() if self._captures else None
+        if self._captures:
+            # the largest first: the others then fit into its memory
+            for num_rows in reversed(self._buckets):
+                self._prepare(num_rows, pool.num_pages)
+
+    def forward(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassDone:
+        decoding = [entry for entry in entries if entry[1].num_rows == 1 and is_due(*entry)]
+        stepping = {id(extent) for _, extent in decoding}
+        others = [entry for entry in entries if id(entry[1]) not in stepping]
+        tapped: dict[int, Tensor] = {}
+        drawn: Drawn = {}
+        rows = self._fast.compute(others) if others else None
+        stepped = self._run(decoding) if decoding else None
+        if rows is not None:
+            tapped |= rows.tapped()
+            drawn |= self._fast.draw(others, rows)
+        if stepped is not None:
+            tapped |= _tapped_of(decoding, stepped)
+            drawn |= self._record(decoding, stepped)
+        return PassDone(tapped=tapped, drawn=drawn)
+
+    def _run(self, decoding: Sequence[tuple[GraphTaskT, Extent]]) -> StepOutputs:
+        """Start a step and return copies of its outputs, since the next step overwrites them."""
+        used, extents = len(decoding), [extent for _, extent in decoding]
+        num_rows = next(bucket for bucket in self._buckets if bucket >= used)
+        buffers, run = self._prepare(num_rows, self._num_pages(extents))
+        buffers.fill(
+            joined([task.rows(extent.start, extent.stop) for task, extent in decoding]),
+            extents,
+            [task.next_draw() for task, _ in decoding],
+            [task.num_drawn for task, _ in decoding],
+        )
+        done = run()
+        tapped_BH = done.tapped_BH
+        return StepOutputs(
+            codes_BQ=done.codes_BQ[:used].clone(),
+            rows_BH=done.rows_BH[:used].clone(),
+            tapped_BH=None if tapped_BH is None else tapped_BH[:used].clone(),
+        )
+
+    def _record(self, decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> Drawn:
+        """Read the codes, the one value of a step for which the host waits, and record them."""
+        codes_SQ = stepped.codes_BQ.cpu().numpy()
+        outputs = self._program.record([task for task, _ in decoding], codes_SQ, stepped.rows_BH)
+        return {id(extent): output for (_, extent), output in zip(decoding, outputs, strict=True)}
+
+    def _num_pages(self, extents: Sequence[Extent]) -> int:
+        if self._captures:
+            return self._pool.num_pages
+        most = max(self._pool.pages_for(extent.stop) for extent in extents)
+        return min(1 << (most - 1).bit_length(), self._pool.num_pages)
+
+    def _prepare(self, num_rows: int, num_pages: int) -> tuple[StepBuffers, Callable[[], StepOutputs]]:
+        """Return the buffers of a step, and a call that runs the step on them."""
+        key = (num_rows, num_pages)
+        if key not in self._ready:
+            buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
+            run = self._captured(buffers.inputs) if self._captures else lambda: self.step(buffers.inputs)
+            self._ready[key] = buffers, run
+        return self._ready[key]
+
+    @torch.inference_mode()
+    def _captured(self, inputs: StepInputs) -> Callable[[], StepOutputs]:
+        """Capture a step on a GPU; return a call that replays it and returns the tensors to which it writes.
+
+        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool, where an input that is not filled
+        yet is padding and touches the scratch page alone. Graphs share their memory: one step runs at a time, and none reads what
+        another left.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._pool.data.device):
+            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UPS):
+                    self.step(inputs)
+            current.wait_stream(stream)
+            # other threads of the process may use the GPU meanwhile
+            with torch.cuda.graph(graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"):
+                outputs = self.step(inputs)
+
+        def replay() -> StepOutputs:
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+def _tapped_of(decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> dict[int, Tensor]:
+    if stepped.tapped_BH is None:
+        return {}
+    return {id(extent): row_1H for (_, extent), row_1H in zip(decoding, stepped.tapped_BH.split(1), strict=True)}

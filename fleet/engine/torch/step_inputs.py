@@ -1,0 +1,164 @@
+"""Inputs of a decode step as tensors of fixed shapes and addresses, so that a captured graph can read them. Knows no model.
+
+Legend: B rows of the step (one a request, the last ones padding), H hidden size, P pages of a request, Q codes of a draw,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.layout import Extent, slots_of
+from fleet.engine.torch.noise import noise_keys
+from fleet.engine.torch.sampling import UNSEEN, RowSampling
+
+POSITION, SLOT, TOP_K, IS_SAMPLED, BANS_END, NUM_INTS = range(6)
+TEMPERATURE, TOP_P, REPETITION, FREQUENCY, PRESENCE, NUM_FLOATS = range(6)
+MASK32 = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawInputs:
+    """Parameters of each row's draw. Shapes: [B, 1], but for noise keys (low and high half, [B, Q]) and counts [B, V].
+
+    `counts_BV`: see `TokenCounts.dense`; without meaning in rows without penalties.
+    """
+
+    top_k: Tensor
+    is_sampled: Tensor
+    bans_end: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    noise_low_BQ: Tensor
+    noise_high_BQ: Tensor
+    counts_BV: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """`rows_BH`: each request's newest row; `positions_B` and `slots_B`: its place; `pages_BP`: the pages of its context."""
+
+    rows_BH: Tensor
+    positions_B: Tensor
+    slots_B: Tensor
+    pages_BP: Tensor
+    draws: DrawInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """`num_codes`: Q; `num_ids`: V; `salt` distinguishes the noise of stages."""
+
+    hidden_size: int
+    num_codes: int
+    num_ids: int
+    salt: int
+
+
+class StepBuffers:
+    """The inputs of a step of `num_rows` rows. A row that is not filled is padding: it computes on the scratch page.
+
+    The host fills pinned memory, which is copied to the device's tensors without waiting. Filling it again waits for these
+    copies, which ended before the host read the step's codes.
+    """
+
+    def __init__(self, shape: StepShape, pool: KVPool, num_rows: int, num_pages: int) -> None:
+        self._shape, self._pool, self._num_pages = shape, pool, num_pages
+        device, num_codes = pool.data.device, shape.num_codes
+        sizes = {"ints": NUM_INTS + 2 * num_codes, "floats": NUM_FLOATS, "pages": num_pages, "counts": shape.num_ids}
+        dtypes = {"ints": torch.int64, "floats": torch.float32, "pages": torch.int32, "counts": torch.int16}
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        pin = self._copied is not None
+        self._host = {name: torch.zeros(num_rows, size, dtype=dtypes[name], pin_memory=pin) for name, size in sizes.items()}
+        self._device = {name: host.to(device, copy=True) for name, host in self._host.items()}
+        self._ints, self._floats, self._pages, self._counts = (host.numpy() for host in self._host.values())
+        self.inputs = self._views(torch.zeros(num_rows, shape.hidden_size, dtype=pool.data.dtype, device=device))
+        self._counts[:] = UNSEEN
+        self._fill_padding(0)
+        self._copy(*self._host)
+
+    def _views(self, rows_BH: Tensor) -> StepInputs:
+        ints, floats, num_codes = self._device["ints"], self._device["floats"], self._shape.num_codes
+        low_BQ, high_BQ = ints[:, NUM_INTS:].split(num_codes, 1)
+        draws = DrawInputs(
+            top_k=ints[:, TOP_K, None],
+            is_sampled=ints[:, IS_SAMPLED, None],
+            bans_end=ints[:, BANS_END, None],
+            temperature=floats[:, TEMPERATURE, None],
+            top_p=floats[:, TOP_P, None],
+            repetition=floats[:, REPETITION, None],
+            frequency=floats[:, FREQUENCY, None],
+            presence=floats[:, PRESENCE, None],
+            noise_low_BQ=low_BQ,
+            noise_high_BQ=high_BQ,
+            counts_BV=self._device["counts"],
+        )
+        return StepInputs(
+            rows_BH=rows_BH, positions_B=ints[:, POSITION], slots_B=ints[:, SLOT], pages_BP=self._device["pages"], draws=draws
+        )
+
+    def fill(self, rows_BH: Tensor, extents: Sequence[Extent], draws: Sequence[RowSampling], indices: Sequence[int]) -> None:
+        """Fill the first rows, each with an extent of one position. `indices`: how many draws each request has made."""
+        used = len(extents)
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._fill_places(extents)
+        self._fill_draws(draws, indices)
+        self._fill_padding(used)
+        self._copy("ints", "floats", "pages")
+        if any(draw.penalised for draw in draws):
+            self._fill_counts(draws)
+            self._copy("counts")
+        self.inputs.rows_BH[:used].copy_(rows_BH)
+        # a padding row writes to the scratch page, which must stay finite
+        self.inputs.rows_BH[used:].zero_()
+
+    def _fill_places(self, extents: Sequence[Extent]) -> None:
+        used = len(extents)
+        self._ints[:used, POSITION] = [extent.start for extent in extents]
+        self._ints[:used, SLOT] = slots_of(extents, self._pool)
+        for row, extent in enumerate(extents):
+            pages = extent.table.pages[: self._num_pages]
+            self._pages[row, : len(pages)] = pages
+            self._pages[row, len(pages) :] = self._pool.scratch_page
+
+    def _fill_draws(self, draws: Sequence[RowSampling], indices: Sequence[int]) -> None:
+        used, (num_ids, num_codes) = len(draws), (self._shape.num_ids, self._shape.num_codes)
+        all_of = [draw.sampling for draw in draws]
+        top_k = [sampling.top_k if 0 < sampling.top_k < num_ids else num_ids for sampling in all_of]
+        self._ints[:used, TOP_K] = top_k
+        self._ints[:used, IS_SAMPLED] = [not draw.greedy for draw in draws]
+        self._ints[:used, BANS_END] = [bool(draw.banned) for draw in draws]
+        keys = noise_keys([sampling.seed for sampling in all_of], self._shape.salt, num_codes, indices)
+        self._ints[:used, NUM_INTS:] = np.concatenate([keys & MASK32, keys >> np.uint64(32)], 1)
+        self._floats[:used, TEMPERATURE] = [1.0 if draw.greedy else draw.sampling.temperature for draw in draws]
+        self._floats[:used, TOP_P] = [sampling.top_p for sampling in all_of]
+        self._floats[:used, REPETITION] = [sampling.repetition_penalty for sampling in all_of]
+        self._floats[:used, FREQUENCY] = [sampling.frequency_penalty for sampling in all_of]
+        self._floats[:used, PRESENCE] = [sampling.presence_penalty for sampling in all_of]
+
+    def _fill_counts(self, draws: Sequence[RowSampling]) -> None:
+        for row, draw in enumerate(draws):
+            if draw.penalised and draw.counts is not None:
+                self._counts[row] = draw.counts.dense(self._shape.num_ids)
+
+    def _fill_padding(self, first: int) -> None:
+        """Fill the rows from `first` on with a greedy draw at position 0 of the scratch page."""
+        self._ints[first:] = 0
+        self._ints[first:, SLOT] = self._pool.scratch_page * self._pool.page_size
+        self._ints[first:, TOP_K] = self._shape.num_ids
+        self._floats[first:] = [1.0, 1.0, 1.0, 0.0, 0.0]
+        self._pages[first:] = self._pool.scratch_page
+
+    def _copy(self, *names: str) -> None:
+        for name in names:
+            self._device[name].copy_(self._host[name], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._pool.data.device))

@@ -1,0 +1,165 @@
+"""Decode steps as graphs, against `transformers` and against `FastRunner`, the slow twin.
+
+On a CPU the function that a GPU captures is called in every step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch._dynamo.utils import counters
+
+from fleet.bench.twin import Answers
+from fleet.core.errors import EngineError
+from fleet.core.ids import StageName
+from fleet.core.request import RequestSpec, Sampling
+from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.graphs import EACH, get_graph
+from fleet.stages.base import BuildOptions, BuiltStage
+from tests.oracle.cases import CASES
+from tests.oracle.twins import (
+    SPEAKING,
+    Built,
+    Truth,
+    TwinRequests,
+    ask,
+    assert_all_pages_free,
+    build_stage,
+    codes_of,
+    speaking_stages,
+    speaking_twin,
+    tokens_of,
+)
+
+THINKER, TALKER = SPEAKING
+SHORT = [case for case in CASES if case.frames <= 70]
+MIXED: Sequence[Mapping[str, Any]] = (
+    {},
+    {"temperature": 0.9, "top_k": 5},
+    {"temperature": 0.7, "top_p": 0.6, "repetition_penalty": 1.3},
+    {"temperature": 1.1, "top_k": 50, "top_p": 0.9, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    {"repetition_penalty": 1.5, "min_tokens": 12},
+    {"temperature": 1.0, "min_tokens": 30, "presence_penalty": 0.6},
+)
+"""Sampling parameters, one set a request."""
+
+
+def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any = None) -> Built:
+    """Return the stages with engines that run decode steps as graphs. `step_of` transforms a step's function."""
+    graphed: Built = {}
+    for name, stage in built.items():
+        engine: LMEngine[Any] = stage.engine  # pyright: ignore[reportAssignmentType]
+        sizes = buckets or buckets_up_to(engine.limits.max_batch)
+        runner = GraphRunner(engine.program, engine.pool, sizes)  # pyright: ignore[reportArgumentType]
+        if step_of is not None:
+            runner.step = step_of(runner.step)
+        graphed[name] = replace(stage, engine=LMEngine(engine.program, engine.pool, runner, engine.limits))
+    return graphed
+
+
+def mixed(asked: TwinRequests) -> TwinRequests:
+    """Give the requests different sampling parameters, in both stages."""
+
+    def changed(spec: RequestSpec, settings: Mapping[str, Any]) -> RequestSpec:
+        sampling: dict[StageName, Sampling] = {
+            stage: msgspec.structs.replace(old, **settings) for stage, old in spec.sampling.items()
+        }
+        return msgspec.structs.replace(spec, sampling=sampling)
+
+    specs = tuple(changed(spec, MIXED[n % len(MIXED)]) for n, spec in enumerate(asked.specs))
+    return replace(asked, specs=specs)
+
+
+def assert_equal_answers(asked: TwinRequests, made: Answers, wanted: Answers) -> None:
+    for case, spec in zip(asked.cases, asked.specs, strict=True):
+        assert tokens_of(made, spec.id) == tokens_of(wanted, spec.id), f"{case.name}: answer tokens"
+        assert np.array_equal(codes_of(made, spec.id), codes_of(wanted, spec.id)), f"{case.name}: codes"
+
+
+def test_greedy_answers_match_transformers_in_padded_steps(tiny_checkpoint: Path, truth: Truth) -> None:
+    built = with_graphs(speaking_stages(tiny_checkpoint, max_batch=11), buckets=[1, 3, 11])
+    asked = ask(tiny_checkpoint)
+    answers = speaking_twin(built, lambda _: EACH).run(asked.specs, asked.blobs)
+    for case, spec in zip(asked.cases, asked.specs, strict=True):
+        assert tokens_of(answers, spec.id) == truth[case.name].token_ids, f"{case.name}: answer tokens"
+        assert np.array_equal(codes_of(answers, spec.id), truth[case.name].codes) or not truth[case.name].codes.size
+    assert_all_pages_free(built)
+
+
+def test_sampled_answers_of_mixed_parameters_equal_the_twins(tiny_checkpoint: Path, built: Built) -> None:
+    asked = mixed(ask(tiny_checkpoint, SHORT))
+    graphed = with_graphs(speaking_stages(tiny_checkpoint))
+    made = speaking_twin(graphed).run(asked.specs, asked.blobs)
+    assert_equal_answers(asked, made, speaking_twin(built).run(asked.specs, asked.blobs))
+    assert len({len(tokens_of(made, spec.id)) for spec in asked.specs}) > 2, "requests must end at different steps"
+
+
+def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) -> None:
+    asked = mixed(ask(tiny_checkpoint, SHORT))
+    fast, graphed = speaking_stages(tiny_checkpoint), with_graphs(speaking_stages(tiny_checkpoint))
+    for stages in (fast, graphed):
+        speaking_twin(stages).run(asked.specs, asked.blobs)
+    for stage in SPEAKING:
+        want, made = (stages[stage].engine.pool for stages in (fast, graphed))  # pyright: ignore
+        assert torch.count_nonzero(want.data) > 10_000
+        scratch = want.scratch_page
+        torch.testing.assert_close(made.data[:, :scratch], want.data[:, :scratch], rtol=1e-5, atol=1e-5)
+
+
+def test_small_pool_recomputes_evicted_requests_as_graphs(tiny_checkpoint: Path, truth: Truth) -> None:
+    """12 pages of 16 positions hold any one of these requests, but not all."""
+    built = with_graphs(speaking_stages(tiny_checkpoint, kv_pages=12))
+    asked = ask(tiny_checkpoint, SHORT)
+    answers = speaking_twin(built).run(asked.specs, asked.blobs)
+    for case, spec in zip(asked.cases, asked.specs, strict=True):
+        assert tokens_of(answers, spec.id) == truth[case.name].token_ids
+    assert_all_pages_free(built)
+
+
+def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Truth) -> None:
+    """The audio's rows, which are not numbers, are computed in steps with others, and later pad such steps."""
+    built = with_graphs(speaking_stages(tiny_checkpoint))
+    asked = ask(tiny_checkpoint)
+    poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
+    samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
+    samples[1000] = np.nan
+    twin = speaking_twin(built)
+    answers = twin.run(asked.specs, {**asked.blobs, poisoned.id: samples.tobytes()})
+    assert list(twin.errors) == [poisoned.id]
+    assert isinstance(twin.errors[poisoned.id], EngineError)
+    for case, spec in zip(asked.cases, asked.specs, strict=True):
+        assert spec is poisoned or tokens_of(answers, spec.id) == truth[case.name].token_ids
+    assert_all_pages_free(built)
+
+
+def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Path) -> None:
+    """One page holds any context here, so that one graph serves all steps; none may depend on a value.
+
+    In bfloat16, as on a GPU: the tracer refuses grouped products of other types.
+    """
+
+    def compiled(step: Step) -> Step:
+        return torch.compile(step, fullgraph=True, backend="eager", dynamic=False)
+
+    def stage_of(stage: StageName) -> BuiltStage:
+        options = BuildOptions(
+            stage=stage, checkpoint=tiny_checkpoint, dtype="bfloat16", max_batch=4, kv_pages=8, page_size_tokens=256
+        )
+        return build_stage(get_graph("qwen3_omni"), options)
+
+    built = {stage: stage_of(stage) for stage in SPEAKING}
+    asked = mixed(ask(tiny_checkpoint, [case for case in SHORT if case.name != "audio"][:4]))
+    wanted = speaking_twin(with_graphs(built, buckets=[4])).run(asked.specs, asked.blobs)
+    counters.clear()
+    twin = speaking_twin(with_graphs(built, buckets=[4], step_of=compiled))
+    made = twin.run(asked.specs, asked.blobs)
+    assert not twin.errors
+    assert_equal_answers(asked, made, wanted)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == len(SPEAKING)
+    assert max(codes_of(made, spec.id).size for spec in asked.specs) > 0

@@ -1,0 +1,198 @@
+"""The measurement of a device: at the small size as a command, its expectations, and the bytes that a step reads."""
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+from fleet.bench import gpu
+from fleet.bench.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
+from fleet.bench.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
+from fleet.bench.main import run
+from fleet.bench.weight_reads import WeightReads
+from fleet.core.errors import ConfigError
+from fleet.core.ids import StageName
+from fleet.engine.torch.experts import Experts, ExpertWeights, grouped_experts, looped_experts
+from fleet.graphs import DEFAULT_GRAPH, get_graph
+from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
+from fleet.models.random_weights import RandomWeightReader
+from fleet.reporting.machine import describe_machine
+from fleet.reporting.progress import Meter
+from fleet.stages.full_size import Expected
+from tests.support import REPO, cli_env
+
+ON_A_BARE_MACHINE = """
+import socket, sys
+from importlib.machinery import PathFinder
+
+ABSENT = (
+    "av cryptography honcho httptools matplotlib multipart nixl onnxruntime prometheus_client redis rq soundfile soxr starlette "
+    "uvicorn uvloop vllm websockets"
+).split()
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else super().find_spec(name, path, target)
+
+def refuse(*args, **kwargs):
+    raise OSError("there is no network here")
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+socket.socket.connect = socket.getaddrinfo = refuse
+from fleet.cli.main import main
+main()
+"""
+"""The `fleet` command on a machine without a network, and without the libraries that only a fleet needs."""
+LM, CODEC = StageName("lm"), StageName("codec")
+
+
+def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-c", ON_A_BARE_MACHINE, "bench", "--gpu", "--small", "--check", "--json", str(out)]
+    done = subprocess.run(command, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fleet bench: warm-up" in done.stderr, "progress"
+    for expected in ("decode steps", "prefill of one request", "answers together", "memory"):
+        assert expected in done.stdout
+    result = msgspec.json.decode(out.read_bytes(), type=GpuFile).report.gpu
+    stages = [stage.name for stage in get_graph(DEFAULT_GRAPH).stages]
+    assert [(each.stage, each.batch) for each in result.steps] == [(name, batch) for name in stages for batch in BATCHES]
+    assert all(min(each.served_s) > 0 for each in result.steps)
+    assert list(result.memory.weight_bytes) == stages and min(result.memory.weight_bytes.values()) > 0
+    assert [run.concurrency for run in (*result.singles, result.together)] == [1] * len(result.singles) + [MAX_BATCH]
+    for speech in (*result.singles, result.together):
+        assert 0 < min(speech.first_audio_s) and max(speech.first_audio_s) < speech.seconds
+        assert speech.audio_s == pytest.approx(speech.concurrency * result.singles[0].audio_s)
+    by_batch = result.steps_of(stages[0])
+    assert 0 < by_batch[1].weight_bytes < by_batch[32].weight_bytes < result.memory.weight_bytes[stages[0]], "chosen experts"
+    assert 0 < by_batch[1].kv_bytes < by_batch[32].kv_bytes
+    assert result.small and result.ratios == (), "the expectations are those of the full size"
+
+
+def test_gpu_measurement_without_a_gpu_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(["--gpu"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fleet bench: --gpu: no CUDA device") and "--small" in line
+
+
+def test_gpu_with_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 768 MiB.\nSee the documentation")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "measure", measure)
+    assert run(["--gpu"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Tried to allocate 768 MiB" in line and "80 GB" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--small"], ["--gpu", "--up"], ["--gpu", "--hop"], ["--gpu", "--png", "x.png"], ["--gpu", "--set", "graph=text"]],
+)
+def test_gpu_measurement_is_refused_beside_other_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    assert "--gpu" in capsys.readouterr().err
+
+
+def test_published_size_has_the_bytes_of_the_published_checkpoint() -> None:
+    shapes = weight_shapes(published_config())
+    assert round(sum(2 * math.prod(shape) for shape in shapes.values()) / 1e9, 1) == 70.5
+
+
+def reader(**shapes: tuple[int, ...]) -> RandomWeightReader:
+    def fill(name: str, weight: torch.Tensor) -> None:
+        weight.normal_(generator=torch.Generator().manual_seed(len(name)))
+
+    return RandomWeightReader(shapes, fill, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_random_weights_are_made_in_place_and_counted() -> None:
+    weights = reader(first=(4, 3), second=(2, 3))
+    both = weights.joined(["first", "second"])
+    assert torch.equal(both[:4], reader(first=(4, 3)).get("first"))
+    assert weights.num_bytes == both.nbytes and weights.names == ["first", "second"]
+    assert weights.holds(both[1]) and not weights.holds(both.clone())
+    with pytest.raises(ConfigError, match="random weights: no weight third"):
+        weights.get("third")
+
+
+@pytest.mark.parametrize("experts", [grouped_experts, looped_experts])
+def test_bytes_read_are_those_of_chosen_experts_and_embedded_rows(experts: Experts) -> None:
+    weights = reader(gate_up=(8, 8, 16), down=(8, 16, 4), table=(50, 16), head=(50, 16))
+    matrices = ExpertWeights(gate_up=weights.get("gate_up"), down=weights.get("down"))
+    table, head = weights.get("table"), weights.get("head")
+    chosen = torch.tensor([[0, 3], [3, 5], [5, 0]])
+    shares = torch.full((3, 2), 0.5)
+    with torch.inference_mode(), WeightReads(weights.holds) as reads:
+        rows = F.embedding(torch.tensor([1, 2, 3]), table)
+        assert reads.num_bytes == rows.nbytes
+        rows = experts(rows, chosen, shares, matrices)
+        assert reads.num_bytes == rows.nbytes + 3 * (matrices.gate_up[0].nbytes + matrices.down[0].nbytes)
+        before = reads.num_bytes
+        for _ in range(2):
+            F.linear(rows, head)
+    assert reads.num_bytes == before + 2 * head.nbytes
+
+
+def steps(stage: StageName, batch: int, served_ms: float, eager_ms: float = 0.0) -> StageSteps:
+    return StageSteps(
+        stage=stage,
+        batch=batch,
+        served_s=(served_ms / 1000,) * 3,
+        eager_s=(eager_ms / 1000,) * 3 if eager_ms else (),
+        weight_bytes=0 if stage == CODEC else 3 << 30,
+        kv_bytes=0 if stage == CODEC else 1 << 30,
+    )
+
+
+def full_result() -> GpuResult:
+    single = SpeechRun(concurrency=1, first_audio_s=(0.09,), seconds=1.0, audio_s=10.0)
+    together = SpeechRun(concurrency=32, first_audio_s=(0.2,) * 32, seconds=2.0, audio_s=320.0)
+    return GpuResult(
+        model="a model", small=False, device="a device", dtype="bfloat16", build_s=20.0, warm_up_s=30.0,
+        copy_bytes_per_s=float(1 << 40),
+        steps=(
+            steps(LM, 1, 10.0, 25.0), steps(LM, 8, 11.0, 50.0), steps(LM, 32, 15.0, 90.0),
+            *(steps(CODEC, batch, 5.0) for batch in BATCHES),
+        ),
+        prefills=(Prefill(rows=32, step_s=(0.02,)),), singles=(single, single), together=together,
+        published=(PublishedRate(concurrency=1, audio_s_per_s=12.0), PublishedRate(concurrency=32, audio_s_per_s=114.0)),
+        published_source="others",
+        memory=MemoryUse(weight_bytes={LM: 1 << 30, CODEC: 1 << 20}, peak_bytes=1 << 31, is_device=True),
+    )  # fmt: skip
+
+
+def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
+    expected = Expected(graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_audio_ms=100.0)
+    ratios = ratios_of(full_result(), expected)
+    assert [(ratio.name, round(ratio.value, 2), ratio.met) for ratio in ratios] == [
+        ("lm, 1 request: eager / graph", 2.5, False),
+        ("lm, 32 requests / 1", 1.5, True),
+        ("lm, 1 request: step / copy of its bytes", 2.56, False),
+        ("lm, 8 requests: step / copy of its bytes", 2.82, False),
+        ("lm, 32 requests: step / copy of its bytes", 3.84, False),
+        ("first audio", 90.0, True),
+    ]
+
+
+def test_report_shows_rates_beside_the_best_published() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    report = GpuReport(began="2026-01-01T00:00:00+0000", command=("--gpu",), machine=describe_machine(), gpu=full_result())
+    show(report, console)
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["1", "90", "10", "12"] in lines
+    assert ["32", "200", "160", "114"] in lines
+    assert ["lm", "1", "10", "25", "2.5", "4096", "3.91", "2.56"] in lines
+    assert ["codec", "32", "5", "-", "-", "-", "-", "-"] in lines
