@@ -24,11 +24,12 @@ from fleet.engine.torch.program import GraphProgram, GraphTask
 from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.talker import VOICE, Talker
 from fleet.models.qwen3_omni.thinker import Thinker
-from tests.decoder_weights import TRUE_COUNTS, RandomReader, random_model
+from fleet.models.random_weights import RandomWeightReader
+from tests.decoder_weights import TRUE_COUNTS, random_model
 
 SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.9, repetition_penalty=1.05, ignore_eos=True)
 MAX_BATCH = 32
-Model = tuple[RandomReader, OmniConfig]
+Model = tuple[RandomWeightReader, OmniConfig]
 Program = GraphProgram[Any]
 
 
@@ -45,8 +46,8 @@ class OperationCount(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return random_model(tmp_path_factory.mktemp("counts"), TRUE_COUNTS)
+def model() -> Model:
+    return random_model(TRUE_COUNTS)
 
 
 def make_thinker(model: Model, experts: Experts) -> Program:
