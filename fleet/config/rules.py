@@ -10,6 +10,12 @@ from fleet.config.names import format_value, suggest
 from fleet.config.placement import SHARED, PlacedWorkers, configured_shares, gpu_of, place_workers, workers_by_gpu
 from fleet.config.problems import Place, Problem, first_problem
 from fleet.config.schema import ARENA_MIB, KV_PAGES, FleetConfig, SamplingDefaults, StageConfig, WebConfig
+from fleet.config.vllm_rules import (
+    tensor_parallel_stages_run_on_gpus,
+    vllm_halves_share_a_kind_of_device,
+    vllm_halves_use_nixl,
+    vllm_settings_are_used,
+)
 from fleet.core.ids import StageName
 from fleet.graphs import GRAPHS, Stage
 
@@ -310,6 +316,7 @@ RULES: tuple[Rule, ...] = (
     ramps_are_used,
     splits_are_possible,
     engines_serve_their_stages,
+    vllm_settings_are_used,
     stage_settings_are_known,
     sampling_is_valid,
     answers_are_within_the_limits,
@@ -320,6 +327,9 @@ RULES: tuple[Rule, ...] = (
     invariant_numerics_run_on_cpu,
     device_lists_are_usable,
     halves_share_a_dtype,
+    tensor_parallel_stages_run_on_gpus,
+    vllm_halves_use_nixl,
+    vllm_halves_share_a_kind_of_device,
     shares_fit_their_gpu,
     buffer_device_exists,
     folders_are_not_files,

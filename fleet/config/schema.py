@@ -118,7 +118,7 @@ class StageConfig(Strict):
 
     `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby` counts further workers that are
     loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields. `engine`: the
-    deployment's if it is not set; `vllm` applies to that engine only.
+    deployment's if it is not set; `vllm` is refused with another engine.
 
     `device`: of a list, replica N uses the Nth GPU, and the first again after the last. `gpu_memory_utilization`: the share of
     its GPU that each worker may use, weights included; None: an equal part of what other shares leave (`placement.py`).

@@ -46,7 +46,8 @@ DRAIN_S = 2.0
 PROTOCOL_VERSION = "1"
 FINGERPRINT_BYTES = 1024 * 1024
 SKEW_FIX = (
-    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens for both halves of a stage"
+    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens, with vllm also one section "
+    "vllm and one kind of device, for both halves of a stage"
 )
 
 
@@ -73,6 +74,11 @@ def build_options(
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
         raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
+    if device == "cpu" and config.engine_of(stage) == "vllm" and own.vllm.tensor_parallel_size > 1:
+        field = f"stages.{stage}.vllm.tensor_parallel_size"
+        raise ConfigError(
+            f"{field}: {own.vllm.tensor_parallel_size} devices share the model, and none is here; set 1", param=field
+        )
     defaults = BuildOptions(stage=stage, checkpoint=checkpoint)
     kind = device.partition(":")[0]
     fills_gpu = kind == "cuda" and config.engine_of(stage) == "torch"
@@ -288,15 +294,17 @@ class WorkerProcess:
 
     def _shared_settings(self, stage: StageName) -> dict[str, str]:
         """Return the settings in which both halves of a split stage must agree to read each other's keys and values."""
-        own = self.config.stage(stage)
+        own, engine = self.config.stage(stage), self.config.engine_of(stage)
         if own.split is None:
             return {}
+        shared = {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(own.page_size_tokens), "engine": engine}
+        if engine != "vllm":
+            return shared
         return {
-            "stage": stage,
-            "dtype": self.dtype,
-            "page_size_tokens": str(own.page_size_tokens),
-            "engine": self.config.engine_of(stage),
+            **shared,
             "tensor_parallel_size": str(own.vllm.tensor_parallel_size),
+            "quantization": own.vllm.quantization or "none",
+            "device_kind": self.device.partition(":")[0],
         }
 
 

@@ -27,10 +27,16 @@ def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Cont
 
 
 def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
-    computes = {"stage": "lm", "dtype": "float32", "page_size_tokens": "16", "engine": "torch", "tensor_parallel_size": "1"}
+    computes = {
+        "stage": "lm", "dtype": "float32", "page_size_tokens": "16", "engine": "vllm", "tensor_parallel_size": "1",
+        "quantization": "none", "device_kind": "cpu",
+    }  # fmt: skip
     assert join(control.client, "lm.prefill@a", **computes) == ["ok"]
-    other = (("dtype", "bfloat16"), ("page_size_tokens", "32"), ("engine", "vllm"), ("tensor_parallel_size", "2"))
-    for field, own_value in other:
+    other = {
+        "dtype": "bfloat16", "page_size_tokens": "32", "engine": "torch", "tensor_parallel_size": "2", "quantization": "fp8",
+        "device_kind": "cuda",
+    }  # fmt: skip
+    for field, own_value in other.items():
         why = f"its {field} is {own_value}, that of lm.prefill@a is {computes[field]}"
         assert join(control.client, f"lm.decode@{field}", **{**computes, field: own_value}) == ["skew", why]
     assert join(control.client, "lm.decode@b", **computes) == ["ok"]

@@ -247,6 +247,24 @@ TOGETHER: tuple[Case, ...] = (
         "stages.talker.engine: vllm does not serve talker; use torch"),
     ("vllm with invariant numerics", "{graph: text, engine: vllm, numerics: invariant}",
         "stages.lm.engine: vllm has no invariant numerics; use torch, or numerics: fast"),
+    ("settings of vllm with another engine", "stages: {thinker: {vllm: {kv_mib: 512}}}",
+        "stages.thinker.vllm.kv_mib: thinker runs on torch, which does not use it; set stages.thinker.engine: vllm, or remove "
+        "it"),
+    ("settings of vllm where it does not serve", "stages: {code2wav: {vllm: {quantization: fp8}}}",
+        "stages.code2wav.vllm.quantization: code2wav runs on torch, which does not use it; remove it"),
+    ("several devices on a CPU", "{device: cpu, stages: {thinker: {engine: vllm, vllm: {tensor_parallel_size: 2}}}}",
+        "stages.thinker.vllm.tensor_parallel_size: 2 devices share the model, and thinker runs on cpu; set 1, or device: cuda"),
+    ("several devices on a half's CPU",
+        "{dtype: float32, stages: {thinker: {engine: vllm, split: {decode: {device: cpu}}, vllm: {tensor_parallel_size: 2}}}}",
+        "stages.thinker.vllm.tensor_parallel_size: 2 devices share the model, and thinker.decode runs on cpu; set 1, or "
+        "device: cuda"),
+    ("halves on vllm without NIXL", "{transfer: {kind: redis}, stages: {thinker: {engine: vllm, split: {}}}}",
+        "transfer.kind: the halves of thinker on vLLM exchange keys and values by NIXL; set auto or nixl, or "
+        "stages.thinker.engine: torch"),
+    ("halves on vllm in two kinds of memory",
+        "{dtype: float32, device: 'cuda:1', stages: {thinker: {engine: vllm, split: {prefill: {device: cpu}}}}}",
+        "stages.thinker.split: runs thinker.prefill on cpu and thinker.decode on cuda, but vLLM's halves read each other's "
+        "blocks; set cpu, or CUDA devices, for both"),
     ("workers of a split stage", "stages: {talker: {replicas: 2, split: {}}}",
         "stages.talker.replicas: a split stage has no workers of its own; set split.prefill.replicas and split.decode.replicas "
         "instead"),

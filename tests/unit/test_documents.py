@@ -89,6 +89,14 @@ def test_paths_of_the_map_exist() -> None:
     assert [span for span in spans if not any((place / span).exists() for place in places)] == []
 
 
+def test_behaviours_of_split_stages_name_tests_that_exist() -> None:
+    rows = [line.strip("|").split("|") for line in (DOCS / "split.md").read_text().splitlines() if line.startswith("| ")]
+    shown = [re.findall(r"`([\w/]+\.py)::(test_\w+)`", cells[-1]) for cells in rows if cells[0].strip() != "behaviour"]
+    assert shown and all(len(cells) == 3 for cells in rows) and all(shown), "each behaviour has a test"
+    for file, name in {one for tests in shown for one in tests}:
+        assert re.search(rf"^(?:async )?def {name}\(", (REPO / "tests" / file).read_text(), re.MULTILINE), f"{file}::{name}"
+
+
 def test_decisions_are_numbered_and_short() -> None:
     entries = re.split(r"^## ", DECISIONS.read_text(), flags=re.MULTILINE)[1:]
     assert [int(entry.partition(".")[0]) for entry in entries] == list(range(1, len(entries) + 1))

@@ -34,7 +34,8 @@ local at_work, standing_by = 0, 0
 for _, other in ipairs(call('ZRANGEBYSCORE', P .. 'workers', int(now_us()), '+inf')) do
   local same = {'protocol', 'package', 'checkpoint'}
   if own.stage and call('HGET', P .. 'worker:' .. other, 'stage') == own.stage then
-    same = {'protocol', 'package', 'checkpoint', 'engine', 'tensor_parallel_size', 'dtype', 'page_size_tokens'}
+    same = {'protocol', 'package', 'checkpoint', 'engine', 'dtype', 'page_size_tokens', 'tensor_parallel_size', 'quantization',
+      'device_kind'}
   end
   for _, field in ipairs(same) do
     local value = call('HGET', P .. 'worker:' .. other, field) or ''

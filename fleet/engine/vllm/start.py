@@ -92,7 +92,7 @@ def start(options: VllmOptions) -> StartedLlm:
 
     arguments = EngineArgs(
         **_of_model(options.model),
-        kv_transfer_config=_connectors(options),
+        kv_transfer_config=kv_transfer_config(options),
         model=str(options.checkpoint),
         skip_tokenizer_init=True,
         dtype=options.dtype,
@@ -158,7 +158,7 @@ def _of_model(model: TappedModel | None) -> dict[str, Any]:
     }
 
 
-def _connectors(options: VllmOptions) -> "KVTransferConfig | None":
+def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
     """Return vLLM's configuration of what leaves and enters its pages: blocks between halves, and tapped rows."""
     from vllm.config import KVTransferConfig
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, ChunkOrderError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, Arrays, EngineInput, EngineOutput, EngineRequest
@@ -67,12 +67,16 @@ class TalkerAdapter(TaskAdapter):
         return [EngineInput(walk=walk, arrays=fed, final=final)]
 
     def _select_user_turns(self, arrays: Arrays) -> Arrays:
-        """Return the chunk's positions in user turns, and their rows."""
+        """Return the chunk's positions in user turns, and their rows. Raises: ChunkOrderError if they do not fit the prompt."""
         start, self._at = self._at, self._at + len(arrays["ids"])
         selected = self._prompt.in_user_turn[start : self._at]
+        if not np.array_equal(arrays["ids"], self._prompt_ids[start : self._at]):
+            raise ChunkOrderError(f"edge thought: the ids of positions {start} to {self._at - 1} are not those of the prompt")
         fed: dict[str, np.ndarray] = {"ids": arrays["ids"][selected]}
         if len(arrays.get("row_positions", ())):
             at = arrays["row_positions"] - start
+            if len(arrays["rows"]) != len(at) or at.min() < 0 or at.max() >= len(selected):
+                raise ChunkOrderError(f"edge thought: {len(arrays['rows'])} rows do not fit positions {start} to {self._at - 1}")
             wanted = selected[at]
             fed["rows"] = arrays["rows"][wanted]
             fed["row_index"] = (np.cumsum(selected) - 1)[at[wanted]].astype(np.int32)
