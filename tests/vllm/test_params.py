@@ -80,7 +80,7 @@ def test_unsplit_stage_has_no_transfer_parameters() -> None:
 
 
 def options(half: Half, *, device: str = "cpu", tapped: bool = False) -> VllmOptions:
-    model = TappedModel(architecture="A", reference="m:A", media_limits={"audio": 1}) if tapped else None
+    model = TappedModel(architecture="A", media_limits={"audio": 1}) if tapped else None
     return VllmOptions(
         checkpoint=Path("none"), device=device, dtype="float32", kv_bytes=1 << 20, max_positions=64, block_size=16, max_batch=2,
         prefill_chunk_tokens=32, model=model, half=half,

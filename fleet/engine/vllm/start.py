@@ -29,12 +29,11 @@ CPU_BLOCK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TappedModel:
-    """A model class that vLLM shall use in place of the checkpoint's: `reference` is `module:class`, and it has a layer that
-    caches tapped rows. `media_limits`: the most items of a prompt, by media; the encoder of media without items is not loaded.
+    """A model class that replaces the checkpoint's in vLLM. A plugin of vLLM's registers it as `architecture`, and it has a layer
+    that caches tapped rows. `media_limits`: the most items of a prompt, by media; encoders of media without items are not loaded.
     """
 
     architecture: str
-    reference: str
     media_limits: dict[str, int]
 
 
@@ -82,10 +81,8 @@ def start(options: VllmOptions) -> StartedLlm:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if options.half:
         # vLLM has no other setting for it. Any free port: a ticket names it.
-        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"], os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = (
-            options.address,
-            str(claim_port(options.address)),
-        )
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = options.address
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(claim_port(options.address))
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
@@ -117,7 +114,17 @@ def start(options: VllmOptions) -> StartedLlm:
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint") from error
+    _warm_up(llm)
     return _describe(llm, options)
+
+
+def _warm_up(llm: "LLMEngine") -> None:
+    """Run one short request: the first step allocates, and one that began with blocks of another vLLM was seen to fail."""
+    from vllm import SamplingParams
+
+    llm.add_request("warm-up", {"prompt_token_ids": [0]}, SamplingParams(temperature=0.0, max_tokens=1, detokenize=False))
+    while llm.has_unfinished_requests():
+        llm.step()
 
 
 def claim_port(address: str) -> int:
@@ -144,10 +151,8 @@ def _of_model(model: TappedModel | None) -> dict[str, Any]:
     """Return the engine arguments of a tapped model."""
     if model is None:
         return {}
-    from vllm import ModelRegistry
     from vllm.config import CompilationConfig
 
-    ModelRegistry.register_model(model.architecture, model.reference)
     return {
         "hf_overrides": {"architectures": [model.architecture]},
         "limit_mm_per_prompt": model.media_limits,

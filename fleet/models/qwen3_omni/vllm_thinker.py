@@ -30,15 +30,8 @@ from vllm.sequence import IntermediateTensors
 
 from fleet.core.errors import BadInput
 from fleet.engine.base import Arrays
-from fleet.engine.vllm.start import TappedModel
 from fleet.engine.vllm.tapped_rows import LAYER
 
-TAPPED_THINKER = TappedModel(
-    architecture="FleetQwen3OmniThinker",
-    reference="fleet.models.qwen3_omni.vllm_thinker:TappedThinker",
-    media_limits={"image": 0, "video": 0},
-)
-"""The encoder of images and video is not loaded."""
 LONGEST = "longest_chunk"
 """Field of a clip: the frames of the longest chunk among its request's clips."""
 

@@ -53,8 +53,10 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     installed_version()
-    from fleet.models.qwen3_omni.vllm_thinker import TAPPED_THINKER, ThinkerPrompts
+    from fleet.models.qwen3_omni.vllm_plugin import TAPPED_THINKER, register
+    from fleet.models.qwen3_omni.vllm_thinker import ThinkerPrompts
 
+    register()  # vLLM itself finds it only where the package is installed
     thinker = read_config(options.checkpoint).thinker_config
     media_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
 
