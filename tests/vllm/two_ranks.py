@@ -1,6 +1,6 @@
 """The Thinker on vLLM over two processes of one worker, on a CPU. Run as a module: it answers, loses a rank, and prints a report.
 
-Arguments: the checkpoint's folder. vLLM starts its ranks anew from this module, so it is no test module itself.
+Arguments: the checkpoint's folder. vLLM imports it in each rank, so it is no test module itself.
 """
 
 import sys
