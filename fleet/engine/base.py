@@ -53,7 +53,8 @@ class EngineInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
     """Output of one pass for one request, in order. `final` ends the request; `error` ends it early. `num_reused`: reused rows
-    that `feed` could not know of.
+    that `feed` could not know of. One that is neither and has no arrays follows the prompt in an engine that draws nothing: the
+    request is to be handed off.
     """
 
     request_id: RequestId
@@ -66,7 +67,8 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlocks:
-    """A copy of the computed keys and values of a request's first `num_rows` rows, as pages of their pool.
+    """The computed keys and values of a request's first `num_rows` rows: a copy, as pages of their pool, or a description of
+    where another engine reads them.
 
     Shapes: `data` is uint8 [bytes], readable by engines of the same stage and configuration.
     """
@@ -146,7 +148,7 @@ class Engine(Protocol):
         """Drop the cached rows of a session, or of all sessions."""
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        """Return a copy of a request's computed rows for `import_kv` of another engine; None if there are none."""
+        """Return a request's computed rows, or where they are, for `import_kv` of another engine; None if there are none."""
         return None
 
     def hand_off_bytes(self, num_rows: int) -> int:

@@ -34,6 +34,7 @@ from tests.oracle.twins import (
     speaking_stages,
     speaking_twin,
     tokens_of,
+    with_invalid_audio,
 )
 
 THINKER, TALKER = SPEAKING
@@ -125,11 +126,9 @@ def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Tru
     """The audio's rows, which are not numbers, are computed in steps with others, and later pad such steps."""
     built = with_graphs(speaking_stages(tiny_checkpoint))
     asked = ask(tiny_checkpoint)
-    poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
-    samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
-    samples[1000] = np.nan
+    poisoned, blobs = with_invalid_audio(asked)
     twin = speaking_twin(built)
-    answers = twin.run(asked.specs, {**asked.blobs, poisoned.id: samples.tobytes()})
+    answers = twin.run(asked.specs, blobs)
     assert list(twin.errors) == [poisoned.id]
     assert isinstance(twin.errors[poisoned.id], EngineError)
     for case, spec in zip(asked.cases, asked.specs, strict=True):

@@ -21,6 +21,7 @@ from tests.oracle.twins import (
     speaking_stages,
     speaking_twin,
     tokens_of,
+    with_invalid_audio,
 )
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
@@ -84,11 +85,9 @@ def test_small_pool_recomputes_evicted_requests(tiny_checkpoint: Path, truth: Tr
 
 def test_failed_request_does_not_fail_its_batch(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint)
-    poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
-    samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
-    samples[1000] = np.nan
+    poisoned, blobs = with_invalid_audio(asked)
     twin = speaking_twin(built)
-    answers = twin.run(asked.specs, {**asked.blobs, poisoned.id: samples.tobytes()})
+    answers = twin.run(asked.specs, blobs)
     assert list(twin.errors) == [poisoned.id]
     assert isinstance(twin.errors[poisoned.id], EngineError)
     rest = [(case, spec) for case, spec in zip(asked.cases, asked.specs, strict=True) if spec is not poisoned]

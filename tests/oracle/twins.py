@@ -39,6 +39,14 @@ def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float =
     return TwinRequests(cases=tuple(cases), specs=tuple(spec for spec, _ in made), blobs=blobs)
 
 
+def with_invalid_audio(asked: TwinRequests) -> tuple[RequestSpec, dict[RequestId, bytes]]:
+    """Return the request with audio, and all blobs, in which one of its samples is not a number."""
+    invalid = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
+    samples = np.frombuffer(asked.blobs[invalid.id], np.float32).copy()
+    samples[1000] = np.nan
+    return invalid, {**asked.blobs, invalid.id: samples.tobytes()}
+
+
 def build_stage(graph: Graph, options: BuildOptions) -> BuiltStage:
     module, _, name = graph.stage(options.stage).builder.partition(":")
     return getattr(import_module(module), name)(options)

@@ -70,6 +70,11 @@ class _VllmRequest:
     replayed: list[EngineOutput] = field(default_factory=list[EngineOutput])
 
     @property
+    def begun(self) -> bool:
+        """Return True once vLLM got the request, or its history was found complete."""
+        return self.over or bool(self.llm_id)
+
+    @property
     def ids(self) -> np.ndarray:
         assert self.arrays is not None, "a prompt that was not fed"
         return self.arrays["ids"]
@@ -144,7 +149,7 @@ class VllmEngine(Engine):
     def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """Let vLLM read the blocks that another one's `export_kv` described."""
         running = self._requests.get(request_id)
-        if running is None or running.drawing or not isinstance(blocks, KVBlocks):
+        if running is None or running.begun or not isinstance(blocks, KVBlocks):
             return False
         running.ticket = json.loads(blocks.data.tobytes())
         return True
@@ -167,7 +172,7 @@ class VllmEngine(Engine):
 
     def due_in_s(self) -> float:
         active = self._active()
-        if any(running.waiting or not self._is_begun(running) for running in active):
+        if any(running.waiting or not running.begun for running in active):
             return 0.0
         drawing = [running for running in active if running.drawing]
         if any(running.reading_s is None for running in drawing):
@@ -179,16 +184,13 @@ class VllmEngine(Engine):
     def _active(self) -> list[_VllmRequest]:
         return [running for running in self._requests.values() if not running.paused and running.arrays is not None]
 
-    def _is_begun(self, running: _VllmRequest) -> bool:
-        return running.drawing or running.over or running.num_drawn > 0 or bool(running.llm_id)
-
     def _holds_ended(self) -> bool:
         """Return True if vLLM holds blocks of ended requests for another vLLM."""
         return self._started.num_held() > sum(running.drawing for running in self._requests.values())
 
     def step(self) -> Sequence[EngineOutput]:
         for running in self._active():
-            if not self._is_begun(running):
+            if not running.begun:
                 self._try_begin(running)
         drawing = [running for running in self._active() if running.drawing]
         if drawing or self._holds_ended():
