@@ -51,14 +51,15 @@ class Strict(BaseModel):
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `low_buffer_s` and
-    `busy_first_chunk_factor` override those of `ChunkPolicy`; None: the graph's.
+    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The other keys
+    override those of `ChunkPolicy`; None: the graph's.
     """
 
     kind: Literal["each", "ramp", "all"]
     ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
     low_buffer_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
     busy_first_chunk_factor: Annotated[int, BeforeValidator(Whole(1, 1000))] | None = None
+    max_chunks_per_s: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] | None = None
 
     @field_validator("ramp")
     @classmethod

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import resources
 from itertools import chain
 
+import msgspec
+
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
 from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -54,8 +56,7 @@ AUDIO_RETENTION_S = 60
 """Retention of a request's audio, in logs and prompt, which is large; its other keys are retained for `retention_s`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Append:
+class Append(msgspec.Struct, frozen=True, kw_only=True):
     """One chunk to append. `event` is set for the first chunk, boundaries and the last. `finish` ends the producing task."""
 
     stage: StageName

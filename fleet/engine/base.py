@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
@@ -50,8 +51,7 @@ class EngineInput:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOutput:
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Output of one pass for one request, in order. `final` ends the request; `error` ends it early. `num_reused`: reused rows
     that `feed` could not know of. One that is neither and has no arrays follows the prompt in an engine that draws nothing: the
     request is to be handed off.
@@ -59,7 +59,7 @@ class EngineOutput:
 
     request_id: RequestId
     walk: Walk
-    arrays: Arrays = field(default_factory=dict[str, np.ndarray])
+    arrays: Arrays = msgspec.field(default_factory=dict[str, np.ndarray])
     final: bool = False
     error: FleetError | None = None
     num_reused: int = 0

@@ -1,14 +1,14 @@
 """The declared composite models, by name. Knows no runtime."""
 
 from fleet.core.errors import ConfigError
-from fleet.graphs.base import ALL, EACH, ChunkPolicy, Edge, Graph, Stage, Transition
+from fleet.graphs.base import ALL, EACH, TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
 from fleet.graphs.text import TEXT
 
 GRAPHS: dict[str, Graph] = {graph.name: graph for graph in (QWEN3_OMNI, TEXT)}
 DEFAULT_GRAPH = QWEN3_OMNI.name
 
-__all__ = ["ALL", "DEFAULT_GRAPH", "EACH", "GRAPHS", "ChunkPolicy", "Edge", "Graph", "Stage", "Transition", "get_graph"]
+__all__ = ["ALL", "DEFAULT_GRAPH", "EACH", "GRAPHS", "TOKENS", "ChunkPolicy", "Edge", "Graph", "Stage", "Transition", "get_graph"]
 
 
 def get_graph(name: str) -> Graph:

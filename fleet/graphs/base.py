@@ -18,12 +18,15 @@ class ChunkPolicy:
     leave a client that plays since the first chunk less than this; chunks grow as the producer gets ahead. 0: never early.
     `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in progress in the producer, at most by
     this: with others in progress the next items come later and less evenly, so that playback must start with more.
+    `max_chunks_per_s`: chunks of the edge that a worker releases per second, over all its answers; an item that comes sooner
+    waits for the answer's next one. 0: no limit.
     """
 
     kind: PolicyKind = "each"
     ramp: tuple[int, ...] = ()
     low_buffer_s: float = 0.0
     busy_first_chunk_factor: int = 1
+    max_chunks_per_s: int = 0
 
     def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
         """Return the items of a chunk, with `num_answers` in progress; None: all that is left at the end."""
@@ -34,9 +37,15 @@ class ChunkPolicy:
         times = max(1, min(num_answers, self.busy_first_chunk_factor)) if chunk_index == 0 else 1
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
+    def interval_s(self, num_answers: int) -> float:
+        """Return the least time between two chunks of one of `num_answers` in progress."""
+        return num_answers / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
+
 
 EACH = ChunkPolicy(kind="each")
 ALL = ChunkPolicy(kind="all")
+TOKENS = ChunkPolicy(kind="each", max_chunks_per_s=1000)
+"""Answer tokens on their way to a client: alone while few are drawn, else as many as come between two writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

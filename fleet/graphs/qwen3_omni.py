@@ -1,7 +1,7 @@
 """Qwen3-Omni: Thinker -> Talker -> Code2Wav, as a graph. Source: `transformers` modeling_qwen3_omni_moe.py, `generate()`."""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
-from fleet.graphs.base import ChunkPolicy, Edge, Graph, Stage, Transition
+from fleet.graphs.base import TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
 
 THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
 PREFILL, LAST_PREFILL, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
@@ -38,7 +38,7 @@ QWEN3_OMNI = Graph(
     ),
     edges=(
         # Answer token ids, the end token included; the gateway turns them into text.
-        Edge(name=EdgeName("text"), source=THINKER, target=CLIENT, tensors={"ids": "int32"}, credits=512),
+        Edge(name=EdgeName("text"), source=THINKER, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),
         # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions; then one id per answer token.
         Edge(
             name=EdgeName("thought"),

@@ -1,7 +1,7 @@
 """Any causal language model: one stage, one edge."""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
-from fleet.graphs.base import Edge, Graph, Stage
+from fleet.graphs.base import TOKENS, Edge, Graph, Stage
 
 LM = StageName("lm")
 
@@ -20,5 +20,5 @@ TEXT = Graph(
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
     ),
-    edges=(Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, credits=512),),
+    edges=(Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),),
 )

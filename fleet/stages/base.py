@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from fleet.core.ids import EdgeName, StageName, Walk
@@ -13,8 +14,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeItem:
+class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item for an output edge, before the chunk policy groups items into chunks (arrays are joined along axis 0).
 
     `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item may have no arrays.
@@ -22,7 +22,7 @@ class EdgeItem:
 
     edge: EdgeName
     walk: Walk
-    arrays: Arrays = field(default_factory=dict[str, np.ndarray])
+    arrays: Arrays = msgspec.field(default_factory=dict[str, np.ndarray])
     final: bool = False
 
 

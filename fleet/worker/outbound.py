@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from fleet.core.errors import ChunkOrderError
@@ -19,8 +20,7 @@ from fleet.stages.base import EdgeItem
 NO_WALK = Walk("")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk before it is sent. `ordinal` counts items of `producer_walk`, `first_row` rows of the edge.
 
     `is_logged`: the log holds this chunk; only the location of its remote tensors is new.
@@ -62,8 +62,7 @@ class _Replay:
     num_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(msgspec.Struct, frozen=True):
     """Items of one consumer walk, waiting for the policy to release them."""
 
     producer_walk: Walk
@@ -121,6 +120,7 @@ class OutboundEdge:
         self._items: list[Arrays] = []
         self._clock = clock
         self._playback = self._begin_playback(clock()) if logged.rows else None
+        self._released_s: float | None = None
 
     def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
         """Add one item, with `num_answers` tasks in progress; return the chunks that it releases, in order."""
@@ -135,7 +135,7 @@ class OutboundEdge:
             drafts += self._enter_group(item)
             self._items.append(rest)
             size = self._policy.size(self.produced, num_answers)
-            if size is not None and (len(self._items) >= size or self._runs_low()):
+            if size is not None and (len(self._items) >= size or self._runs_low()) and self._may_release(num_answers):
                 drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
@@ -217,6 +217,11 @@ class OutboundEdge:
         """Return True if a client that plays since the first chunk would run low while one more item is produced."""
         return self._playback is not None and self._playback.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
 
+    def _may_release(self, num_answers: int) -> bool:
+        """Return True once per interval of the clock: at the same times for all answers, so that one write has their chunks."""
+        interval_s = self._policy.interval_s(num_answers)
+        return not interval_s or self._released_s is None or self._clock() // interval_s > self._released_s // interval_s
+
     def _release(self, *, final: bool, walk: Walk | None = None) -> Draft:
         group = self._group if self._items else None
         draft = Draft(
@@ -231,7 +236,7 @@ class OutboundEdge:
             first_row=self._num_rows,
         )
         self._num_rows += self.num_rows(draft.arrays)
-        now_s = self._clock()
+        now_s = self._released_s = self._clock()
         self._playback = self._playback or self._begin_playback(now_s)
         if self._playback is not None:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)

@@ -105,14 +105,20 @@ class Task:
 
         `num_answers`: tasks in progress in this worker.
         """
-        self.dirty = self.ack_due = True
+        num_unsent = len(self.unsent)
         if not output.arrays and not output.final:
-            for edge in self.outbound.values():
-                self.unsent += [(edge, draft) for draft in edge.release_waiting()]
+            self.release_waiting()
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
                 self.unsent += [(edge, draft) for draft in edge.offer(item, num_answers)]
+        if len(self.unsent) > num_unsent:
+            self.dirty = self.ack_due = True
+
+    def release_waiting(self) -> None:
+        """Release the items that wait for more, since this worker produces none."""
+        for edge in self.outbound.values():
+            self.unsent += [(edge, draft) for draft in edge.release_waiting()]
 
     def add_credit(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:

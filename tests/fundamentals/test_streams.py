@@ -76,6 +76,47 @@ def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int)
     assert sizes[:2] == [first, 4]
 
 
+class Answers:
+    """Answers of one worker on an edge of at most 1,000 chunks a second, one token each per `step_ms`."""
+
+    def __init__(self, num_answers: int) -> None:
+        self.now_ms = 0.0
+        edge = replace(EDGE, transitions=(), tensors={"ids": "int32"})
+        policy = ChunkPolicy(kind="each", max_chunks_per_s=1000)
+        self._edges = [
+            OutboundEdge(edge, policy, 512, writes_markers=True, clock=lambda: self.now_ms / 1000) for _ in range(num_answers)
+        ]
+
+    def step(self, number: int, step_ms: float, *, final: bool = False) -> list[list[int]]:
+        """Return the tokens of each chunk that is released."""
+        self.now_ms += step_ms
+        item = EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([number], np.int32)}, final=final)
+        drafts = [draft for edge in self._edges for draft in edge.offer(item, len(self._edges))]
+        return [draft.arrays["ids"].tolist() for draft in drafts]
+
+
+def test_single_answer_and_slow_steps_release_each_token_alone() -> None:
+    alone, slow = Answers(1), Answers(8)
+    assert [alone.step(number, 1.1) for number in range(20)] == [[[number]] for number in range(20)]
+    assert [slow.step(number, 8.1) for number in range(20)] == [[[number]] * 8 for number in range(20)]
+
+
+def test_tokens_of_many_answers_are_joined_up_to_a_rate_and_released_together() -> None:
+    answers = Answers(32)
+    released = [answers.step(number, 3.2) for number in range(100)]
+    assert released[0] == [[0]] * 32, "the first token of an answer is never delayed"
+    assert {len(chunks) for chunks in released} == {0, 32}, "all answers release at the same times"
+    assert sum(map(len, released)) <= answers.now_ms + 64
+    held = released[-10:]
+    assert max(len(chunk) for chunks in held for chunk in chunks) <= 11
+
+
+def test_end_of_an_answer_releases_tokens_held_for_the_rate() -> None:
+    answers = Answers(4)
+    tokens = [chunks[0] for number in range(6) if (chunks := answers.step(number, 0.5, final=number == 5))]
+    assert sum(tokens, []) == list(range(6)) and len(tokens) < 6
+
+
 def test_recovered_edge_sends_its_first_chunk_early() -> None:
     """Logged chunks are not sent again, and the next item is sent immediately, since the recovery was a long enough pause."""
     now_ms = 0

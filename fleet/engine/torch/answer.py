@@ -40,7 +40,7 @@ class TokenAnswer:
 
     def next_draw(self) -> RowSampling:
         sampling = self._request.sampling
-        key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
+        key = noise_key(sampling.seed, self._salt, 0, len(self.ids)) if sampling.temperature > 0 else 0
         banned = frozenset[int]() if sampling.may_end(len(self.ids)) else self._end_ids
         return RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
 
@@ -95,7 +95,7 @@ class AnsweringTask(GraphTask):
 
     def grow(self, row_1H: Tensor) -> None:
         """Append the row of a drawn token."""
-        self._rows.extend(row_1H)
+        self._rows.append(row_1H)
 
 
 def draw_answers(

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Positions [start, stop) of one request, consecutive rows of the pass."""
 
     table: PageTable

@@ -15,7 +15,7 @@ from fleet.engine.base import EngineOutput
 from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.layout import Extent, index_tensor
 from fleet.engine.torch.program import Forwarded, Program, ProgramTask, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
@@ -31,10 +31,13 @@ class PassRows:
     forwarded: Forwarded
     first: dict[int, int]
 
-    def last_row(self, extent: Extent) -> Tensor:
-        """Return the hidden row [1, H] of the extent's last position."""
-        at = self.first[id(extent)] + extent.num_rows - 1
-        return self.forwarded.last_NH[at : at + 1]
+    def last_rows(self, extents: Sequence[Extent]) -> Tensor:
+        """Return the hidden rows of the extents' last positions: [extents, H]."""
+        rows = [self.first[id(extent)] + extent.num_rows - 1 for extent in extents]
+        last_NH = self.forwarded.last_NH
+        if rows == list(range(len(rows))):
+            return last_NH[: len(rows)]
+        return last_NH.index_select(0, index_tensor(rows, last_NH.device))
 
     def tapped(self) -> dict[int, Tensor]:
         """Return each extent's tapped rows, if the program taps any."""
@@ -92,7 +95,7 @@ class FastRunner(Generic[TaskT]):
         due = [(task, extent) for task, extent in entries if is_due(task, extent)]
         if not due:
             return {}
-        outputs = self._program.draw([task for task, _ in due], joined([rows.last_row(extent) for _, extent in due]))
+        outputs = self._program.draw([task for task, _ in due], rows.last_rows([extent for _, extent in due]))
         return {id(extent): output for (_, extent), output in zip(due, outputs, strict=True)}
 
 
@@ -125,7 +128,7 @@ class TileRunner(Generic[TaskT]):
         drawn: Drawn = {}
         for first in range(0, len(due), TILE_ROWS):
             tile = due[first : first + TILE_ROWS]
-            last_SH = padded(torch.cat([rows.last_row(extent) for _, extent in tile]))
+            last_SH = padded(rows.last_rows([extent for _, extent in tile]))
             outputs = self._program.draw([task for task, _ in tile], last_SH)
             drawn |= {id(extent): output for (_, extent), output in zip(tile, outputs, strict=True)}
         return drawn

@@ -18,6 +18,9 @@ class Rows:
     def extend(self, rows_NH: Tensor) -> None:
         self._rows += rows_NH.split(1)
 
+    def append(self, row_1H: Tensor) -> None:
+        self._rows.append(row_1H)
+
     def cut(self, start: int, stop: int) -> Tensor:
         """[stop - start, H]."""
         return self._rows[start] if stop - start == 1 else torch.cat(self._rows[start:stop])

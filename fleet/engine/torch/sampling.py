@@ -5,8 +5,8 @@ Legend: S draws, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -43,13 +43,12 @@ class TokenCounts:
         return self._dense
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSampling:
+class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one row. `noise_key` is used only if `temperature` > 0. `banned`: ids that are not drawn."""
 
     sampling: Sampling
     noise_key: int = 0
-    counts: TokenCounts | None = field(default=None)
+    counts: TokenCounts | None = msgspec.field(default=None)
     banned: frozenset[int] = frozenset()
 
     @property
@@ -81,9 +80,12 @@ def adjusted(
 ) -> Tensor:
     """Return float32 logits with penalties, cuts and noise, whose argmax is the draw. May overwrite the logits."""
     for row, plan in enumerate(draws):
-        _penalise(logits_SV[row], plan)
-        if plan.banned:
-            logits_SV[row, _index(sorted(plan.banned), logits_SV)] = -torch.inf
+        if plan.penalised:
+            _penalise(logits_SV[row], plan)
+    banned = [(row, token) for row, plan in enumerate(draws) for token in plan.banned]
+    if banned:
+        rows, tokens = zip(*banned, strict=True)
+        logits_SV[_index(rows, logits_SV), _index(tokens, logits_SV)] = -torch.inf
     if suppressed_V is not None:
         logits_SV = logits_SV + suppressed_V
     sampled = [row for row, plan in enumerate(draws) if not plan.greedy]
@@ -98,7 +100,7 @@ def adjusted(
     return logits_SV
 
 
-def _index(rows: list[int], like: Tensor) -> Tensor:
+def _index(rows: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 

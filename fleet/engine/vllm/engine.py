@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -171,18 +171,17 @@ class VllmEngine(Engine):
         return self.due_in_s() == 0.0
 
     def due_in_s(self) -> float:
-        active = self._active()
-        if any(running.waiting or not running.begun for running in active):
-            return 0.0
-        drawing = [running for running in active if running.drawing]
-        if any(running.reading_s is None for running in drawing):
-            return 0.0
-        if not drawing and not self._holds_ended():
+        is_reading = False
+        for running in self._active():
+            if running.waiting or not running.begun or (running.drawing and running.reading_s is None):
+                return 0.0
+            is_reading = is_reading or running.drawing
+        if not is_reading and not self._holds_ended():
             return math.inf
         return max(0.0, self._next_step_s - time.monotonic())
 
-    def _active(self) -> list[_VllmRequest]:
-        return [running for running in self._requests.values() if not running.paused and running.arrays is not None]
+    def _active(self) -> Iterator[_VllmRequest]:
+        return (running for running in self._requests.values() if not running.paused and running.arrays is not None)
 
     def _holds_ended(self) -> bool:
         """Return True if vLLM holds blocks of ended requests for another vLLM."""
@@ -192,16 +191,17 @@ class VllmEngine(Engine):
         for running in self._active():
             if not running.begun:
                 self._try_begin(running)
-        drawing = [running for running in self._active() if running.drawing]
-        if drawing or self._holds_ended():
+        is_drawing = any(running.drawing for running in self._active())
+        if is_drawing or self._holds_ended():
             self._step_llm()
-        self._next_step_s = time.monotonic() + (WAIT_STEP_S if drawing else IDLE_STEP_S)
+        self._next_step_s = time.monotonic() + (WAIT_STEP_S if is_drawing else IDLE_STEP_S)
         outputs: list[EngineOutput] = []
-        for running in [running for running in self._active() if running.waiting]:
-            outputs += running.waiting
-            running.waiting = []
-            if outputs[-1].final or outputs[-1].error is not None:
-                self.abort(running.request.request_id)
+        for running in list(self._active()):
+            if running.waiting:
+                outputs += running.waiting
+                running.waiting = []
+                if outputs[-1].final or outputs[-1].error is not None:
+                    self.abort(running.request.request_id)
         return outputs
 
     def _try_begin(self, running: _VllmRequest) -> None:
@@ -260,8 +260,9 @@ class VllmEngine(Engine):
             running = self._requests.get(RequestId(output.request_id))
             if running is not None and running.drawing:
                 self._on_output(running, output)
-        for running in list(self._requests.values()):
-            if running.reading_s is not None and time.monotonic() > running.reading_s + READ_TIMEOUT_S:
+        overdue_s = time.monotonic() - READ_TIMEOUT_S
+        for running in self._requests.values():
+            if running.reading_s is not None and running.reading_s < overdue_s:
                 self._compute_instead(running)
 
     def _compute_instead(self, running: _VllmRequest) -> None:

@@ -20,6 +20,7 @@ from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
 from fleet.models.causal_lm.load import load_model, read_config, refusing
+from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 
@@ -69,6 +70,7 @@ class CausalLM:
         model = load_model(folder, kind, dtype)
         with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
             cast(nn.Module, model).to(device)
+            fuse_norms(model)
         with refusing(folder, f"{kind} cannot be served"):
             self._parts = Parts(model)
             self.kv_shape = probe(config, self._parts, device)
