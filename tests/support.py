@@ -27,7 +27,7 @@ POLL_S = 0.01
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 10.0) -> T:
+def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 30.0) -> T:
     """Poll until `predicate()` is truthy and return its value; fails the test naming what was waited for."""
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
@@ -38,7 +38,7 @@ def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 
     return value
 
 
-async def await_until(predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 10.0) -> T:
+async def await_until(predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 30.0) -> T:
     """`wait_until` for an asynchronous predicate; the event loop runs meanwhile."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -115,7 +115,7 @@ def set_options(*settings: str) -> list[str]:
 
 
 def run_cli(
-    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 180
 ) -> subprocess.CompletedProcess[str]:
     """Run `fleet ARGUMENTS` to its end."""
     return subprocess.run(
@@ -151,7 +151,7 @@ class Running:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for(self, pattern: str, timeout_s: float = 20) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
         """The first match of `pattern` in the output; fails with the whole output if it never comes."""
         try:
             wait_until(lambda: re.search(pattern, self.output()), f"output to match {pattern!r}", timeout_s)
@@ -161,7 +161,7 @@ class Running:
         assert match is not None, "output only grows"
         return match
 
-    def stop(self, signum: signal.Signals = signal.SIGTERM, timeout_s: float = 20) -> int:
+    def stop(self, signum: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
         """Signal the command and return its exit status."""
         self.process.send_signal(signum)
         return self.process.wait(timeout=timeout_s)

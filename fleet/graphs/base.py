@@ -18,8 +18,8 @@ class ChunkPolicy:
     leave a client that plays since the first chunk less than this; chunks grow as the producer gets ahead. 0: never early.
     `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in progress in the producer, at most by
     this: with others in progress the next items come later and less evenly, so that playback must start with more.
-    `max_chunks_per_s`: chunks of the edge that a worker releases per second, over all its answers; an item that comes sooner
-    waits for the answer's next one. 0: no limit.
+    `max_chunks_per_s`: with other answers in progress, about the number of chunks of the edge that a worker releases per second,
+    over all of them; items that come sooner are held, and share a chunk. 0: no limit.
     """
 
     kind: PolicyKind = "each"
@@ -38,8 +38,8 @@ class ChunkPolicy:
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
     def interval_s(self, num_answers: int) -> float:
-        """Return the least time between two chunks of one of `num_answers` in progress."""
-        return num_answers / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
+        """Return the interval at which one of `num_answers` in progress releases its items; 0: each item at once."""
+        return (num_answers - 1) / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
 
 
 EACH = ChunkPolicy(kind="each")

@@ -88,6 +88,7 @@ class WorkerLoop:
         began_us = now_us()
         outputs = self._step()
         self._route(outputs, began_us, now_us())
+        self._release_held()
         self._exchange()
         for task in [task for task in self.tasks.values() if task.may_move()]:
             self.tasks.guard(task, lambda task=task: self._feed(task))
@@ -134,6 +135,12 @@ class WorkerLoop:
             self._end_if_over(task, output)
             if output is last[task.request]:
                 self.hand_offs.start_if_due(task, output, ended_us)
+
+    def _release_held(self) -> None:
+        """Release the chunks whose time has come, and all of them before the loop may wait: no output would release them."""
+        num_answers = len(self.tasks) if self.engine.is_ready() else 1
+        for task in self.tasks.values():
+            task.release_held(num_answers)
 
     def _end_if_over(self, task: Task, output: EngineOutput) -> None:
         """Announce what the engine caches of an ended task before its last chunk: after that, another may have the right."""

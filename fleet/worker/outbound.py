@@ -97,7 +97,8 @@ class OutboundEdge:
     """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing follows the final chunk.
 
     `writes_markers`: this side writes the transition markers (`transition_source: producer`). Units: `clock` in seconds.
-    `consumer_unassigned`: no worker owned the consumer's task when this was last read.
+    `consumer_unassigned`: no worker owned the consumer's task when this was last read. `is_held`: a chunk waits for the policy's
+    rate alone.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class OutboundEdge:
         self._clock = clock
         self._playback = self._begin_playback(clock()) if logged.rows else None
         self._released_s: float | None = None
+        self.is_held = False
 
     def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
         """Add one item, with `num_answers` tasks in progress; return the chunks that it releases, in order."""
@@ -135,8 +137,9 @@ class OutboundEdge:
             drafts += self._enter_group(item)
             self._items.append(rest)
             size = self._policy.size(self.produced, num_answers)
-            if size is not None and (len(self._items) >= size or self._runs_low()) and self._may_release(num_answers):
-                drafts.append(self._release(final=item.final))
+            if size is not None and (len(self._items) >= size or self._runs_low()):
+                self.is_held = not item.final and not self._is_due(num_answers)
+                drafts += [] if self.is_held else [self._release(final=item.final)]
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
         self.ended = item.final
@@ -145,6 +148,10 @@ class OutboundEdge:
     def release_waiting(self) -> list[Draft]:
         """Release the items that wait for more, since this worker produces none."""
         return [self._release(final=False)] if self._items else []
+
+    def release_held(self, num_answers: int = 1) -> list[Draft]:
+        """Release the chunk that is held for the rate, if it is due with `num_answers` in progress."""
+        return [self._release(final=False)] if self.is_held and self._is_due(num_answers) else []
 
     def skip(self, walks: Sequence[Walk]) -> None:
         """Expect no items of these walks, which come first: the log's chunks of them are not recomputed."""
@@ -217,7 +224,7 @@ class OutboundEdge:
         """Return True if a client that plays since the first chunk would run low while one more item is produced."""
         return self._playback is not None and self._playback.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
 
-    def _may_release(self, num_answers: int) -> bool:
+    def _is_due(self, num_answers: int) -> bool:
         """Return True once per interval of the clock: at the same times for all answers, so that one write has their chunks."""
         interval_s = self._policy.interval_s(num_answers)
         return not interval_s or self._released_s is None or self._clock() // interval_s > self._released_s // interval_s
@@ -240,7 +247,7 @@ class OutboundEdge:
         self._playback = self._playback or self._begin_playback(now_s)
         if self._playback is not None:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
-        self._items = []
+        self._items, self.is_held = [], False
         self.produced += 1
         return draft
 

@@ -105,20 +105,28 @@ class Task:
 
         `num_answers`: tasks in progress in this worker.
         """
-        num_unsent = len(self.unsent)
+        all_held = bool(output.arrays) and not output.final
         if not output.arrays and not output.final:
             self.release_waiting()
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
                 self.unsent += [(edge, draft) for draft in edge.offer(item, num_answers)]
-        if len(self.unsent) > num_unsent:
+                all_held = all_held and edge.is_held
+        if not all_held:
             self.dirty = self.ack_due = True
 
     def release_waiting(self) -> None:
         """Release the items that wait for more, since this worker produces none."""
         for edge in self.outbound.values():
             self.unsent += [(edge, draft) for draft in edge.release_waiting()]
+
+    def release_held(self, num_answers: int) -> None:
+        """Release the chunks that are held for their edge's rate and due with `num_answers` in progress."""
+        for edge in self.outbound.values():
+            if edge.is_held:
+                self.unsent += [(edge, draft) for draft in edge.release_held(num_answers)]
+                self.dirty = True
 
     def add_credit(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:

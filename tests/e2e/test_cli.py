@@ -115,7 +115,7 @@ def test_worker_that_cannot_serve_its_settings_ends_with_one_line(
 ) -> None:
     checkpoint = write_tiny("text", tmp_path / "tiny", 0)
     options = set_options("graph=text", f"checkpoint={checkpoint}", "worker_nice=0", *settings)
-    done = run_cli("worker", *words.split(), *options, cwd=tmp_path, env={"REDIS_URL": redis_url}, timeout_s=180)
+    done = run_cli("worker", *words.split(), *options, cwd=tmp_path, env={"REDIS_URL": redis_url})
     assert done.returncode == 1
     assert re.fullmatch(f"fleet: {message}.*", done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr

@@ -89,6 +89,25 @@ async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> 
         assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
 
+async def test_answers_whose_tokens_share_chunks_are_complete_after_their_worker_is_killed(redis_url: str) -> None:
+    """Few credits, so that no answer is over when its worker is killed."""
+    joined = ("edges.text.policy={kind: each, max_chunks_per_s: 100}", "edges.text.credits=4")
+    async with open_fleet(redis_url, "graph=text", *joined) as (fleet, client):
+        expected = await answer(client, fake_spec(fleet, num_tokens=2000))
+        specs, num_chunks = [fake_spec(fleet, num_tokens=2000) for _ in range(4)], [0]
+
+        def kill(edge: EdgeName, index: int) -> None:
+            num_chunks[0] += 1
+            if index == 4:
+                replace_worker(fleet, specs[0], StageName("lm"))
+
+        others = [asyncio.create_task(answer(client, spec)) for spec in specs[1:]]
+        assert_same(await answer_disturbed(client, specs[0], None, kill), expected)
+        for got in await asyncio.gather(*others):
+            assert_same(got, expected)
+        assert num_chunks[0] < 2000, "tokens share chunks"
+
+
 async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
         (stage,) = (each_stage.name for each_stage in fleet.config.graph_declaration().stages)

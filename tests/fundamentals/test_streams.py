@@ -106,7 +106,7 @@ def test_tokens_of_many_answers_are_joined_up_to_a_rate_and_released_together() 
     released = [answers.step(number, 3.2) for number in range(100)]
     assert released[0] == [[0]] * 32, "the first token of an answer is never delayed"
     assert {len(chunks) for chunks in released} == {0, 32}, "all answers release at the same times"
-    assert sum(map(len, released)) <= answers.now_ms + 64
+    assert sum(map(len, released)) <= 1.1 * answers.now_ms + 64
     held = released[-10:]
     assert max(len(chunk) for chunks in held for chunk in chunks) <= 11
 

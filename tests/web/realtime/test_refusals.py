@@ -151,7 +151,7 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: ServedGateway) -
                 await client.send(json.dumps({"type": "response.create", "response": {"instructions": "hello"}}))
         await client.wait_closed()
         assert client.close_code == 3000
-    assert set(gateway.client.held) == held and not gateway.client.submitted
+    assert set(gateway.client.held) <= held and not gateway.client.submitted
 
 
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(
