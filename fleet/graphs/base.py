@@ -38,7 +38,7 @@ class ChunkPolicy:
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
     def interval_s(self, num_answers: int) -> float:
-        """Return the interval at which one of `num_answers` in progress releases its items; 0: each item at once."""
+        """Return the interval at which one of `num_answers` in progress releases its items; 0: each item alone."""
         return (num_answers - 1) / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
 
 

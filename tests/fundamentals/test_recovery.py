@@ -89,7 +89,7 @@ async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> 
         assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
 
-async def test_answers_whose_tokens_share_chunks_are_complete_after_their_worker_is_killed(redis_url: str) -> None:
+async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_killed(redis_url: str) -> None:
     """Few credits, so that no answer is over when its worker is killed."""
     joined = ("edges.text.policy={kind: each, max_chunks_per_s: 100}", "edges.text.credits=4")
     async with open_fleet(redis_url, "graph=text", *joined) as (fleet, client):
