@@ -3,7 +3,7 @@
 Prompts are computed in chunks. A prefill half holds the blocks of its ended requests until a decode half reads them by a ticket.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,6 +130,10 @@ class LlmDouble:
             kv_transfer_params=ticket,
         )
 
+    def prefix_of(self, request_id: str) -> Callable[[], int]:
+        ids = self.running[request_id].ids
+        return lambda: max((end for end in range(BLOCK, len(ids), BLOCK) if tuple(ids[:end]) in self.cached), default=0)
+
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.running.pop(request_id, None)
@@ -148,6 +152,7 @@ def rows_of(ids: Sequence[int], positions: np.ndarray) -> np.ndarray:
 def started(llm: LlmDouble) -> StartedLlm:
     return StartedLlm(
         llm=llm, vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, sampling_params=lambda draws: draws,
-        check_health=llm.check_health, take_rows=llm.take_rows, num_held=lambda: len(llm.running) + len(llm.held),
+        check_health=llm.check_health, take_rows=llm.take_rows, prefix_of=llm.prefix_of,
+        num_held=lambda: len(llm.running) + len(llm.held),
         pages=lambda: (sum(-(-len(sequence.ids) // BLOCK) for sequence in llm.running.values()), 64),
     )  # fmt: skip

@@ -2,9 +2,10 @@
 
 import datetime
 import json
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -12,13 +13,17 @@ import pytest
 from redis import Redis
 from rq import Callback, Worker
 from rq.command import send_command
+from rq.exceptions import StopRequested
 from rq.job import Dependency
+from rq.serializers import JSONSerializer
 
 from fleet.control.job_files import read_file
-from fleet.control.jobs import FUNCTIONS, delete, job, jobs, open_queue, stop, submit
+from fleet.control.jobs import FUNCTIONS, QUEUE, delete, job, jobs, open_queue, stop, submit
 from fleet.core.errors import Conflict
 from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import Job
+from fleet.jobs.record import JobRecord
+from fleet.jobs.worker import JobWorker
 from tests.support import Running, run_cli, start_cli, wait_until
 
 
@@ -162,6 +167,19 @@ def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis
     for id in (*refused.values(), later.id):
         delete(connection, id)
     assert not (tmp_path / "written").exists(), "nothing was imported or called"
+
+
+def test_discarded_exception_of_a_stop_signal_still_ends_the_worker(connection: Redis) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    worker = JobWorker([QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+    try:
+        with suppress(StopRequested):
+            worker.request_stop(signal.SIGTERM, None)
+        with pytest.raises(StopRequested):
+            worker.dequeue_job_and_maintain_ttl(60)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest, KVBlocks
 from fleet.engine.vllm import engine as module
 from fleet.engine.vllm.engine import VllmEngine
-from tests.contract.llm_double import LlmDouble, rows_of, started
+from tests.contract.llm_double import BLOCK, LlmDouble, rows_of, started
 
 REQUEST = RequestId("r")
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
@@ -31,13 +31,16 @@ def plain(llm: LlmDouble, *, hands_off: bool = False) -> VllmEngine:
     return VllmEngine(started(llm), frozenset(), hands_off=hands_off)
 
 
-def begin(engine: VllmEngine, known: Sequence[int] = (), request_id: RequestId = REQUEST, max_tokens: int = 6) -> None:
+def begin(
+    engine: VllmEngine, known: Sequence[int] = (), request_id: RequestId = REQUEST, max_tokens: int = 6, session: str = ""
+) -> None:
     engine.submit(
         EngineRequest(
             request_id=request_id,
             sampling=Sampling(max_tokens=max_tokens),
             params={NUM_POSITIONS: "128"},
             history={TOKEN: np.array(known, np.int32)} if known else {},
+            session=session,
         )
     )
     engine.feed(request_id, EngineInput(walk=PREFILL, arrays={"ids": np.array(PROMPT, np.int32)}, final=True))
@@ -108,6 +111,38 @@ def test_paused_request_computes_nothing_and_returns_nothing(answer: list[int]) 
     assert not engine.is_ready() and not run(engine, 3) and not llm.running
     engine.pause(REQUEST, paused=False)
     assert tokens_of(run(engine)) == answer
+
+
+def test_session_counts_the_whole_blocks_that_vllm_still_has() -> None:
+    llm = LlmDouble()
+    engine = plain(llm)
+    begin(engine, session="talk")
+    run(engine)
+    assert engine.num_cached_rows("talk") == len(PROMPT) // BLOCK * BLOCK and engine.num_cached_rows("other") == 0
+    begin(engine, session="talk", request_id=RequestId("next"))
+    assert sum(output.num_reused for output in run(engine)) == engine.num_cached_rows("talk")
+    llm.cached.clear()
+    assert engine.num_cached_rows("talk") == 0, "vLLM needed the blocks"
+
+
+@pytest.mark.parametrize("session", [None, "talk"])
+def test_dropped_session_counts_no_rows(session: str | None) -> None:
+    engine = plain(LlmDouble())
+    begin(engine, session="talk")
+    run(engine)
+    engine.drop_cached(session)
+    assert engine.num_cached_rows("talk") == 0
+
+
+def test_aborted_turn_leaves_the_rows_of_the_one_before() -> None:
+    engine = plain(LlmDouble())
+    begin(engine, session="talk")
+    run(engine)
+    num_rows = engine.num_cached_rows("talk")
+    begin(engine, session="talk", request_id=RequestId("next"))
+    engine.step()
+    engine.abort(RequestId("next"))
+    assert engine.num_cached_rows("talk") == num_rows > 0
 
 
 def hand_over(prefill: LlmDouble, known: Sequence[int] = ()) -> tuple[list[EngineOutput], KVBlocks]:

@@ -50,7 +50,7 @@ class _VllmRequest:
 
     `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are to come before those in `replayed`, which repeat the
     history. `tapped` rows arrived, up to position `num_computed`; the first `num_prefilled` positions are returned. `reading_s`:
-    when the read of blocks began.
+    when the read of blocks began. `num_cached` counts the positions that vLLM's prefix cache has, for a request of a session.
     """
 
     request: EngineRequest
@@ -63,6 +63,7 @@ class _VllmRequest:
     llm_id: str = ""
     ticket: Ticket | None = None
     reading_s: float | None = None
+    num_cached: Callable[[], int] | None = None
     num_computed: int = 0
     num_prefilled: int = 0
     tapped: list[TappedRows] = field(default_factory=list[TappedRows])
@@ -122,6 +123,7 @@ class VllmEngine(Engine):
         self._piece_len, self._hands_off, self._salt = piece_len, hands_off, salt
         self._requests: dict[RequestId, _VllmRequest] = {}
         self._by_llm_id: dict[str, _VllmRequest] = {}
+        self._sessions: dict[str, Callable[[], int]] = {}
         self._next_step_s = 0.0
         self._rows_reused = 0
 
@@ -200,8 +202,10 @@ class VllmEngine(Engine):
             if running.waiting:
                 outputs += running.waiting
                 running.waiting = []
-                if outputs[-1].final or outputs[-1].error is not None:
+                if outputs[-1].error is not None:
                     self.abort(running.request.request_id)
+                elif outputs[-1].final:
+                    self.finish(running.request.request_id)
         return outputs
 
     def _try_begin(self, running: _VllmRequest) -> None:
@@ -247,6 +251,8 @@ class VllmEngine(Engine):
             raise BadInput(f"messages: vLLM refuses the prompt: {error}", param="messages") from error
         self._by_llm_id[running.llm_id] = running
         running.drawing = True
+        if draws.request.session:
+            running.num_cached = self._started.prefix_of(running.llm_id)
         if draws.ticket is not None:
             running.reading_s = time.monotonic()
 
@@ -283,7 +289,20 @@ class VllmEngine(Engine):
         self._add_to_llm(running, draws, [*running.ids.tolist(), *known])
 
     def finish(self, request_id: RequestId) -> None:
+        running = self._requests.get(request_id)
+        if running is not None and running.num_cached is not None:
+            self._sessions[running.request.session] = running.num_cached
         self.abort(request_id)
+
+    def num_cached_rows(self, session: str) -> int:
+        """Return the number of positions of the session's last request that vLLM's prefix cache has, in whole blocks."""
+        num_cached = self._sessions.get(session)
+        return num_cached() if num_cached is not None else 0
+
+    def drop_cached(self, session: str | None = None) -> None:
+        """Forget the rows of a session, or of all; vLLM counts their blocks as free, and reuses them when it needs some."""
+        for name in list(self._sessions) if session is None else [session]:
+            self._sessions.pop(name, None)
 
     def abort(self, request_id: RequestId) -> None:
         running = self._requests.pop(request_id, None)

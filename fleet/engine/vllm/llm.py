@@ -97,7 +97,8 @@ class StartedLlm:
 
     `sampling_params` makes vLLM's settings of a request. `pages` returns its used and its total KV blocks. `check_health` raises
     if its executor has failed. `take_rows` returns the progress of prompts in the last step. `num_held` counts the requests that
-    vLLM knows, including ended ones whose blocks are held for another vLLM.
+    vLLM knows, including ended ones whose blocks are held for another vLLM. `prefix_of` returns, for vLLM's id of a request that
+    it runs, a function that counts the positions from its first one on that the prefix cache has, also after the request's end.
     """
 
     llm: Llm
@@ -108,3 +109,4 @@ class StartedLlm:
     check_health: Callable[[], None]
     take_rows: Callable[[], Sequence[TappedRows]] = lambda: ()
     num_held: Callable[[], int] = lambda: 0
+    prefix_of: Callable[[str], Callable[[], int]] = lambda llm_id: lambda: 0

@@ -3,6 +3,7 @@
 import os
 import random
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -198,6 +199,15 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         total = pool.num_gpu_blocks - 1  # without the block that stands for none
         return total - pool.get_num_free_blocks(), total
 
+    def prefix_of(llm_id: str) -> Callable[[], int]:
+        hashes = scheduler.requests[llm_id].block_hashes  # grows with the answer
+
+        def count() -> int:
+            most = len(hashes) * pool.hash_block_size
+            return scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(hashes, most)[1]
+
+        return count
+
     def check_health() -> None:
         llm.model_executor.check_health()
         torch.ones(1, device=options.device).add_(1).item()  # a broken CUDA context fails here
@@ -211,4 +221,5 @@ def _describe(llm: "LLMEngine", options: VllmOptions) -> StartedLlm:
         check_health=check_health,
         take_rows=rows_of(scheduler.connector) if options.model else lambda: (),
         num_held=lambda: len(scheduler.requests),
+        prefix_of=prefix_of,
     )
