@@ -112,7 +112,9 @@ def padding_without_text(task: Any, text: Tensor | None) -> Tensor | None:
 
 def decode_positions_plus_one(patch: pytest.MonkeyPatch) -> None:
     def wrong(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
-        moved = [replace(e, start=e.start + 1, stop=e.stop + 1) if e.start and e.num_rows == 1 else e for e in extents]
+        moved = [
+            msgspec.structs.replace(e, start=e.start + 1, stop=e.stop + 1) if e.start and e.num_rows == 1 else e for e in extents
+        ]
         return positions_of(moved, pad_to)
 
     patch.setattr(attention_fast, "positions_of", wrong)

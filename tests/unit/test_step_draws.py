@@ -1,6 +1,5 @@
 """Draws of a decode step by tensors equal the twin's, in rows of equal and of different parameters."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -145,7 +144,7 @@ def test_dense_counts_follow_later_draws() -> None:
     counts.add(2)
     counts.add(5)
     assert dense.tolist() == [UNSEEN, UNSEEN, 2, UNSEEN, 0, 1]
-    assert replace(plan(Sampling(), 0), counts=counts).penalised is False
+    assert msgspec.structs.replace(plan(Sampling(), 0), counts=counts).penalised is False
 
 
 @pytest.mark.parametrize(("max_batch", "buckets"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])])
