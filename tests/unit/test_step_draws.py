@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
