@@ -88,7 +88,7 @@ class HandOffCoordinator:
         if not is_next or output.final or started or task.all_ended() or task.request not in self._tasks:
             return
         task.enter(TaskPhase.HANDED_OFF)
-        task.release_waiting()
+        task.release_held()
         self._pending.append(_PendingHandOff(task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us))
 
     def record_resumption(self, task: Task, resumed_us: int) -> None:

@@ -107,7 +107,8 @@ class Task:
         """
         all_held = bool(output.arrays) and not output.final
         if not output.arrays and not output.final:
-            self.release_waiting()
+            for edge in self.outbound.values():
+                self.unsent += [(edge, draft) for draft in edge.release_waiting()]
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
@@ -116,13 +117,8 @@ class Task:
         if not all_held:
             self.dirty = self.ack_due = True
 
-    def release_waiting(self) -> None:
-        """Release the items that wait for more, since this worker produces none."""
-        for edge in self.outbound.values():
-            self.unsent += [(edge, draft) for draft in edge.release_waiting()]
-
-    def release_held(self, num_answers: int) -> None:
-        """Release the chunks that are held for their edge's rate and due with `num_answers` in progress."""
+    def release_held(self, num_answers: int = 1) -> None:
+        """Release the chunks that are held for their edge's rate and due with `num_answers` in progress; with one, all are."""
         for edge in self.outbound.values():
             if edge.is_held:
                 self.unsent += [(edge, draft) for draft in edge.release_held(num_answers)]

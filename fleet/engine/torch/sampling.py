@@ -48,7 +48,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
 
     sampling: Sampling
     noise_key: int = 0
-    counts: TokenCounts | None = msgspec.field(default=None)
+    counts: TokenCounts | None = None
     banned: frozenset[int] = frozenset()
 
     @property
