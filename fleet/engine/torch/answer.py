@@ -40,7 +40,7 @@ class TokenAnswer:
 
     def next_draw(self) -> RowSampling:
         sampling = self._request.sampling
-        key = noise_key(sampling.seed, self._salt, 0, len(self.ids)) if sampling.temperature > 0 else 0
+        key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
         banned = frozenset[int]() if sampling.may_end(len(self.ids)) else self._end_ids
         return RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
 
