@@ -139,7 +139,8 @@ class OutboundEdge:
             size = self._policy.size(self.produced, num_answers)
             if size is not None and (len(self._items) >= size or self._runs_low()):
                 self.is_held = not item.final and not self._is_due(num_answers)
-                drafts += [] if self.is_held else [self._release(final=item.final)]
+                if not self.is_held:
+                    drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
         self.ended = item.final

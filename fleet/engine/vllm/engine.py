@@ -290,9 +290,11 @@ class VllmEngine(Engine):
 
     def finish(self, request_id: RequestId) -> None:
         running = self._requests.get(request_id)
-        if running is not None and running.num_cached is not None:
-            self._sessions[running.request.session] = running.num_cached
         self.abort(request_id)
+        if running is not None and running.num_cached is not None:
+            self.drop_cached(running.request.session)
+            if running.num_cached():
+                self._sessions[running.request.session] = running.num_cached
 
     def num_cached_rows(self, session: str) -> int:
         """Return the number of positions of the session's last request that vLLM's prefix cache has, in whole blocks."""
