@@ -38,7 +38,8 @@ SETTINGS = (
     *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in DRAWING),
     *(f"stages.{stage.name}.sampling.max_tokens={FRAMES}" for stage in DRAWING),
 )  # fmt: skip
-SHORT_TIMEOUTS = ("web.header_timeout_s=1", "web.body_timeout_s=1", "web.send_timeout_s=1", "lease.gateway_timeout_s=2")
+SHORT_TIMEOUTS = ("web.header_timeout_s=4", "web.body_timeout_s=4", "web.send_timeout_s=1", "lease.gateway_timeout_s=4")
+"""Longer than a stall of this process, whose own requests must not be refused, on a busy machine."""
 Stream = tuple[str, bytes]
 
 

@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import cast
 
 import psutil
@@ -31,9 +32,10 @@ from web import serve
 from web.http.addresses import client_address
 from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
 from web.http.protocol.config import BoundedConfig
-from web.http.protocol.connection import Connection, SendProgress
+from web.http.protocol.connection import Connection, ConnectionHandler, SendProgress
 from web.http.protocol.http import BoundedHttp, PipelineFlow
 from web.http.protocol.message import BodyPace
+from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 
 MIB = 1024 * 1024
@@ -202,6 +204,39 @@ from fleet.config.schema import WebConfig
 from web.http.protocol.descriptors import connection_bound
 print(connection_bound(WebConfig()), connection_bound(WebConfig(max_connections=10)), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
+
+
+class StalledLoop:
+    """An event loop whose timer is called `late_s` seconds after it is due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timer: tuple[float, Callable[..., None], tuple[object, ...]]
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[..., None], *args: object) -> None:
+        self.timer = (when, callback, args)
+
+    def run_timer(self, late_s: float = 0.0) -> None:
+        when, callback, args = self.timer
+        self.now = when + late_s
+        callback(*args)
+
+
+def test_time_outs_after_a_stall_are_checked_once_the_input_was_read(loaded: Loaded) -> None:
+    """The timer of a stalled event loop may run before its sockets are read."""
+    table, loop, checked = ConnectionTable(loaded.config.web), StalledLoop(), list[float]()
+    handler = SimpleNamespace(close_if_overdue=checked.append)
+    table.add(Connection(cast(asyncio.Transport, None), None, cast(ConnectionHandler, handler)))
+    table.start(cast(asyncio.AbstractEventLoop, loop))
+    loop.run_timer()
+    assert len(checked) == 1
+    loop.run_timer(late_s=60.0)
+    assert len(checked) == 1, "sockets are read before the next call"
+    loop.run_timer(late_s=60.0)
+    assert len(checked) == 2, "an event loop that is always late must not disable the time-outs"
 
 
 def test_connection_limit_follows_raised_descriptor_limit() -> None:

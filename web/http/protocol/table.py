@@ -39,6 +39,9 @@ class ConnectionTable:
         self._unchecked: list[Connection] = []
         """Connections that the current sweep has not checked yet."""
         self._slice = 1
+        self._due = math.inf
+        """Time at which the next slice is due."""
+        self._was_late = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -84,7 +87,8 @@ class ConnectionTable:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check every connection once in `_sweep_s` from now on."""
-        self._timer = loop.call_later(max(self._sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
+        self._due = loop.time() + max(self._sweep_s / SLICES, MIN_SLICE_S)
+        self._timer = loop.call_at(self._due, self._sweep, loop)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -97,9 +101,16 @@ class ConnectionTable:
             connection.raw.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check one slice of the connections: closing a thousand in one step would stall the event loop."""
-        self.start(loop)
+        """Check one slice of the connections: closing a thousand in one step would stall the event loop.
+
+        A slice that is late is checked at the next call: what clients sent while the event loop was stalled is read before it.
+        """
         now = loop.time()
+        late, before = now - self._due > self._sweep_s, self._was_late
+        self._was_late = late
+        self.start(loop)
+        if late and not before:
+            return
         if not self._unchecked:
             self._unchecked = list(self._open)
             self._slice = math.ceil(len(self._unchecked) / SLICES)
