@@ -5,7 +5,7 @@ import re
 import httpx
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, Request, expect
+from playwright.sync_api import Browser, Dialog, Page, Request, Route, expect
 
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
@@ -178,7 +178,13 @@ def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: Open
 def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/workers")
     view = telemetry.worker_list[0]
-    telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
+
+    def die_and_continue(route: Route) -> None:
+        """The worker dies once the button was clicked: an update of the page would remove the button before."""
+        telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
+        route.continue_()
+
+    page.route("**/drain", die_and_continue)
     page.locator(f'[id="w-{view.id}"]').get_by_role("button", name="Drain").click()
     expect(page.locator(".toast.bad")).to_contain_text("takes no orders")
 
