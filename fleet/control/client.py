@@ -19,7 +19,7 @@ from fleet.control.operations import Operations
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
-from fleet.control.voice import HeldVoice, VoiceStore
+from fleet.control.voice import HeldVoice, Saved, VoiceStore
 from fleet.core.errors import RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S
@@ -32,6 +32,7 @@ __all__ = [
     "JobClient",
     "LoginStore",
     "Operations",
+    "Saved",
     "Telemetry",
     "VoiceStore",
 ]

@@ -161,7 +161,7 @@ TABLE: tuple[Row, ...] = (
         "a voice session: holder, epoch, the credential that opened it, time of its start, time of its client's disconnect, the "
         "view for operators, and the state that another gateway needs to continue it"),
     Row("voice_ended:{session}", "string", "retention", "end_voice",
-        "an operator ended the voice session: 1 and the credential that opened it"),
+        "the voice session has ended: 1 and the credential that opened it if an operator ended it, else 0"),
     Row("voices", "zset", "forever", "hold_voice", "voice session -> time of expiry, us"),
     Row("voices_of:{owner}", "zset", "retention", "hold_voice",
         "sessions of one client secret, open or queued -> time of expiry, us; the secret is named by its hash"),

@@ -37,6 +37,13 @@ class TakenNotice(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class MovedNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """Another gateway holds the client edges of a request, from this epoch on."""
+
+    request: RequestId
+    epoch: Epoch
+
+
 class WalkNotice(msgspec.Struct, frozen=True, kw_only=True):
     """A transition that the conductor decided."""
 
@@ -86,7 +93,7 @@ class OrderNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 Notice = (
     OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | TakenNotice
-    | WalkNotice
+    | MovedNotice | WalkNotice
 )  # fmt: skip
 AnyNotice = Grant | Notice
 
@@ -106,6 +113,8 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return parse_grant(fields)
     if kind == "y":
         return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
+    if kind == "m":
+        return MovedNotice(request=request, epoch=Epoch(int(fields["e"])))
     if kind == "a":
         return CreditNotice(request=request, edge=EdgeName(text(fields["e"])), consumed=int(fields["n"]))
     if kind == "x":

@@ -13,10 +13,10 @@ from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
 from fleet.control.connect import answer_of, run_async, text, texts
 from fleet.control.membership import Membership
-from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice
+from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, MovedNotice
 from fleet.control.stream import ClientStream
-from fleet.core.errors import FleetError, GatewayStopping, NoWorker, RedisUnreachable
-from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, WorkerId
+from fleet.core.errors import FleetError, GatewayStopping, NoWorker, RedisUnreachable, ResumedElsewhere
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ class GatewayRequests:
         self._streams: dict[RequestId, ClientStream] = {}
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
         """Tasks that read the answers of requests without a client."""
-        self._strays: set[RequestId] = set()
-        """Requests that Redis may list as this gateway's although none of its streams reads them."""
+        self._unread: set[RequestId] = set()
+        """Requests that Redis listed as this gateway's at the last look although none of its streams read them."""
         self._refusals = NoWorkerLog()
         self._run_id = ""
         membership.rejoined = self.reattach
@@ -63,11 +63,9 @@ class GatewayRequests:
         stream.on_lost = lambda: self._resubmit(stream)
         try:
             gateway, answer = await self._admit(spec.id, lambda me: self._submission(spec, blob, me, checked=True))
-        except FleetError as error:
+        except FleetError:
+            # The script may have run although its answer was lost: then `_detach_unread` finds the request.
             self._streams.pop(spec.id, None)
-            if isinstance(error, RedisUnreachable):
-                # The script may have run although its answer was lost, and a request without a reader never ends.
-                self._strays.add(spec.id)
             raise
         stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
@@ -87,32 +85,45 @@ class GatewayRequests:
         return int(answer[1])
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
-        """Take over the client edges of a request from the gateway that held them, to read from the first chunk on.
+        """Take over the client edges of a request from the stream that held them, here or elsewhere, to read from the first chunk
+        on. That stream ends with ResumedElsewhere.
 
         Returns None if the request is unknown. One that has ended can be read while its client edges are retained.
-        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not.
+        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not; ResumedElsewhere if another
+        resumption has overtaken this one.
         """
         raw = await answer_of(self._redis.hget(keys.request(request), "spec"))
         if raw is None:
             return None
         spec = decode_request(cast(bytes, raw))
-        draining = self._draining.pop(request, None)
-        if draining is not None:
-            draining.cancel()
         stream = ClientStream(spec, None, self._config, self._redis)
-        self._hold(stream)
+        gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
+        if answer[0] == "ok":
+            stream.held_by(gateway, Epoch(int(answer[1])))
+        elif answer[0] != "ended":
+            raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
+        self._supersede(stream)
         try:
-            gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
-            if answer[0] == "ok":
-                stream.held_by(gateway, Epoch(int(answer[1])))
-            elif answer[0] != "ended":
-                raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
             await answer_of(stream.catch_up())
             stream.raise_if_gone()
         except FleetError:
-            self._streams.pop(request, None)
+            if self._streams.get(request) is stream:
+                del self._streams[request]
             raise
         return spec, stream
+
+    def _supersede(self, stream: ClientStream) -> None:
+        """Hold `stream` in place of this gateway's earlier one of the request. Raises: ResumedElsewhere if that is newer."""
+        request = stream.request_id
+        earlier = self._streams.get(request)
+        if earlier is not None and stream.epoch and earlier.epoch > stream.epoch:
+            raise ResumedElsewhere.of(request)
+        draining = self._draining.pop(request, None)
+        if draining is not None:
+            draining.cancel()
+        if earlier is not None:
+            earlier.supersede()
+        self._hold(stream)
 
     async def abort(self, request: RequestId) -> bool:
         """End any request of the fleet. Return True if it was live."""
@@ -135,6 +146,10 @@ class GatewayRequests:
                 stream = self._streams.get(request)
                 if stream is not None:
                     stream.ended(notice)
+            case MovedNotice(request=request, epoch=epoch):
+                stream = self._streams.get(request)
+                if stream is not None and 0 < stream.epoch < epoch:  # one that is not attached yet is the newer one
+                    stream.supersede()
             case _:
                 return
 
@@ -147,10 +162,9 @@ class GatewayRequests:
                 log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def reconcile(self) -> None:
-        """Reattach or abort requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
+        """Reattach or detach requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
         await self.reattach()
-        await self._find_strays()
-        await self._abort_strays()
+        await self._detach_unread()
 
     async def reattach(self) -> None:
         """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
@@ -164,12 +178,22 @@ class GatewayRequests:
             await self._resubmit(stream)
             return
         gateway = self._membership.id
-        call = scripts.attach(stream.request_id, gateway, instead_of=stream.gateway)
-        answer = texts(await run_async(self._redis, call))
-        if answer[0] in ("ok", "ended"):
-            stream.held_by(gateway, Epoch(int(answer[1])) if answer[0] == "ok" else stream.epoch)
+        answer = texts(await run_async(self._redis, scripts.attach(stream.request_id, gateway, held=stream.epoch)))
+        if answer[0] == "ok":
+            stream.held_by(gateway, Epoch(int(answer[1])))
+        elif answer[0] == "ended":
+            stream.held_by(gateway, stream.epoch)
+            stream.has_ended()
         elif answer[0] != "unlisted":
-            stream.fail(RedisUnreachable(f"the gateway lost the request ({answer[0]}); try again"))
+            stream.supersede()
+
+    async def _reattach_one(self, stream: ClientStream) -> None:
+        """Attach a stream that Redis does not have as its answer's reader, or end it if a newer one is. Raises: redis errors."""
+        async with self._membership.lock:
+            if self._streams.get(stream.request_id) is stream:
+                await self._reattach(stream)
+            else:
+                stream.supersede()
 
     async def _resubmit(self, stream: ClientStream) -> None:
         """Submit again a request that Redis lost, unless its client has received chunks that may now differ.
@@ -188,19 +212,21 @@ class GatewayRequests:
         elif answer[0] != "exists":
             stream.fail(RedisUnreachable(f"Redis lost the request, and did not accept it again ({answer[0]}); try again"))
 
-    async def _find_strays(self) -> None:
-        """Find requests that Redis lists as this gateway's although they were delivered: it may have lost its last writes."""
-        before = set(self._streams)  # One of them may be delivered to its end during the call.
-        for pair in cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(self._membership.id))):
-            request = RequestId(text(pair).partition("|")[0])
-            if request not in self._streams and request not in before:
-                self._strays.add(request)
+    async def _detach_unread(self) -> None:
+        """Detach requests that Redis lists as this gateway's and none of its streams reads: the reply to a submission was lost,
+        or Redis lost writes. Only those found twice in a row: the stream of another may be about to begin or to end.
+        """
+        me, before = self._membership.id, set(self._streams)
+        listed = {RequestId(text(pair).partition("|")[0]) for pair in await self._held_in_redis(me)}
+        unread = listed - before - set(self._streams)
+        for request in unread & self._unread:
+            epoch = text(await self._redis.hget(keys.task(request, CLIENT), "epoch"))
+            log.warning("request %s: no stream of this gateway reads its answer; it is detached", request)
+            await run_async(self._redis, scripts.detach(request, me, Epoch(int(epoch or 0))))
+        self._unread = unread
 
-    async def _abort_strays(self) -> None:
-        for request in list(self._strays):
-            reason = "no gateway reads its answer: its submission was not acknowledged, or Redis lost writes"
-            await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, reason, self._config.retention_s))
-            self._strays.discard(request)
+    async def _held_in_redis(self, gateway: WorkerId) -> set[bytes]:
+        return cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(gateway)))
 
     def _hold(self, stream: ClientStream) -> None:
         """Deliver the request's notices to this stream, in place of an earlier one."""
@@ -211,6 +237,7 @@ class GatewayRequests:
                 del self._streams[request]
 
         stream.on_close = forget
+        stream.on_stale = lambda: self._reattach_one(stream)
         stream.on_unread = lambda: self._drain(stream, self._config.web.send_timeout_s)
         self._streams[request] = stream
 

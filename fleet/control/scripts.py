@@ -48,7 +48,7 @@ SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
-    "end_voice", "reserve", "report_idle", "announce_start", "end_start", "assume_served", "availability", "admission",
+    "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
 )  # fmt: skip
 
 
@@ -258,9 +258,14 @@ def abort(request: RequestId, right: str | Epoch, reason: str, keep_s: int) -> C
     return Call("abort", (request, right, reason, keep_s, AUDIO_RETENTION_S))
 
 
-def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None = None) -> Call:
-    """`instead_of`: the gateway's own former id; refused as stale if another has taken the request over since."""
-    return Call("attach", (request, gateway, instead_of or ""))
+def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:
+    """`held`: the epoch at which this gateway held the client edges; refused as stale if another holds them at a higher one."""
+    return Call("attach", (request, gateway, "" if held is None else held))
+
+
+def detach(request: RequestId, gateway: WorkerId, epoch: Epoch) -> Call:
+    """The gateway reads the answer no more: another may attach, or the conductor aborts the request."""
+    return Call("detach", (request, gateway, epoch))
 
 
 def register(
@@ -352,17 +357,13 @@ def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new:
     return Call("hold_voice", (session, holder, keep_ms, owner, "1" if new else "", bound))
 
 
-def save_voice(session: str, epoch: int, ttl_ms: int, fields: Mapping[str, bytes], removed: Sequence[str]) -> Call:
-    return Call("save_voice", (session, epoch, ttl_ms, len(removed), *removed, *chain.from_iterable(fields.items())))
-
-
-VOICE_ENDED_MS = 600_000
-"""Retention of the record that an operator ended a voice session: a client that returns later begins a new one."""
+def save_voice(session: str, epoch: int, ttl_ms: int, owner: str, fields: Mapping[str, bytes], removed: Sequence[str]) -> Call:
+    return Call("save_voice", (session, epoch, ttl_ms, owner, len(removed), *removed, *chain.from_iterable(fields.items())))
 
 
 def end_voice(session: str, epoch: int | None) -> Call:
     """`epoch` None: by right of the API, regardless of the holder."""
-    return Call("end_voice", (session, "" if epoch is None else epoch, VOICE_ENDED_MS))
+    return Call("end_voice", (session, "" if epoch is None else epoch))
 
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
-from typing import Self, cast
+from typing import Self
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -13,11 +13,11 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
-from fleet.control.connect import answer_of, run_async, stream_entries, text
+from fleet.control.connect import answer_of, run_async, stream_entries, text, texts
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, from_code
+from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, ResumedElsewhere, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.receipts import RECEIVED, Receipts
 from fleet.core.request import RequestSpec
@@ -40,6 +40,8 @@ class ClientStream:
         self._receipts = Receipts()
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
+        self.on_stale: Callable[[], Awaitable[object]] = self._supersede
+        """Called when Redis does not have this stream as the reader of the answer: attaches it again, or ends it."""
         self.on_unread: Callable[[], object] = lambda: None
         self._redis, self._retention_s = client, config.retention_s
         graph = config.graph_declaration()
@@ -48,7 +50,7 @@ class ClientStream:
         self._ready: deque[Chunk] = deque()
         self._error: FleetError | None = None
         self._wake = asyncio.Event()
-        self._closed = False
+        self._closed = self._needs_no_acks = False
         self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
@@ -65,6 +67,10 @@ class ClientStream:
         """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""
         self.gateway, self.epoch = gateway, epoch
 
+    def has_ended(self) -> None:
+        """The request has ended in Redis: nothing is left to acknowledge."""
+        self._needs_no_acks = True
+
     def is_detached(self, gateway: WorkerId) -> bool:
         """Return True if the stream is held by another incarnation than `gateway`, and has not failed."""
         return bool(self.epoch) and self.gateway != gateway and self._error is None
@@ -77,6 +83,16 @@ class ClientStream:
     def fail(self, error: FleetError) -> None:
         self._error = self._error or error
         self._wake.set()
+
+    def supersede(self) -> None:
+        """End this stream, which another one continues: it returns no further chunk, and can abort nothing."""
+        self._closed = True
+        self._ready.clear()
+        self._error = ResumedElsewhere.of(self.request_id)
+        self._wake.set()
+
+    async def _supersede(self) -> None:
+        self.supersede()
 
     def __aiter__(self) -> Self:
         return self
@@ -114,19 +130,31 @@ class ClientStream:
 
     async def _send_acks(self) -> None:
         """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it."""
+        try:
+            if not await self._acknowledge():
+                await self.on_stale()
+                await self._acknowledge()
+        except RedisError as error:
+            log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
+
+    async def _acknowledge(self) -> bool:
+        """Return False if Redis refuses an acknowledgement because the answer is held at another epoch."""
         due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
-        if not due:
-            return
+        if not due or isinstance(self._error, ResumedElsewhere):
+            return True
+        if self._needs_no_acks:
+            for edge in due:
+                edge.acked = edge.consumed
+            return True
         sent = [(edge, edge.consumed) for edge in due]
         delivered = not self._open()
         acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
-        try:
-            await asyncio.gather(*self._report_receipts(acks), run_async(self._redis, scripts.ack(acks)))
-        except RedisError as error:
-            log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
-            return
-        for edge, consumed in sent:
-            edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
+        *_, replies = await asyncio.gather(*self._report_receipts(acks), run_async(self._redis, scripts.ack(acks)))
+        answers = texts(replies)
+        for (edge, consumed), answer in zip(sent, answers, strict=True):
+            if answer != "stale":
+                edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
+        return "stale" not in answers
 
     def _report_receipts(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
         """With the last acknowledgement, save the receipts in the trace. They may be lost if the acknowledgement is first."""
@@ -176,17 +204,21 @@ class ClientStream:
         return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
 
     async def _read_credit(self) -> dict[EdgeName, Epoch]:
-        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again.
+        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again, and whether it
+        has this stream as the reader of the answer.
 
         Returns the epoch of each edge's producing task.
         """
         edges = list(self._edges.values())
         pipe = self._redis.pipeline(transaction=False)
-        pipe.hmget(keys.task(self.request_id, CLIENT), [f"consumed:{edge.name}" for edge in edges])
+        pipe.hmget(keys.task(self.request_id, CLIENT), ["epoch", "owner", "state", *(f"consumed:{edge.name}" for edge in edges)])
         for edge in edges:
             pipe.hget(keys.task(self.request_id, edge.source), "epoch")
-        counts, *epochs = cast("list[object]", await pipe.execute())
-        for edge, consumed in zip(edges, cast("list[bytes | None]", counts), strict=True):
+        (epoch, owner, state, *counts), *epochs = await pipe.execute()
+        is_held = (text(epoch), text(owner)) == (str(self.epoch), self.gateway)
+        if self.epoch and text(state) in ("running", "lost") and not is_held:
+            await self.on_stale()
+        for edge, consumed in zip(edges, counts, strict=True):
             edge.acked = min(edge.acked, int(consumed or 0))
         return {edge.name: Epoch(int(text(epoch) or 0)) for edge, epoch in zip(edges, epochs, strict=True)}
 

@@ -5,6 +5,7 @@ Knows no conversation.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import cast
 
 import redis.asyncio
@@ -14,6 +15,16 @@ from fleet.control import keys, scripts
 from fleet.control.connect import answer_of, pairs, run_async, text
 from fleet.control.membership import Membership
 from fleet.core.errors import SecretInUse
+
+
+class Saved(StrEnum):
+    """Answer to a write of a voice session. After `RESTORED` every field must be written again: Redis had lost writes."""
+
+    OK = "ok"
+    RESTORED = "restored"
+    STALE = "stale"
+    """The session is held elsewhere, or has ended."""
+
 
 OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
 """Fields of a session's record that the scripts write; the others are the holder's."""
@@ -66,13 +77,13 @@ class VoiceStore:
         )
 
     async def save(
-        self, session: str, epoch: int, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
-    ) -> bool:
-        """Write fields of a held session, delete `removed`, and renew its time to live. Return False if it is no longer held."""
+        self, session: str, epoch: int, owner: str, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+    ) -> Saved:
+        """Write fields of a held session, delete `removed`, and renew its time to live."""
         # The holder is written each time: a gateway has a new id after its lease has lapsed.
         written = {**fields, "holder": self._membership.id.encode()}
-        call = scripts.save_voice(session, epoch, int(ttl_s * 1000), written, removed)
-        return text(await answer_of(run_async(self._redis, call))) == "ok"
+        call = scripts.save_voice(session, epoch, int(ttl_s * 1000), owner, written, removed)
+        return Saved(text(await answer_of(run_async(self._redis, call))))
 
     async def end(self, session: str, epoch: int | None = None) -> bool:
         """Delete a session; with `epoch`, only if it is still held at that epoch. Return True if it was deleted."""

@@ -133,6 +133,16 @@ class GatewayStopping(FleetError):
     retryable = True
 
 
+class ResumedElsewhere(FleetError):
+    """A newer connection continues the answer, here or at another gateway; this one ends."""
+
+    code = "resumed_elsewhere"
+
+    @staticmethod
+    def of(request: str) -> "ResumedElsewhere":
+        return ResumedElsewhere(f"a newer connection reads the answer of {request} (it was resumed); this one ends")
+
+
 class RedisUnreachable(FleetError):
     code = "redis_unreachable"
     retryable = True

@@ -11,6 +11,7 @@ import pytest
 
 from fleet.config import FleetConfig
 from fleet.control.stream import ClientStream
+from fleet.control.voice import Saved
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, BadInput, Conflict, FleetError, GatewayStopping, NotFound
@@ -203,12 +204,15 @@ async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet
     voice = fleet.client.voice
     first = await voice.hold("s", KEEP_S, "", new=True)
     assert first is not None and not first.fields and await voice.hold("s", KEEP_S, "", new=True) is None
-    assert await voice.save("s", first.epoch, KEEP_S, {"view": b"v", "state": b"x", "away_us": b"1"})
-    assert await voice.save("s", first.epoch, KEEP_S, {"more": b"m"}, ["view"]) and await voice.views() == {}
+    saved = await voice.save("s", first.epoch, "", KEEP_S, {"view": b"v", "state": b"x", "away_us": b"1"})
+    again = await voice.save("s", first.epoch, "", KEEP_S, {"more": b"m"}, ["view"])
+    assert saved is again is Saved.OK and await voice.views() == {}
     second = await voice.hold("s", KEEP_S, "")
     assert second is not None and second.epoch > first.epoch and second.fields == {"state": b"x", "more": b"m"}
-    assert not await voice.save("s", first.epoch, KEEP_S, {"view": b"old"}) and not await voice.end("s", first.epoch)
-    assert await voice.save("s", second.epoch, KEEP_S, {"view": b"new"}) and await voice.views() == {"s": b"new"}
+    assert await voice.save("s", first.epoch, "", KEEP_S, {"view": b"old"}) is Saved.STALE
+    assert not await voice.end("s", first.epoch)
+    assert await voice.save("s", second.epoch, "", KEEP_S, {"view": b"new"}) is Saved.OK
+    assert await voice.views() == {"s": b"new"}
     assert await voice.end("s", second.epoch) and not await voice.end("s", second.epoch)
     assert await voice.hold("s", KEEP_S, "") is None and not await voice.was_ended("s", "")
 

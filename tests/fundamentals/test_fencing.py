@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import cast
 
 from fleet.control import keys, scripts
+from fleet.control.connect import pairs
+from fleet.control.notices import MovedNotice, parse_notice
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskLost, TensorsLost
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
@@ -334,12 +336,55 @@ def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Contr
     assert control.run(scripts.attach(REQUEST, other)) == "unlisted"
     for gateway in (other, back):
         control.register(gateway, "")
+    first = control.epoch(CLIENT)
     assert control.run(scripts.attach(REQUEST, other)) == "ok"
-    assert control.run(scripts.attach(REQUEST, back, instead_of=GATEWAY)) == "stale"
+    assert control.run(scripts.attach(REQUEST, back, held=first)) == "stale"
     assert control.task(CLIENT)["owner"] == other
-    replies = [control.run(scripts.attach(REQUEST, back, instead_of=other)) for _ in range(2)]
+    held = control.epoch(CLIENT)
+    replies = [control.run(scripts.attach(REQUEST, back, held=held)) for _ in range(2)]
     assert replies == ["ok", "ok"], "the first reply may have been lost"
     assert control.task(CLIENT)["owner"] == back
+
+
+def test_attach_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(control: Control) -> None:
+    """Redis lost the writes since `before`: the attach of the other gateway."""
+    control.register(OTHER_GATEWAY, "")
+    before = control.epoch(CLIENT)
+    lost = Epoch(before + 3_600_000_000)
+    assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
+    assert control.run(scripts.attach(REQUEST, GATEWAY, held=lost)) == "ok"
+    assert control.task(CLIENT)["owner"] == GATEWAY and control.epoch(CLIENT) > lost
+    assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY, held=lost)) == "stale"
+    assert control.abort(right=before) == "stale"
+    assert control.abort(right=Epoch(control.epoch(CLIENT) + 1)) == "ok"
+
+
+def test_attach_notifies_the_gateway_that_held_the_request(control: Control) -> None:
+    control.register(OTHER_GATEWAY, "")
+    for _ in range(2):
+        assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
+    notices = [parse_notice(pairs(fields)) for _, fields in stream_entries(control.client, keys.inbox(GATEWAY))]
+    (moved,) = [notice for notice in notices if isinstance(notice, MovedNotice)]
+    assert moved.request == REQUEST and moved.epoch < control.epoch(CLIENT)
+    assert control.client.xlen(keys.inbox(OTHER_GATEWAY)) == 0, "a gateway needs no notice of its own attach"
+
+
+def test_detach_gives_up_a_request_only_for_its_gateway_at_its_epoch(control: Control) -> None:
+    """Another gateway may attach before the call arrives, which must then neither detach nor abort the request."""
+    control.register(OTHER_GATEWAY, "")
+    seen = control.epoch(CLIENT)
+    assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
+    assert control.run(scripts.detach(REQUEST, GATEWAY, seen)) == "stale"
+    assert control.run(scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT))) == "stale"
+    held = control.epoch(CLIENT)
+    assert control.run(scripts.detach(REQUEST, OTHER_GATEWAY, held)) == "ok"
+    assert control.task(CLIENT)["owner"] == "" and not control.client.smembers(keys.worker_tasks(OTHER_GATEWAY))
+    (lost,) = [event for event in control.events_of(TaskLost) if event.stage == CLIENT]
+    assert lost.epoch == control.epoch(CLIENT) > held
+    assert control.run(scripts.detach(REQUEST, OTHER_GATEWAY, held)) == "stale"
+    assert control.run(scripts.attach(REQUEST, GATEWAY)) == "ok"
+    control.abort()
+    assert control.run(scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT))) == "ended"
 
 
 def test_submit_by_a_fenced_gateway_or_of_a_known_id_is_refused(control: Control) -> None:

@@ -21,8 +21,10 @@ def hold(
     return cast("list[object]", run(control.client, call))
 
 
-def save(control: Control, session: str, epoch: object, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> str:
-    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, gone))
+def save(
+    control: Control, session: str, epoch: object, fields: dict[str, bytes], gone: tuple[str, ...] = (), *, owner: str = ""
+) -> str:
+    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, owner, fields, gone))
 
 
 def end(control: Control, session: str, epoch: object = None) -> str:
@@ -56,3 +58,26 @@ def test_voice_session_expires(control: Control) -> None:
     client: redis.Redis = control.client
     assert 0 < int(client.pttl(keys.voice("sess_1"))) <= KEEP_MS  # pyright: ignore[reportArgumentType]
     assert client.zcard(keys.VOICES) == 1
+
+
+def test_save_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(control: Control) -> None:
+    """Redis lost the call that gave the session to its holder: the former holder must not get it back."""
+    former, *_ = hold(control, "sess_1", new=True)
+    before = control.client.hgetall(keys.voice("sess_1"))
+    held, *_ = hold(control, "sess_1", holder=OTHER)
+    control.client.hset(keys.voice("sess_1"), mapping={**cast("dict[bytes, bytes]", before)})
+    assert save(control, "sess_1", held, {"state": b"x"}) == "restored"
+    assert save(control, "sess_1", held, {"state": b"y"}) == "ok"
+    assert save(control, "sess_1", former, {"state": b"late"}) == end(control, "sess_1", former) == "stale"
+
+
+def test_save_restores_a_lost_session_unless_it_has_ended(control: Control) -> None:
+    epoch, *_ = hold(control, "sess_1", "secret:1", new=True)
+    control.client.delete(keys.voice("sess_1"), keys.VOICES, keys.voices_of("secret:1"))
+    assert save(control, "sess_1", epoch, {"state": b"x"}, owner="secret:1") == "restored"
+    again, _, fields, _ = hold(control, "sess_1", "secret:1")
+    assert pairs(fields)["state"] == b"x" and int(text(again)) > int(text(epoch))
+    assert control.client.zcard(keys.VOICES) == control.client.zcard(keys.voices_of("secret:1")) == 1
+    assert end(control, "sess_1", again) == "ok"
+    assert save(control, "sess_1", again, {"state": b"late"}, owner="secret:1") == "stale"
+    assert not control.client.exists(keys.voice("sess_1"))

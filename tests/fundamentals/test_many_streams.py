@@ -125,8 +125,8 @@ async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: 
             return members
 
         client._redis.smembers = held_then_delivered  # pyright: ignore
-        await client.requests._find_strays()  # pyright: ignore[reportPrivateUsage]
-        await client.requests._abort_strays()  # pyright: ignore[reportPrivateUsage]
+        for _ in range(2):
+            await client.requests._detach_unread()  # pyright: ignore[reportPrivateUsage]
         view = await client.telemetry.trace(spec.id)
         assert view is not None
         assert view.state == "running"

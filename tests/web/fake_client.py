@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from fleet.control.logins import LoginStore
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
-from fleet.control.voice import OWN_FIELDS, HeldVoice, VoiceStore
+from fleet.control.voice import OWN_FIELDS, HeldVoice, Saved, VoiceStore
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, FleetError, GatewayStopping
@@ -219,17 +219,17 @@ class FakeVoice(VoiceStore):
         return fleet.held[session]
 
     async def save(
-        self, session: str, epoch: int, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
-    ) -> bool:
+        self, session: str, epoch: int, owner: str, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+    ) -> Saved:
         fleet = self._fleet
         fleet.check_reachable()
         fleet.num_saved += 1
         held = fleet.held.get(session)
         if held is None or held.epoch != epoch:
-            return False
+            return Saved.STALE
         rest = {name: value for name, value in held.fields.items() if name not in removed}
         fleet.held[session] = dataclasses.replace(held, fields={**rest, **fields})
-        return True
+        return Saved.OK
 
     async def end(self, session: str, epoch: int | None = None) -> bool:
         fleet = self._fleet

@@ -116,6 +116,7 @@ STATUSES: dict[type[FleetError], int] = {
     UnservedRoute: 404,
     errors.Aborted: 409,
     errors.Conflict: 409,
+    errors.ResumedElsewhere: 409,
     SessionEndedByOperator: 410,
     errors.InputTooLarge: 413,
     ForeignHost: 421,

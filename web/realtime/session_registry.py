@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from fleet.config.schema import LeaseConfig
-from fleet.control.client import HeldVoice
+from fleet.control.client import HeldVoice, Saved
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
@@ -168,9 +168,9 @@ class SessionRegistry:
             if held is not None:
                 await undo(session_id, held.epoch)
 
-    async def _mark_away(self, session_id: str, epoch: int) -> None:
+    async def _mark_away(self, session_id: str, epoch: int, owner: str) -> None:
         """Allow a client that left while its session was taken over to reconnect, or to open another one."""
-        await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {"away_us": str(now_us()).encode()})
+        await self._gateway.client.voice.save(session_id, epoch, owner, self._ttl_s, {"away_us": str(now_us()).encode()})
 
     async def _wait_for_admission(
         self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
@@ -183,7 +183,7 @@ class SessionRegistry:
         queued = self._admission.join(by_secret=by_secret, on_position=on_position)
         if queued.admitted.is_set():
             return held
-        renewing = asyncio.create_task(self._renew(session_id, held.epoch))
+        renewing = asyncio.create_task(self._renew(session_id, held.epoch, owner))
         try:
             await self._admission.wait(queued)
         finally:
@@ -197,11 +197,11 @@ class SessionRegistry:
             raise
         return again
 
-    async def _renew(self, session_id: str, epoch: int) -> None:
+    async def _renew(self, session_id: str, epoch: int, owner: str) -> None:
         """Renew the record of a queued client, which counts among the sessions of its secret."""
         while True:
             try:
-                await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {})
+                await self._gateway.client.voice.save(session_id, epoch, owner, self._ttl_s, {})
             except FleetError as error:
                 log.warning("session %s: its place in the queue could not be renewed: %s", shown_id(session_id), error.message)
             await self._clock.sleep(RENEW_S)
@@ -241,7 +241,7 @@ class SessionRegistry:
             return True
         session_id = entry.session.id
         try:
-            held = await self._gateway.client.voice.save(session_id, entry.epoch, self._ttl_s, {}, ["away_us"])
+            held = await self._save(entry, {}, ["away_us"])
         except FleetError as error:
             log.warning("session %s: continued although Redis does not answer: %s", shown_id(session_id), error.message)
             return True
@@ -251,7 +251,7 @@ class SessionRegistry:
         return held and is_here
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
-        held = await self._hold(session_id, self._ttl_s, owner, self._mark_away)
+        held = await self._hold(session_id, self._ttl_s, owner, lambda name, epoch: self._mark_away(name, epoch, owner))
         if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
             raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
@@ -398,7 +398,17 @@ class SessionRegistry:
             removed.append("away_us")
         else:
             fields["away_us"] = str(entry.away_us).encode()
-        return await self._gateway.client.voice.save(entry.session.id, entry.epoch, self._ttl_s, fields, removed)
+        return await self._save(entry, fields, removed)
+
+    async def _save(self, entry: SessionEntry, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
+        """Return False if the session is not held by this gateway any more. Raises: RedisUnreachable."""
+        voice = self._gateway.client.voice
+        saved = await voice.save(entry.session.id, entry.epoch, entry.owner, self._ttl_s, fields, removed)
+        if saved is Saved.RESTORED:
+            log.warning("session %s: Redis lost writes of it; everything is written again", shown_id(entry.session.id))
+            entry.snapshot.forget()
+            entry.changed.set()
+        return saved is not Saved.STALE
 
     def _give_up(self, entry: SessionEntry, *, ended: bool) -> None:
         """Remove a session that another gateway continues, or, `ended`, that an operator ended together with its requests."""

@@ -8,7 +8,7 @@ local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local WORKERS_BATCH, MAX_START_US = 16, 1800000000
-local REFUSING_S = 10
+local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 
 local function now_us()
   local t = call('TIME')
@@ -187,9 +187,12 @@ local function refusal_of(tk, r, epoch)
   if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
   return t[2] ~= 'running' and 'stale' or nil
 end
+-- Return true if an epoch is below another one, as text. An epoch above that of Redis proves that Redis lost the write that raised it.
+local function is_older(epoch, other) return tonumber(epoch) < tonumber(other or '0') end
 local function is_leader(value) return call('GET', P .. 'conductor') == value end
-local function raise_epoch(tk)
-  local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())
+-- Raise an epoch above its former value, the time of Redis, and `seen` ("" none): an epoch that a holder has and Redis lost.
+local function raise_epoch(tk, seen)
+  local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, (tonumber(seen or '') or 0) + 1, now_us())
   call('HSET', tk, 'epoch', int(e))
   return int(e)
 end
@@ -222,7 +225,9 @@ local function list_voice(session, owner, ttl_ms)
   call('ZADD', of, ends, session)
   if call('PTTL', of) < tonumber(ttl_ms) then call('PEXPIRE', of, ttl_ms) end
 end
-local function forget_voice(session, owner)
+-- Delete a voice session and record its end.
+local function forget_voice(session, owner, by_operator)
+  call('SET', P .. 'voice_ended:' .. session, by_operator and '1' .. owner or '0', 'PX', VOICE_ENDED_MS)
   call('DEL', P .. 'voice:' .. session)
   call('ZREM', P .. 'voices', session)
   if owner ~= '' then call('ZREM', voices_of(owner), session) end

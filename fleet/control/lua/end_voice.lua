@@ -1,9 +1,8 @@
--- end_voice: deletes a voice session; compares the epoch of its holder, unless an operator ends it through the API. An operator's end
--- is recorded for the holder, and for a client of the same owner that reconnects.
--- ARGV: session, epoch ("": by the API's right), ms for which an operator's end is recorded
-local session, epoch, record_ms = unpack(ARGV)
+-- end_voice: deletes a voice session; compares the epoch of its holder, unless an operator ends it through the API. The end is recorded,
+-- so that a late write of a former holder does not restore the session, and an operator's end for a client that reconnects.
+-- ARGV: session, epoch ("": by the API's right)
+local session, epoch = unpack(ARGV)
 local is = call('HMGET', P .. 'voice:' .. session, 'epoch', 'owner')
-if not is[1] or (epoch ~= '' and is[1] ~= epoch) then return 'stale' end
-if epoch == '' then call('SET', P .. 'voice_ended:' .. session, '1' .. (is[2] or ''), 'PX', record_ms) end
-forget_voice(session, is[2] or '')
+if not is[1] or (epoch ~= '' and is_older(epoch, is[1])) then return 'stale' end
+forget_voice(session, is[2] or '', epoch == '')
 return 'ok'

@@ -1,0 +1,13 @@
+-- detach: gives up the client edges of a request that no stream of the gateway reads: it lost the answer of its submission, or Redis
+-- lost that they were delivered or belong to another gateway by now. Compares owner and epoch, and that the request is live. As after
+-- the gateway's death, another one can attach, or the conductor aborts the request.
+-- ARGV: request, gateway, epoch
+local r, gateway, epoch = unpack(ARGV)
+local tk = task_key(r, 'client')
+local why = refusal_of(tk, r, epoch)
+if why then return why end
+if call('HGET', tk, 'owner') ~= gateway then return 'stale' end
+remove_owner(tk, r, 'client')
+lose_owner(tk, r, 'client', false)
+call('HSET', tk, 'holder', '')
+return 'ok'
