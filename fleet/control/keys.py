@@ -169,7 +169,7 @@ TABLE: tuple[Row, ...] = (
         "settings of the session that a short-lived client secret opens; the secret is named by its hash"),
     Row("logins", "zset", "retention", "gateway",
         "MAC of a console login's cookie under the API key -> time of expiry, us; bounded"),
-    Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed"),
+    Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed; a conductor that missed any reads hashes"),
     Row("dead_letters", "stream", "forever", "end_request", "requests that were given up"),
     Row("refused", "hash", "retention", "register", "worker -> time and cause of refusal"),
     Row("refusal_logged", "string", "retention", "submit, admission",

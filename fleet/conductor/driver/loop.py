@@ -25,7 +25,7 @@ from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, exchange, first_text, run, text
+from fleet.control.connect import Reply, connect, exchange, first_text, run, stream_entries, text
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 200
 BATCH = 256
+BEFORE_ALL = "0-0"
+"""Position before every event, of a leader that found `events` empty."""
 LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
@@ -106,16 +108,23 @@ class Driver:
         return self._lead() and self.leader == leader
 
     def _take_over(self) -> None:
-        """Read the state from the hashes. Events after the saved id may repeat what was read, and then change nothing."""
         self._spare()
+        self.orphans, self.took_over_at = {}, time.monotonic()
+        live = self._read_state()
+        log.info("conductor %s leads now; %d live requests", self.me, live)
+
+    def _read_state(self) -> int:
+        """Read every live request from its hashes, in place of all that was known of requests; return their number.
+
+        Events after the saved id may repeat what was read, and then change nothing.
+        """
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
-        self.last_id = text(last[0][0]) if last else "0-0"
-        self.state, self.orphans, self.took_over_at = self._empty(), {}, time.monotonic()
+        self.last_id = text(last[0][0]) if last else BEFORE_ALL
+        self.state, self.granted_at = self._empty(), {}
         live = read_live(self.client)
-        log.info("conductor %s leads now; %d live requests", self.me, len(live))
         for request in live:
             if not self._still_leads():
-                return
+                break
             record = read_request(self.client, request)
             if record is None:
                 continue
@@ -126,20 +135,34 @@ class Driver:
             self._carry_out(commands)
             for fact in missed_facts(self.client, record, drives_walks=bool(self.state.conductor_driven)):
                 self._apply(fact)
+        return len(live)
 
     def _spare(self) -> None:
         self.spare_until = time.monotonic() + self.config.lease.worker_ttl_s
 
     def _read(self) -> list[ev.AnyEvent]:
+        """Return the next events. If some of them were trimmed, read the state from the hashes instead, and return none.
+
+        Trimming removes the oldest entries: as long as the last event that was read is still there, so are all that follow it.
+        """
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
         block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000)))
-        reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=block_ms)
-        streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
+        last = self.last_id
+        read = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS", keys.EVENTS, last)
+        reply, last_read = exchange(self.client, (), read, ("XRANGE", keys.EVENTS, last, last))
+        streams = cast("list[tuple[bytes, Reply]]", reply or [])
+        if streams and not last_read:
+            if last != BEFORE_ALL:
+                log.warning(
+                    "events after %s were trimmed before this conductor read them; it reads the live requests again", last
+                )
+            self._read_state()
+            return []
         found: list[ev.AnyEvent] = []
         for _, entries in streams:
-            for entry_id, fields in entries:
-                self.last_id = text(entry_id)
-                found.append(ev.decode_event(fields[b"e"]))
+            for entry_id, fields in stream_entries(entries):
+                self.last_id = entry_id
+                found.append(ev.decode_event(fields["e"]))
         return found
 
     def _apply(self, event: ev.Event) -> None:
@@ -150,7 +173,8 @@ class Driver:
             if event.stage == CLIENT:
                 self.orphans.pop(event.request, None)
         elif isinstance(event, ev.TaskLost) and event.stage == CLIENT:
-            self.orphans[event.request] = (time.monotonic(), event.epoch)
+            if event.epoch != self.orphans.get(event.request, (0.0, None))[1]:
+                self.orphans[event.request] = (time.monotonic(), event.epoch)
         elif isinstance(event, ev.RequestEnded):
             self.orphans.pop(event.request, None)
             self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
