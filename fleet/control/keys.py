@@ -126,9 +126,10 @@ class Row(NamedTuple):
 
 
 TABLE: tuple[Row, ...] = (
-    Row("workers", "zset", "forever", "register", "incarnation -> lease deadline, us"),
+    Row("workers", "zset", "forever", "register",
+        "incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the lease's duration"),
     Row("worker:{id}", "hash", "lease", "register",
-        "role, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
+        "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",

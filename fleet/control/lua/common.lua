@@ -7,7 +7,7 @@ local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
-local WORKERS_BATCH, MAX_START_US = 16, 1800000000
+local WORKERS_BATCH, MAX_START_US = 16, 120000000
 local REFUSING_S = 10
 
 local function now_us()
@@ -189,7 +189,10 @@ local function refusal_of(tk, r, epoch)
 end
 local function is_leader(value) return call('GET', P .. 'conductor') == value end
 local function raise_epoch(tk)
-  local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())
+  local e, now = tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us()
+  -- Redis may lose its last writes, and must not issue their epochs again. The time differs; behind a clock that was set back, its
+  -- part below a second.
+  e = now >= e and now or e + now % 1000000
   call('HSET', tk, 'epoch', int(e))
   return int(e)
 end
