@@ -155,7 +155,7 @@ def _(event: ev.RoleDeserted, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
-    return state, (FenceWorker(worker=event.worker),)
+    return state, (FenceWorker(worker=event.worker, deadline_us=event.deadline_us),)
 
 
 def _grant(state: ConductorState, request: RequestId, task: TaskRecord, *, remake: bool = False) -> GrantTask:

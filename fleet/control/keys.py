@@ -126,9 +126,10 @@ class Row(NamedTuple):
 
 
 TABLE: tuple[Row, ...] = (
-    Row("workers", "zset", "forever", "register", "incarnation -> lease deadline, us"),
+    Row("workers", "zset", "forever", "register",
+        "incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the lease's duration"),
     Row("worker:{id}", "hash", "lease", "register",
-        "role, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
+        "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",
@@ -169,7 +170,7 @@ TABLE: tuple[Row, ...] = (
         "settings of the session that a short-lived client secret opens; the secret is named by its hash"),
     Row("logins", "zset", "retention", "gateway",
         "MAC of a console login's cookie under the API key -> time of expiry, us; bounded"),
-    Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed"),
+    Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed; a conductor that missed any reads hashes"),
     Row("dead_letters", "stream", "forever", "end_request", "requests that were given up"),
     Row("refused", "hash", "retention", "register", "worker -> time and cause of refusal"),
     Row("refusal_logged", "string", "retention", "submit, admission",

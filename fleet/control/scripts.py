@@ -49,6 +49,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
+    "leases",
 )  # fmt: skip
 
 
@@ -281,10 +282,18 @@ def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> C
     return Call("renew", (worker, lease_us, *chain.from_iterable(vitals.items())))
 
 
-def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
-    """`leader` is "" if the worker deregisters or, with `died`, if a supervisor saw its process end by `cause`."""
+def leases() -> Call:
+    """Read only: Redis's time (us), then for each listed process its id and the deadline and duration of its lease (us)."""
+    return Call("leases", ())
+
+
+def fence_worker(leader: str, worker: WorkerId, *, deadline_us: int = 0, died: bool = False, cause: str = "") -> Call:
+    """`leader` is "" if the worker deregisters or, with `died`, if a supervisor saw its process end by `cause`.
+
+    `deadline_us`: the one that the leader saw unrenewed for the duration of the lease; with another, the worker is alive.
+    """
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
-    return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
+    return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else "", deadline_us))
 
 
 def announce_start(

@@ -129,9 +129,10 @@ class RoleDeserted(TaskEvent, frozen=True, kw_only=True):
 
 
 class WorkerExpired(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: the lease deadline has passed."""
+    """Produced by the driver's clock, never stored: the lease was not renewed for its duration since it had this deadline."""
 
     worker: WorkerId
+    deadline_us: int
 
 
 AnyEvent = (

@@ -13,7 +13,7 @@ RoleName = NewType("RoleName", str)
 Walk = NewType("Walk", str)
 """One phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
 Epoch = NewType("Epoch", int)
-"""The fencing token of a task; max(epoch + 1, Redis TIME in microseconds) at every grant."""
+"""The fencing token of a task: Redis's time in microseconds at the grant, or above the last epoch if its clock was set back."""
 Term = NewType("Term", int)
 """The fencing token of conductor leadership."""
 

@@ -154,7 +154,7 @@ def test_death_seen_after_the_fencing_is_one_line_that_names_the_worker(
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(worker, ROLE, 60_000_000, {"kind": "worker"}))
     client.zadd(keys.WORKERS, {worker: 1})
-    run(client, scripts.fence_worker(leader if lapsed else "", worker))
+    run(client, scripts.fence_worker(leader if lapsed else "", worker, deadline_us=1))
     assert [fence_process(redis_url, dead_pid, "worker", "SIGKILL", ROLE) for _ in range(2)] == [True, False]
     _, death = log_lines(client)
     assert (death.level, death.worker, death.stage) == ("warning", worker, ROLE)

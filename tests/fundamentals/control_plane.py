@@ -58,8 +58,12 @@ class Control:
 
     def kill(self, worker: WorkerId = WORKER) -> None:
         """Let the worker's lease lapse and have the leader fence it."""
-        self.client.zadd(keys.WORKERS, {worker: 1})
-        assert self.run(scripts.fence_worker(self.leader, worker)) == "ok"
+        assert self.fence(worker) == "ok"
+
+    def fence(self, worker: WorkerId = WORKER) -> str:
+        """Fence the worker as the leader that has seen its present deadline for the duration of its lease."""
+        deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
+        return self.run(scripts.fence_worker(self.leader, worker, deadline_us=deadline_us))
 
     def depose(self) -> str:
         """Make another conductor the leader; return the former leader's token."""

@@ -67,7 +67,7 @@ class Conductor:
         if conductor.read < len(store.events):
             yield self._apply(world._replace(conductor=conductor._replace(read=conductor.read + 1)), store.events[conductor.read])
         for worker in sorted(store.late):
-            yield self._apply(world, ev.WorkerExpired(worker=WorkerId(worker)))
+            yield self._apply(world, ev.WorkerExpired(worker=WorkerId(worker), deadline_us=0))
         yield from self.overdue(world, early_grants=False)
 
     def overdue(self, world: World, *, early_grants: bool) -> Iterator[Move]:

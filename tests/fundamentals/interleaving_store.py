@@ -59,7 +59,7 @@ class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
     `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each logged producer chunk.
-    `listed` and `late`: `workers`, and those past their deadline. `notices`: inbox entries as (worker, kind): "x", drop the
+    `listed` and `late`: `workers`, and those of an unrenewed lease. `notices`: inbox entries as (worker, kind): "x", drop the
     task, and "f", free the blocks, which were imported.
     """
 

@@ -165,7 +165,8 @@ def test_error_for_a_missing_worker_names_its_role() -> None:
 
 
 def test_worker_with_expired_lease_is_fenced() -> None:
-    assert step(ConductorState(), ev.WorkerExpired(worker=WorkerId("w")))[1] == (FenceWorker(worker=WorkerId("w")),)
+    expired = ev.WorkerExpired(worker=WorkerId("w"), deadline_us=7)
+    assert step(ConductorState(), expired)[1] == (FenceWorker(worker=WorkerId("w"), deadline_us=7),)
 
 
 def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:

@@ -13,7 +13,7 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
 from tests.fundamentals.control_plane import GATEWAY, KEEP_S, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join, place
 from tests.support import stream_entries
 
-READ_ONLY = {"admission", "availability", "queues"}
+READ_ONLY = {"admission", "availability", "leases", "queues"}
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
@@ -138,12 +138,13 @@ def test_writes_for_an_ended_request_are_refused(control: Control) -> None:
     assert control.run(scripts.set_walk(control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode"))) == "ended"
 
 
-def test_worker_is_fenced_only_after_its_lease(control: Control) -> None:
+def test_worker_is_fenced_only_with_the_deadline_that_the_leader_saw(control: Control) -> None:
     epoch = control.own()
-    assert control.run(scripts.fence_worker(control.leader, WORKER)) == "alive"
-    control.client.zadd(keys.WORKERS, {WORKER: 1})
-    assert control.run(scripts.fence_worker("somebody|1", WORKER)) == "not_leader"
-    assert control.run(scripts.fence_worker(control.leader, WORKER)) == "ok"
+    seen_us = int(control.client.zscore(keys.WORKERS, WORKER) or 0)
+    assert control.run(scripts.fence_worker("somebody|1", WORKER, deadline_us=seen_us)) == "not_leader"
+    assert control.run(scripts.renew(WORKER, 1_000_000, {})) == "ok"
+    assert control.run(scripts.fence_worker(control.leader, WORKER, deadline_us=seen_us)) == "alive"
+    assert control.fence() == "ok"
     assert control.append(epoch) == "stale"
     assert control.run(scripts.renew(WORKER, 1_000_000, {})) == "unlisted"
     assert control.task()["state"] == "lost"

@@ -198,13 +198,15 @@ class Twins:
         self.call_both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
 
     def fence(self) -> None:
-        """Fence a late or a live worker; it registers again immediately."""
+        """Fence a late worker or one that has renewed its lease; it registers again immediately."""
         worker, stage = self.rng.choice(WORKERS)
+        deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
         if self.rng.random() < 0.7:
-            self.client.zadd(keys.WORKERS, {worker: 1})
             self.store = self.store._replace(late=self.store.late | {worker})
+        else:
+            deadline_us -= 1
         fenced = self.mirror.fence_worker(self.store, self.store.term, worker)
-        self.call_both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
+        self.call_both(fenced, scripts.fence_worker(self.leader, WorkerId(worker), deadline_us=deadline_us))
         run(self.client, scripts.register(WorkerId(worker), STAGES[stage], HOUR_US, {"kind": "test"}))
         self.store = self.store._replace(listed=self.store.listed | {worker})
 

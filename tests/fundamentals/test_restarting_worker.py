@@ -27,7 +27,7 @@ from tests.support import REPO, RedisProcess, await_until, wait_until
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
-START_LEASE_US = 600_000_000
+START_LEASE_US = 100_000_000
 SHORT_CLAIM_TIMEOUT = "lease.claim_timeout_s=0.2"
 """A killed worker that still reads may take a grant with it; the grant is then overdue."""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")

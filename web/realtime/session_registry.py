@@ -48,7 +48,7 @@ ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
 
 
 def absence_tries(lease: LeaseConfig) -> int:
-    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: they outlast the lease of a gateway that died.
+    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: a gateway that died is fenced before.
 
     A page that is reloaded may also connect before the loss of its former connection is noticed.
     """

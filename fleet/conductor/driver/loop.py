@@ -1,7 +1,8 @@
 """Process loop of the conductor: acquires leadership, tails `events`, runs commands, watches leases and overdue grants.
 
-Any number may run; one leads, the others stand by. No worker is fenced within one lease time after leadership was gained, Redis
-returned, or this process was suspended: live workers need that time to renew their leases.
+Any number may run; one leads, the others stand by. A worker is fenced once this process has seen its lease unrenewed for as long
+as the lease lasts (`fleet.conductor.leases`), independently of Redis's clock: so not within that time after leadership was
+gained, Redis returned, or this process was suspended.
 """
 
 import logging
@@ -10,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis
@@ -20,12 +21,13 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fleet.conductor.driver.snapshot import is_grant_lost, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
+from fleet.conductor.leases import ClockComparison, LeaseWatch
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, exchange, first_text, run, text
+from fleet.control.connect import Reply, connect, exchange, first_text, run, stream_entries, text, texts
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -36,23 +38,28 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 200
 BATCH = 256
+BEFORE_ALL = "0-0"
+"""Position before every event, of a leader that found `events` empty."""
 LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
 class Driver:
-    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set."""
+    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set. `clock`: monotonic, in seconds."""
 
-    def __init__(self, config: FleetConfig, client: redis.Redis, me: WorkerId) -> None:
-        self.config, self.client, self.me = config, client, me
+    def __init__(
+        self, config: FleetConfig, client: redis.Redis, me: WorkerId, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config, self.client, self.me, self._clock = config, client, me, clock
         self.leader = ""
         self.last_id = "0-0"
         self.state = self._empty()
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
+        """Start of this conductor's lead, or the last time that Redis's clock was set: no absence was observed before."""
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
-        self.spare_until = 0.0
-        self.last_turn = self.led_at = time.monotonic()
+        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
+        self.led_at = clock()
         self.next_watch = 0.0
         self.stopping = False
 
@@ -76,21 +83,17 @@ class Driver:
         if not self._lead():
             time.sleep(TICK_MS / 1000)
             return
-        now = time.monotonic()
-        if now - self.last_turn > self.config.lease.worker_ttl_s:
-            self._spare()
-        self.last_turn = now
         for event in self._read():
             if not self._still_leads():
                 return
             self._apply(event)
-        if time.monotonic() >= self.next_watch:
+        if self._clock() >= self.next_watch:
             self._watch()
 
     def _lead(self) -> bool:
         lease_ms = int(self.config.lease.conductor_ttl_s * 1000)
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
-        self.led_at = time.monotonic()
+        self.led_at = self._clock()
         if value and value != self.leader:
             self.leader = value
             self._take_over()
@@ -101,56 +104,75 @@ class Driver:
     def _still_leads(self) -> bool:
         """Return True if this process still leads; renews the lease, for loops that may take longer than it lasts."""
         leader = self.leader
-        if time.monotonic() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
+        if self._clock() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
             return True
         return self._lead() and self.leader == leader
 
     def _take_over(self) -> None:
-        """Read the state from the hashes. Events after the saved id may repeat what was read, and then change nothing."""
-        self._spare()
+        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
+        self.orphans, self.took_over_at = {}, self._clock()
+        live = self._read_state()
+        log.info("conductor %s leads now; %d live requests", self.me, live)
+
+    def _read_state(self) -> int:
+        """Read every live request from its hashes, in place of all that was known of requests; return their number.
+
+        Events after the saved id may repeat what was read, and then change nothing.
+        """
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
-        self.last_id = text(last[0][0]) if last else "0-0"
-        self.state, self.orphans, self.took_over_at = self._empty(), {}, time.monotonic()
+        self.last_id = text(last[0][0]) if last else BEFORE_ALL
+        self.state, self.granted_at = self._empty(), {}
         live = read_live(self.client)
-        log.info("conductor %s leads now; %d live requests", self.me, len(live))
         for request in live:
             if not self._still_leads():
-                return
+                break
             record = read_request(self.client, request)
             if record is None:
                 continue
             self.state, commands = resume(self.state, record)
             for task in record.tasks.values():
                 if task.state is TaskState.GRANTED:
-                    self.granted_at[record.id, task.stage] = time.monotonic()
+                    self.granted_at[record.id, task.stage] = self._clock()
             self._carry_out(commands)
             for fact in missed_facts(self.client, record, drives_walks=bool(self.state.conductor_driven)):
                 self._apply(fact)
-
-    def _spare(self) -> None:
-        self.spare_until = time.monotonic() + self.config.lease.worker_ttl_s
+        return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
+        """Return the next events. If some of them were trimmed, read the state from the hashes instead, and return none.
+
+        Trimming removes the oldest entries: as long as the last event that was read is still there, so are all that follow it.
+        """
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
-        block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000)))
-        reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=block_ms)
-        streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
+        block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - self._clock()) * 1000)))
+        last = self.last_id
+        read = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS", keys.EVENTS, last)
+        reply, last_read = exchange(self.client, (), read, ("XRANGE", keys.EVENTS, last, last))
+        streams = cast("list[tuple[bytes, Reply]]", reply or [])
+        if streams and not last_read:
+            if last != BEFORE_ALL:
+                log.warning(
+                    "events after %s were trimmed before this conductor read them; it reads the live requests again", last
+                )
+            self._read_state()
+            return []
         found: list[ev.AnyEvent] = []
         for _, entries in streams:
-            for entry_id, fields in entries:
-                self.last_id = text(entry_id)
-                found.append(ev.decode_event(fields[b"e"]))
+            for entry_id, fields in stream_entries(entries):
+                self.last_id = entry_id
+                found.append(ev.decode_event(fields["e"]))
         return found
 
     def _apply(self, event: ev.Event) -> None:
         if isinstance(event, ev.TaskGranted | ev.TaskHandedOff):
-            self.granted_at[event.request, event.stage] = time.monotonic()
+            self.granted_at[event.request, event.stage] = self._clock()
         elif isinstance(event, ev.TaskClaimed):
             self.granted_at.pop((event.request, event.stage), None)
             if event.stage == CLIENT:
                 self.orphans.pop(event.request, None)
         elif isinstance(event, ev.TaskLost) and event.stage == CLIENT:
-            self.orphans[event.request] = (time.monotonic(), event.epoch)
+            if event.epoch != self.orphans.get(event.request, (0.0, None))[1]:
+                self.orphans[event.request] = (self._clock(), event.epoch)
         elif isinstance(event, ev.RequestEnded):
             self.orphans.pop(event.request, None)
             self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
@@ -184,30 +206,39 @@ class Driver:
                 return scripts.end_request(self.leader, request, state, code, message, param, keep_s, dead_stage=dead)
             case AbandonRequest(request=request, client_epoch=epoch):
                 return scripts.abort(request, epoch, "the gateway that held the client is gone", self.config.retention_s)
-            case FenceWorker(worker=worker):
-                return scripts.fence_worker(self.leader, worker)
+            case FenceWorker(worker=worker, deadline_us=deadline):
+                return scripts.fence_worker(self.leader, worker, deadline_us=deadline)
             case _:
                 raise TypeError(f"no script for {command}")
 
     def _watch(self) -> None:
         """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed grants."""
-        now = time.monotonic()
-        self.next_watch = now + TICK_MS / 1000
         broken = violations(self.state)
         if broken:
             log.error("invariants of the conductor's state are broken: %s", "; ".join(broken))
-        seconds, micros = self.client.time()
-        now_us = seconds * 1_000_000 + micros
-        for worker, deadline_us in cast("list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)):
-            if deadline_us >= now_us:
-                self.next_watch = min(self.next_watch, now + (deadline_us - now_us) / 1e6)
-            elif now >= self.spare_until:
-                self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
+        for worker, deadline_us in self._observe_leases().items():
+            self._apply(ev.WorkerExpired(worker=worker, deadline_us=deadline_us))
+        now = self._clock()
+        self.next_watch = min(now + TICK_MS / 1000, self._leases.due_s(now))
         for request, (since, epoch) in list(self.orphans.items()):
             if now - since > self.config.lease.gateway_timeout_s:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
         self._watch_grants(now)
+
+    def _observe_leases(self) -> dict[WorkerId, int]:
+        """Read all leases; return the deadlines of the lapsed ones."""
+        asked_s = self._clock()
+        redis_us, *listed = texts(run(self.client, scripts.leases()))
+        answered_s = self._clock()
+        step_s = self._redis_clock.step_s(asked_s, answered_s, int(redis_us))
+        if step_s:
+            log.warning("the clock of Redis was set %s by %.1f s", "forward" if step_s > 0 else "back", abs(step_s))
+            self.took_over_at = answered_s
+        usual_us = int(self.config.lease.worker_ttl_s * 1e6)
+        found = zip(listed[::3], listed[1::3], listed[2::3], strict=True)
+        leases = {WorkerId(worker): (int(deadline), int(duration or usual_us)) for worker, deadline, duration in found}
+        return self._leases.observe(answered_s, int(redis_us), leases)
 
     def _watch_grants(self, now: float) -> None:
         """Handle each grant that was not claimed within `claim_timeout_s`; stop if leadership is lost."""
@@ -233,12 +264,13 @@ class Driver:
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
         """Return the roles of these grants that have no worker and expect none, by the rule of `availability` in `common.lua`.
 
-        Empty until this conductor has led for `no_worker_timeout_s`: Redis may have been away for longer than that.
+        Empty until this conductor has led for `no_worker_timeout_s`, and Redis's clock was not set within that time: Redis may
+        have been away, or the times in it seem older than they are.
         """
         grace_s = self.config.lease.no_worker_timeout_s
         tasks = [self.state.task(request, stage) for request, stage in overdue]
         roles = sorted({granted_role(self.state, task) for task in tasks if task is not None})
-        if not roles or time.monotonic() - self.took_over_at <= grace_s:
+        if not roles or self._clock() - self.took_over_at <= grace_s:
             return frozenset()
         reply = run(self.client, scripts.availability(int(grace_s * 1e6), roles))
         found = cast("list[tuple[bytes, bytes, int, int | bytes]]", reply)

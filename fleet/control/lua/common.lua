@@ -7,7 +7,7 @@ local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
-local WORKERS_BATCH, MAX_START_US = 16, 1800000000
+local WORKERS_BATCH, MAX_START_US = 16, 120000000
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 
 local function now_us()
@@ -192,7 +192,10 @@ local function is_older(epoch, other) return tonumber(epoch) < tonumber(other or
 local function is_leader(value) return call('GET', P .. 'conductor') == value end
 -- Raise an epoch above its former value, the time of Redis, and `seen` ("" none): an epoch that a holder has and Redis lost.
 local function raise_epoch(tk, seen)
-  local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, (tonumber(seen or '') or 0) + 1, now_us())
+  local former, now = math.max(tonumber(call('HGET', tk, 'epoch') or '0'), tonumber(seen or '') or 0), now_us()
+  -- Redis may lose its last writes, and must not issue their epochs again. The time differs; behind a clock that was set back, its
+  -- part below a second.
+  local e = now > former and now or former + 1 + now % 1000000
   call('HSET', tk, 'epoch', int(e))
   return int(e)
 end

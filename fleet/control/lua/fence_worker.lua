@@ -1,7 +1,8 @@
--- fence_worker: compares the leader's term and that the lease has lapsed (leader "": the worker leaves, or its keeper saw it die);
+-- fence_worker: compares the leader's term and the deadline that the leader saw unrenewed for the duration of the lease: Redis's clock
+-- may have been set, so that the deadline alone proves nothing (leader "": the worker leaves, or its keeper saw it die);
 -- raises the epoch of each task that it owns or that is reserved for it, reports them lost, and removes the worker; a standby worker
 -- of its role takes its place. Its hash is retained for some minutes, and a log line says how it ended and what it held.
--- ARGV: leader, worker, event, died ("1")
+-- ARGV: leader, worker, event, died ("1"), deadline us (of a leader)
 local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
   call('RENAME', P .. 'worker:' .. w, gone)
@@ -33,11 +34,11 @@ local function log_late_end(w, cause)
   log_line('warning', process, w, stage, '', (is[1] == '' and 'gateway ' or 'worker ') .. w ..
     (is[2] == 'lapsed' and ', fenced when its lease lapsed, died (' or ', which had left, died (') .. cause .. ')')
 end
-local leader, w, ev, died = unpack(ARGV)
+local leader, w, ev, died, seen = unpack(ARGV)
 if leader ~= '' then
   if not is_leader(leader) then return 'not_leader' end
   local deadline = call('ZSCORE', P .. 'workers', w)
-  if not deadline or tonumber(deadline) >= now_us() then return 'alive' end
+  if not deadline or tonumber(deadline) ~= tonumber(seen) then return 'alive' end
 end
 call('ZREM', P .. 'workers', w)
 local held, only_request = held_by(w)

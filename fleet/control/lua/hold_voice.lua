@@ -1,6 +1,6 @@
 -- hold_voice: gives a voice session to a gateway at a higher epoch, so that its former holder can no longer write. A new session must
 -- not exist; any other must exist and have the same owner. A client secret has a bound of open sessions: beyond it, a new one replaces
--- those whose client is away or whose gateway is dead, the longest absent first. Sets when the session began; a session without a
+-- those whose client is away or whose gateway is unlisted, the longest absent first. Sets when the session began; a session without a
 -- saved state has only been queued, and begins now.
 -- Answers {} if there is none of that name and owner, {'full'} beyond the bound, else epoch, age (us), all fields, sessions replaced.
 -- ARGV: session, holder, time to live ms, owner ("": the API key), "1" for a new one, most open sessions of a client secret
@@ -13,8 +13,8 @@ if new == '1' and owner ~= '' then
   local open, lost = 0, {}
   for _, other in ipairs(call('ZRANGEBYSCORE', voices_of(owner), int(now), '+inf')) do
     local is = call('HMGET', P .. 'voice:' .. other, 'holder', 'away_us')
-    local lease = tonumber(is[1] and call('ZSCORE', P .. 'workers', is[1]) or '0')
-    local away_us = lease < now and 0 or tonumber(is[2])
+    local is_listed = is[1] and call('ZSCORE', P .. 'workers', is[1])
+    local away_us = is_listed and tonumber(is[2]) or not is_listed and 0
     open = open + 1
     if away_us then lost[#lost + 1] = {away_us, other} end
   end

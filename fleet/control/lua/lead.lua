@@ -1,5 +1,6 @@
--- lead: compares that there is no leader, or that the candidate is the leader; writes the leader's lease. A new term is above every
--- earlier one. A lease of 1 ms gives up the lead; otherwise it lapses, which the next leader's first call writes to the log.
+-- lead: compares that there is no leader, or that the candidate is the leader; writes the leader's lease. A new term differs from every
+-- earlier one. A candidate that finds more of the leader's lease left than leases last shortens it: Redis's clock was set back, and the
+-- leader may be dead. A lease of 1 ms gives up the lead; otherwise it lapses, which the next leader's first call writes to the log.
 -- ARGV: candidate, held value ("" if not leading), lease ms
 local candidate, held, lease = unpack(ARGV)
 local current = call('GET', P .. 'conductor')
@@ -8,7 +9,10 @@ if current and current == held then
   if lease == '1' then call('DEL', P .. 'conductor:last') end
   return held
 end
-if current then return '' end
+if current then
+  if held == '' and call('PTTL', P .. 'conductor') > tonumber(lease) then call('PEXPIRE', P .. 'conductor', lease) end
+  return ''
+end
 local value = candidate .. '|' .. int(now_us())
 call('SET', P .. 'conductor', value, 'PX', lease)
 local last = string.match(call('GETSET', P .. 'conductor:last', candidate) or '', '^.+')

@@ -1,5 +1,5 @@
--- register: lists a new process with its lease, creates its inbox and its role's stream, and clears the role's losses and failed
--- starts. Refused, with the reason kept for an hour: a worker whose versions differ from those of the listed workers ("skew"), and one
+-- register: lists a new process with its lease and the lease's duration, creates its inbox and its role's stream, and clears the role's
+-- losses and failed starts. Refused, with the reason kept for an hour: a worker whose versions differ from those of the listed workers ("skew"), and one
 -- that could not exchange tensors with them or does not share their secret ("mismatch"). Workers of one `stage`, where they name it,
 -- hand tasks over to each other and must therefore compute alike too. A lapsed worker is ignored: it may be long dead.
 -- It stands by (answer "standby") where its role has `replicas` workers that accept tasks, and fewer than `standby` that stand by.
@@ -55,7 +55,7 @@ end
 local stands_by = at_work >= tonumber(replicas) and standing_by < tonumber(standby)
 call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
 for i = 7, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
-call('HSET', P .. 'worker:' .. w, 'role', role, 'started_us', int(now_us()), 'standby', stands_by and '1' or '')
+call('HSET', P .. 'worker:' .. w, 'role', role, 'lease_us', lease, 'started_us', int(now_us()), 'standby', stands_by and '1' or '')
 redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers', '0', 'MKSTREAM')
 if role ~= '' then
   redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM')

@@ -1,4 +1,4 @@
--- renew: compares that the worker is listed; writes its deadline and its load. If it is unlisted it must register again.
+-- renew: compares that the worker is listed; writes its deadline, the lease's duration and its load. If it is unlisted it must register again.
 -- A standby worker accepts tasks from now on if no other of its role does: its own lease may have been late when the last one was lost.
 -- Answers "dump" once where an operator ordered its stacks. The first renewal of a drained worker that owns no tasks is logged.
 -- ARGV: worker, lease us, then field/value pairs of its hash
@@ -12,6 +12,7 @@ end
 local w, lease = ARGV[1], ARGV[2]
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
 call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
+call('HSET', P .. 'worker:' .. w, 'lease_us', lease)
 for i = 3, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
 local is = call('HMGET', P .. 'worker:' .. w, 'draining', 'leaving', 'drained', 'role', 'standby')
 if is[5] == '1' and not has_taker(is[4]) then

@@ -3,8 +3,9 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -16,8 +17,10 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from fleet.conductor.driver import Driver
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
+from fleet.control.connect import connect as connect_to_redis
 from fleet.control.connect import run_async
 from fleet.core.ids import WorkerId
 from tests.support import await_until
@@ -217,8 +220,24 @@ async def test_reloaded_page_opens_another_session_with_its_secret(
         await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
 
 
-async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(loaded: Loaded, redis_url: str) -> None:
+@contextmanager
+def conducting(loaded: Loaded, redis_url: str) -> Generator[None]:
+    """Run a conductor, which fences gateways that do not renew their lease."""
+    with connect_to_redis(redis_url) as client:
+        driver = Driver(loaded.config, client, WorkerId("conductor@test"))
+        thread = threading.Thread(target=driver.run, daemon=True)
+        thread.start()
+        yield
+        driver.stopping = True
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
+    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gateway was killed just after renewing its lease, with open sessions."""
+    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
     async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
         secret = await gateway.secret()
         dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
@@ -226,7 +245,8 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(lo
         seconds, micros = await database.time()
         lease_us = int(loaded.config.lease.worker_ttl_s * 1e6)
         await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})
-        assert await opens(gateway, secret)
+        with conducting(loaded, redis_url):
+            assert await opens(gateway, secret)
         assert await not_there(gateway, "sess_dead")
 
 
