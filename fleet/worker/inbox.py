@@ -7,6 +7,7 @@ from fleet.control.notices import (
     CreditNotice,
     EndNotice,
     FreeNotice,
+    MovedNotice,
     Notice,
     OrderNotice,
     PromotionNotice,
@@ -57,6 +58,8 @@ class Inbox:
                 self._offers.free(request)
             case EndNotice(request=request, state=state):
                 self._tasks.drop(request, keep_cached=state == "aborted")
+            case MovedNotice():  # only gateways receive it
+                return
 
     def _inbound(self, request: RequestId, edge: EdgeName) -> InboundEdge | None:
         task = self._tasks.get(request)
