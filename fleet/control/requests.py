@@ -183,7 +183,7 @@ class GatewayRequests:
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] == "ended":
             stream.held_by(gateway, stream.epoch)
-            stream.has_ended()
+            stream.stop_acks()
         elif answer[0] != "unlisted":
             stream.supersede()
 
@@ -217,16 +217,14 @@ class GatewayRequests:
         or Redis lost writes. Only those found twice in a row: the stream of another may be about to begin or to end.
         """
         me, before = self._membership.id, set(self._streams)
-        listed = {RequestId(text(pair).partition("|")[0]) for pair in await self._held_in_redis(me)}
+        pairs = cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(me)))
+        listed = {RequestId(text(pair).partition("|")[0]) for pair in pairs}
         unread = listed - before - set(self._streams)
         for request in unread & self._unread:
             epoch = text(await self._redis.hget(keys.task(request, CLIENT), "epoch"))
             log.warning("request %s: no stream of this gateway reads its answer; it is detached", request)
             await run_async(self._redis, scripts.detach(request, me, Epoch(int(epoch or 0))))
         self._unread = unread
-
-    async def _held_in_redis(self, gateway: WorkerId) -> set[bytes]:
-        return cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(gateway)))
 
     def _hold(self, stream: ClientStream) -> None:
         """Deliver the request's notices to this stream, in place of an earlier one."""

@@ -67,8 +67,8 @@ class ClientStream:
         """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""
         self.gateway, self.epoch = gateway, epoch
 
-    def has_ended(self) -> None:
-        """The request has ended in Redis: nothing is left to acknowledge."""
+    def stop_acks(self) -> None:
+        """Acknowledge nothing more: the request has ended in Redis."""
         self._needs_no_acks = True
 
     def is_detached(self, gateway: WorkerId) -> bool:
