@@ -58,7 +58,7 @@ class Control:
 
     def kill(self, worker: WorkerId = WORKER) -> None:
         """Let the worker's lease lapse and have the leader fence it."""
-        self.client.zadd(keys.WORKERS, {worker: 1})
+        set_deadline(self.client, worker, 1)
         assert self.run(scripts.fence_worker(self.leader, worker)) == "ok"
 
     def depose(self) -> str:
@@ -93,6 +93,14 @@ class Control:
         """Return every event of a kind, oldest first."""
         events = [decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)]
         return [event for event in events if isinstance(event, kind)]
+
+
+def set_deadline(client: redis.Redis, worker: str, deadline_us: int) -> None:
+    """Move the lease deadline of a listed worker, in the indexes too."""
+    role, group = map(text, cast("list[bytes | None]", client.hmget(keys.worker(WorkerId(worker)), ["role", "settings_group"])))
+    indexes = [*(keys.role_workers(RoleName(role), status) for status in keys.STATUSES), keys.settings_group(group)]
+    for key in (keys.WORKERS, *indexes):
+        client.zadd(key, {worker: deadline_us}, xx=True)
 
 
 def place(agent: WorkerId) -> Location:

@@ -10,7 +10,7 @@ from fleet.control import keys
 from fleet.control.connect import entry_order, exchange, stream_entries, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
 
@@ -99,10 +99,5 @@ def is_grant_lost(client: redis.Redis, request: RequestId, stage: StageName) -> 
 
 def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
     """Return True if a worker of the role accepts tasks and has none."""
-    listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
-    serving = [worker for worker in listed if role_of(worker) == role]
-    held = [("SCARD", keys.worker_tasks(worker)) for worker in serving]
-    flags = [("HMGET", keys.worker(worker), "draining", "standby") for worker in serving]
-    replies = exchange(client, (), *held, *flags)
-    closed = [any(text(flag) for flag in cast("list[object]", reply)) for reply in replies[len(serving) :]]
-    return any(not tasks and not is_closed for tasks, is_closed in zip(replies, closed, strict=False))
+    accepting = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.role_workers(role, "accepting"), 0, -1))]
+    return any(not tasks for tasks in exchange(client, (), *(("SCARD", keys.worker_tasks(worker)) for worker in accepting)))

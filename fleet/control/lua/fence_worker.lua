@@ -40,6 +40,9 @@ if leader ~= '' then
   if not deadline or tonumber(deadline) >= now_us() then return 'alive' end
 end
 call('ZREM', P .. 'workers', w)
+index_worker(w)
+local place = place_of(w)
+if place and call('HGET', P .. 'places', place) == w then call('HDEL', P .. 'places', place) end
 local held, only_request = held_by(w)
 for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
   local r, s = string.match(pair, '^(.-)|(.+)$')
