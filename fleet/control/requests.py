@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis.asyncio
@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import answer_of, run_async, text, texts
+from fleet.control.connect import answer_of, run_async, slices, text, texts
 from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice
 from fleet.control.stream import ClientStream
@@ -20,6 +20,9 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
+
+SLICE = 100
+"""Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few milliseconds at most."""
 
 
 class GatewayRequests:
@@ -105,7 +108,7 @@ class GatewayRequests:
             gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
             if answer[0] == "ok":
                 stream.held_by(gateway, Epoch(int(answer[1])))
-            elif answer[0] != "ended":
+            elif answer[0] not in ("ended", "unknown"):
                 raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
             await answer_of(stream.catch_up())
             stream.raise_if_gone()
@@ -155,21 +158,22 @@ class GatewayRequests:
     async def reattach(self) -> None:
         """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
         async with self._membership.lock:
-            for stream in list(self._streams.values()):
-                if stream.is_detached(self._membership.id):
-                    await self._reattach(stream)
+            gateway = self._membership.id
+            for streams in slices([stream for stream in self._streams.values() if stream.is_detached(gateway)], SLICE):
+                await self._reattach(gateway, streams)
 
-    async def _reattach(self, stream: ClientStream) -> None:
-        if not await self._redis.exists(keys.request(stream.request_id)):
-            await self._resubmit(stream)
+    async def _reattach(self, gateway: WorkerId, streams: Sequence[ClientStream]) -> None:
+        former = {stream.request_id: stream.gateway for stream in streams}
+        answers = texts(await run_async(self._redis, scripts.reattach(gateway, former)))
+        if answers[0] == "unlisted":
             return
-        gateway = self._membership.id
-        call = scripts.attach(stream.request_id, gateway, instead_of=stream.gateway)
-        answer = texts(await run_async(self._redis, call))
-        if answer[0] in ("ok", "ended"):
-            stream.held_by(gateway, Epoch(int(answer[1])) if answer[0] == "ok" else stream.epoch)
-        elif answer[0] != "unlisted":
-            stream.fail(RedisUnreachable(f"the gateway lost the request ({answer[0]}); try again"))
+        for stream, answer, epoch in zip(streams, answers[::2], answers[1::2], strict=True):
+            if answer in ("ok", "ended"):
+                stream.held_by(gateway, Epoch(int(epoch)) if answer == "ok" else stream.epoch)
+            elif answer == "unknown":
+                await self._resubmit(stream)
+            else:
+                stream.fail(RedisUnreachable(f"the gateway lost the request ({answer}); try again"))
 
     async def _resubmit(self, stream: ClientStream) -> None:
         """Submit again a request that Redis lost, unless its client has received chunks that may now differ.

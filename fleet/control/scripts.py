@@ -260,7 +260,12 @@ def abort(request: RequestId, right: str | Epoch, reason: str, keep_s: int) -> C
 
 def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None = None) -> Call:
     """`instead_of`: the gateway's own former id; refused as stale if another has taken the request over since."""
-    return Call("attach", (request, gateway, instead_of or ""))
+    return Call("attach", (gateway, request, instead_of or ""))
+
+
+def reattach(gateway: WorkerId, former: Mapping[RequestId, WorkerId]) -> Call:
+    """Attach several requests in one call. `former`: this gateway's id at which each was attached before."""
+    return Call("attach", (gateway, *chain.from_iterable(former.items())))
 
 
 def register(
