@@ -18,7 +18,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import is_grant_lost, missed_facts, read_live, read_request
+from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import granted_role, resume, step
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 200
 BATCH = 256
+WATCH_SLICE = 500
+"""Overdue grants that one turn handles; the lead is renewed and events are read before the next ones."""
 LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
@@ -46,7 +48,8 @@ class Driver:
         self.config, self.client, self.me = config, client, me
         self.leader = ""
         self.last_id = "0-0"
-        self.state = self._empty()
+        self.state = self.checked = self._empty()
+        """`checked`: the state when its invariants were last checked."""
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
@@ -132,7 +135,10 @@ class Driver:
 
     def _read(self) -> list[ev.AnyEvent]:
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
-        block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000)))
+        block_ms = min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000))
+        block_ms = (
+            block_ms if block_ms > 0 else None
+        )  # Redis ends even the shortest wait only at its next tick, up to 100 ms later
         reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=block_ms)
         streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
         found: list[ev.AnyEvent] = []
@@ -153,7 +159,9 @@ class Driver:
             self.orphans[event.request] = (time.monotonic(), event.epoch)
         elif isinstance(event, ev.RequestEnded):
             self.orphans.pop(event.request, None)
-            self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
+            ended = self.state.requests.get(event.request)
+            for stage in ended.tasks if ended else ():
+                self.granted_at.pop((event.request, stage), None)
         try:
             self.state, commands = step(self.state, event)
         except TransitionError as error:
@@ -193,7 +201,7 @@ class Driver:
         """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed grants."""
         now = time.monotonic()
         self.next_watch = now + TICK_MS / 1000
-        broken = violations(self.state)
+        broken, self.checked = violations(self.state, self.checked), self.state
         if broken:
             log.error("invariants of the conductor's state are broken: %s", "; ".join(broken))
         seconds, micros = self.client.time()
@@ -210,24 +218,29 @@ class Driver:
         self._watch_grants(now)
 
     def _watch_grants(self, now: float) -> None:
-        """Handle each grant that was not claimed within `claim_timeout_s`; stop if leadership is lost."""
+        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the others in the next turns."""
         overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.claim_timeout_s]
-        deserted = self._deserted(overdue)
+        if len(overdue) > WATCH_SLICE:
+            self.next_watch = now
+        overdue = overdue[:WATCH_SLICE]
+        if not overdue:
+            return
+        deserted, lost = self._deserted(overdue), lost_grants(self.client, overdue)
         for request, stage in overdue:
             if not self._still_leads():
                 return
             if (request, stage) in self.granted_at:
                 self.granted_at[request, stage] = now
-                self._overdue(request, stage, deserted)
+                self._overdue(request, stage, deserted, is_lost=(request, stage) in lost)
 
-    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName]) -> None:
+    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName], *, is_lost: bool) -> None:
         task = self.state.task(request, stage)
         if task is None:
             self.granted_at.pop((request, stage), None)
             return
         if granted_role(self.state, task) in deserted:
             self._apply(ev.RoleDeserted(request=request, stage=stage, epoch=task.epoch))
-        elif is_grant_lost(self.client, request, stage):
+        elif is_lost:
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
