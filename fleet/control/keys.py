@@ -19,6 +19,7 @@ DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
 GONE = PREFIX + "gone"
 PLACES = PREFIX + "places"
+FENCING = PREFIX + "fencing"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
 """Statuses by which the workers of a role are indexed; those of `STATUSES` in `common.lua`."""
@@ -150,6 +151,7 @@ TABLE: tuple[Row, ...] = (
     Row("settings_group:{group}", "zset", "lease", "register, renew, fence_worker",
         "index: listed processes with these compared settings -> lease deadline, us"),
     Row("places", "hash", "lease", "register", "index: host:pid of a process -> its listed worker or gateway"),
+    Row("fencing", "hash", "lease", "fence_worker", "fenced worker or gateway of which tasks are left to revoke -> 1 if it died"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",
         "times of the last loss and leaving; announced starts -> deadline and loaded %; attempts, last attempt, duration; us"),

@@ -49,6 +49,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "announce_start", "end_start", "assume_served", "availability", "admission",
+    "fence_tasks",
 )  # fmt: skip
 
 
@@ -285,6 +286,11 @@ def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: st
     """`leader` is "" if the worker deregisters or, with `died`, if a supervisor saw its process end by `cause`."""
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
+
+
+def fence_tasks(leader: str, worker: WorkerId) -> Call:
+    """Continue `fence_worker` with more of the tasks; the answer is "more" until none is left."""
+    return Call("fence_tasks", (leader, worker))
 
 
 def announce_start(

@@ -157,6 +157,8 @@ class Driver:
                 self.orphans.pop(event.request, None)
         elif isinstance(event, ev.TaskLost) and event.stage == CLIENT:
             self.orphans[event.request] = (time.monotonic(), event.epoch)
+        elif isinstance(event, ev.WorkerLeft):
+            self.next_watch = 0.0  # it may have left tasks to fence
         elif isinstance(event, ev.RequestEnded):
             self.orphans.pop(event.request, None)
             ended = self.state.requests.get(event.request)
@@ -215,7 +217,18 @@ class Driver:
             if now - since > self.config.lease.gateway_timeout_s:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
+        self._fence_tasks()
         self._watch_grants(now)
+
+    def _fence_tasks(self) -> None:
+        """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in the next turn."""
+        for worker in cast("list[bytes]", self.client.hkeys(keys.FENCING)):
+            answer = text(run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker)))))
+            if answer == "not_leader":
+                self.leader = ""
+                return
+            if answer == "more":
+                self.next_watch = 0.0
 
     def _watch_grants(self, now: float) -> None:
         """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the others in the next turns."""

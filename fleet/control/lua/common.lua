@@ -9,6 +9,7 @@ local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local MAX_START_US = 1800000000
 local REFUSING_S = 10
+local FENCE_SLICE = 50
 
 local function now_us()
   local t = call('TIME')
@@ -279,6 +280,26 @@ local function lose_owner(tk, r, s, died, how)
   trace(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
+end
+-- Take some of its tasks from a fenced worker or gateway: with thousands at once, Redis would serve nothing else for long. While some
+-- are left, it is listed in `fencing`, and the leader continues (`fence_tasks`). Return the number of those taken.
+local function lose_tasks_of(w, died)
+  local taken = call('SPOP', tasks_of(w), FENCE_SLICE)
+  for _, pair in ipairs(taken) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    local tk = task_key(r, s)
+    local of = call('HMGET', tk, 'owner', 'reserved_for')
+    if of[1] == w then
+      lose_owner(tk, r, s, died)
+      call('HSET', tk, 'holder', '')
+    elseif of[2] == w then
+      withdraw(tk, r, s)
+      lose_owner(tk, r, s, false)
+    end
+  end
+  if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, died and '1' or '')
+  else call('HDEL', P .. 'fencing', w) end
+  return #taken
 end
 -- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted again.
 local function stop_granting(w)
