@@ -278,7 +278,7 @@ def register(
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
-    """`vitals` are metrics for the console, such as running, pages_used and slots_used."""
+    """`vitals` are metrics for the console that changed, such as running, pages_used and slots_used."""
     return Call("renew", (worker, lease_us, *chain.from_iterable(vitals.items())))
 
 

@@ -11,7 +11,7 @@ from fleet.core.ids import CLIENT, RequestId, WorkerId
 from tests.fundamentals.control_plane import GATEWAY, Control
 from tests.fundamentals.test_worker_indexes import num_commands
 
-NUM_HELD, MAX_COMMANDS = 150, 2000
+NUM_HELD, MAX_COMMANDS = 150, 1000
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 
 
