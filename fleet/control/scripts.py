@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +50,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "fence_tasks",
+    "fence_tasks", "stale_streams",
 )  # fmt: skip
 
 
@@ -267,6 +268,29 @@ def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None
 def reattach(gateway: WorkerId, former: Mapping[RequestId, WorkerId]) -> Call:
     """Attach several requests in one call. `former`: this gateway's id at which each was attached before."""
     return Call("attach", (gateway, *chain.from_iterable(former.items())))
+
+
+class EdgePosition(NamedTuple):
+    """Part of a client edge that a gateway has: chunks received and acknowledged, epoch at which its producer was checked.
+
+    `checked` is None if nothing more is read from the edge.
+    """
+
+    edge: EdgeName
+    producer: StageName
+    received: int
+    checked: Epoch | None
+    acked: int
+
+
+def stale_streams(streams: Sequence[tuple[RequestId, Sequence[EdgePosition]]]) -> Call:
+    """Read only: the positions, in `streams`, of those for which Redis has something new. Each has at least one edge."""
+    args: list[Arg] = []
+    for request, edges in streams:
+        args += (request, len(edges))
+        for at in edges:
+            args += (at.edge, at.producer, at.received, "" if at.checked is None else at.checked, at.acked)
+    return Call("stale_streams", tuple(args))
 
 
 def register(

@@ -148,6 +148,16 @@ class ClientStream:
         unfinished = self._open()
         return bool(unfinished) and all(edge.next > before[edge.name] and not edge.diverged for edge in unfinished)
 
+    def position(self) -> list[scripts.EdgePosition] | None:
+        """Return the part of each edge that this stream has; None if `catch_up` has work to do whatever Redis has."""
+        edges = self._edges.values()
+        if self._closed or not self.epoch or any(edge.diverged or edge.consumed > edge.acked for edge in edges):
+            return None
+        return [
+            scripts.EdgePosition(edge.name, edge.source, edge.next, None if edge.ended else edge.checked, edge.acked)
+            for edge in edges
+        ]
+
     async def catch_up(self) -> None:
         """Read chunks from the logs whose notices are missing, and send acknowledgements that are due."""
         epochs = await self._read_credit()

@@ -24,7 +24,7 @@ from tests.fundamentals.control_plane import (
 )
 from tests.support import stream_entries
 
-READ_ONLY = {"admission", "availability", "queues"}
+READ_ONLY = {"admission", "availability", "queues", "stale_streams"}
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
