@@ -149,7 +149,7 @@ class ClientStream:
         return bool(unfinished) and all(edge.next > before[edge.name] and not edge.diverged for edge in unfinished)
 
     def position(self) -> list[scripts.EdgePosition] | None:
-        """Return the part of each edge that this stream has; None if `catch_up` has work to do whatever Redis has."""
+        """Return the part of each edge that this stream has; None if `catch_up` has work to do in any case."""
         edges = self._edges.values()
         if self._closed or not self.epoch or any(edge.diverged or edge.consumed > edge.acked for edge in edges):
             return None

@@ -211,7 +211,7 @@ def test_leader_reads_each_role_once_for_many_overdue_grants(client: redis.Redis
 
 
 def test_waiting_grant_is_lost_once_it_left_its_queue(client: redis.Redis, driver: Driver) -> None:
-    """Of several, only those that a worker read and did not claim."""
+    """Grants that no worker has read are not lost: the role is busy."""
     role = driver.config.roles()[0]
     worker = WorkerId(f"{role.name}@test:1:a")
     run(client, scripts.register(worker, role.name, HOUR_US, {"kind": "test"}))

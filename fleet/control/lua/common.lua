@@ -281,11 +281,10 @@ local function lose_owner(tk, r, s, died, how)
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end
--- Take some of its tasks from a fenced worker or gateway: with thousands at once, Redis would serve nothing else for long. While some
--- are left, it is listed in `fencing`, and the leader continues (`fence_tasks`). Return the number of those taken.
+-- Revoke some of the tasks of a fenced worker or gateway: Redis serves nothing else meanwhile, and a gateway may hold thousands. While
+-- some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
 local function lose_tasks_of(w, died)
-  local taken = call('SPOP', tasks_of(w), FENCE_SLICE)
-  for _, pair in ipairs(taken) do
+  for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
     local r, s = string.match(pair, '^(.-)|(.+)$')
     local tk = task_key(r, s)
     local of = call('HMGET', tk, 'owner', 'reserved_for')
@@ -299,7 +298,6 @@ local function lose_tasks_of(w, died)
   end
   if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, died and '1' or '')
   else call('HDEL', P .. 'fencing', w) end
-  return #taken
 end
 -- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted again.
 local function stop_granting(w)
