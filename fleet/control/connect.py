@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -200,6 +200,11 @@ def _reply(connection: AbstractConnection) -> Reply:
         return connection.read_response()
     except ResponseError as error:
         return error
+
+
+def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Divide items into runs of at most `size`, so that neither Redis nor an event loop is occupied by all of them."""
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def run(client: redis.Redis, call: Call) -> Reply:

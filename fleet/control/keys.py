@@ -18,6 +18,11 @@ CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
 GONE = PREFIX + "gone"
+PLACES = PREFIX + "places"
+FENCING = PREFIX + "fencing"
+SETTINGS_GROUPS = PREFIX + "settings_groups"
+STATUSES = ("accepting", "leaving", "ordered_off", "standby")
+"""Statuses by which the workers of a role are indexed; those of `STATUSES` in `common.lua`."""
 LOGS = PREFIX + "logs"
 LOGS_DROPPED = PREFIX + "logs:dropped"
 INDEX_ALL = PREFIX + "index:all"
@@ -35,6 +40,16 @@ def worker_tasks(worker_id: WorkerId) -> str:
 
 def role(name: RoleName) -> str:
     return f"{PREFIX}role:{name}"
+
+
+def role_workers(name: RoleName, status: str) -> str:
+    """Return the key of a role's listed workers of one of the `STATUSES`."""
+    return f"{PREFIX}role_workers:{name}:{status}"
+
+
+def settings_group(group: str) -> str:
+    """Return the key of the listed processes whose hashes have this `settings_group`."""
+    return f"{PREFIX}settings_group:{group}"
 
 
 def availability(name: RoleName) -> str:
@@ -131,6 +146,13 @@ TABLE: tuple[Row, ...] = (
     Row("worker:{id}", "hash", "lease", "register",
         "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
+    Row("role_workers:{role}:{status}", "zset", "lease", "register, renew, drain, order, fence_worker",
+        "index: listed workers of a role that accept tasks, leave, were ordered off or stand by -> lease deadline, us"),
+    Row("settings_groups", "set", "lease", "register", "index: the compared settings that listed processes have, encoded"),
+    Row("settings_group:{group}", "zset", "lease", "register, renew, fence_worker",
+        "index: listed processes with these compared settings -> lease deadline, us"),
+    Row("places", "hash", "lease", "register", "index: host:pid of a process -> its listed worker or gateway"),
+    Row("fencing", "hash", "lease", "fence_worker", "fenced worker or gateway of which tasks are left to revoke -> 1 if it died"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",
         "times of the last loss and leaving; announced starts -> deadline and loaded %; attempts, last attempt, duration; us"),

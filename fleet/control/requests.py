@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis.asyncio
@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import answer_of, run_async, text, texts
+from fleet.control.connect import answer_of, run_async, slices, text, texts
 from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, MovedNotice
 from fleet.control.stream import ClientStream
@@ -20,6 +20,9 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerI
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
+
+SLICE = 100
+"""Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few milliseconds at most."""
 
 
 class GatewayRequests:
@@ -100,7 +103,7 @@ class GatewayRequests:
         gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
-        elif answer[0] != "ended":
+        elif answer[0] not in ("ended", "unknown"):
             raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
         self._supersede(stream)
         try:
@@ -154,12 +157,28 @@ class GatewayRequests:
                 return
 
     async def catch_up(self) -> None:
-        """Read the edge logs of the streams that received no chunk since the last call, in case a notice was lost."""
-        for stream in [stream for stream in self._streams.values() if not stream.moved()]:
-            try:
-                await stream.catch_up()
-            except RedisError as error:
-                log.warning("the log of %s could not be read: %s", stream.request_id, error)
+        """Read the logs of streams that received no chunk since the last call although Redis has one: its notice was lost."""
+        for streams in slices([stream for stream in self._streams.values() if not stream.moved()], SLICE):
+            for stream in await self._stale(streams):
+                try:
+                    await stream.catch_up()
+                except RedisError as error:
+                    log.warning("the log of %s could not be read: %s", stream.request_id, error)
+
+    async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
+        """Return the streams that must be read, by one call for all of them: most are idle, and reading each costs four."""
+        positions = [(stream, stream.position()) for stream in streams]
+        known = [(stream, position) for stream, position in positions if position is not None]
+        stale = [stream for stream, position in positions if position is None]
+        if not known:
+            return stale
+        call = scripts.stale_streams([position for _, position in known])
+        try:
+            found = cast("list[int]", await run_async(self._redis, call))
+        except RedisError as error:
+            log.warning("the streams of this gateway could not be compared with Redis: %s", error)
+            return stale
+        return [*stale, *(known[number][0] for number in found)]
 
     async def reconcile(self) -> None:
         """Reattach or detach requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
@@ -169,29 +188,31 @@ class GatewayRequests:
     async def reattach(self) -> None:
         """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
         async with self._membership.lock:
-            for stream in list(self._streams.values()):
-                if stream.is_detached(self._membership.id):
-                    await self._reattach(stream)
+            gateway = self._membership.id
+            for streams in slices([stream for stream in self._streams.values() if stream.is_detached(gateway)], SLICE):
+                await self._reattach(gateway, streams)
 
-    async def _reattach(self, stream: ClientStream) -> None:
-        if not await self._redis.exists(keys.request(stream.request_id)):
-            await self._resubmit(stream)
+    async def _reattach(self, gateway: WorkerId, streams: Sequence[ClientStream]) -> None:
+        held = {stream.request_id: stream.epoch for stream in streams}
+        answers = texts(await run_async(self._redis, scripts.reattach(gateway, held)))
+        if answers[0] == "unlisted":
             return
-        gateway = self._membership.id
-        answer = texts(await run_async(self._redis, scripts.attach(stream.request_id, gateway, held=stream.epoch)))
-        if answer[0] == "ok":
-            stream.held_by(gateway, Epoch(int(answer[1])))
-        elif answer[0] == "ended":
-            stream.held_by(gateway, stream.epoch)
-            stream.stop_acks()
-        elif answer[0] != "unlisted":
-            stream.supersede()
+        for stream, answer, epoch in zip(streams, answers[::2], answers[1::2], strict=True):
+            if answer == "ok":
+                stream.held_by(gateway, Epoch(int(epoch)))
+            elif answer == "ended":
+                stream.held_by(gateway, stream.epoch)
+                stream.stop_acks()
+            elif answer == "unknown":
+                await self._resubmit(stream)
+            else:
+                stream.supersede()
 
     async def _reattach_one(self, stream: ClientStream) -> None:
         """Attach a stream that Redis does not have as its answer's reader, or end it if a newer one is. Raises: redis errors."""
         async with self._membership.lock:
             if self._streams.get(stream.request_id) is stream:
-                await self._reattach(stream)
+                await self._reattach(self._membership.id, [stream])
             else:
                 stream.supersede()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,7 +50,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases",
+    "leases", "fence_tasks", "stale_streams",
 )  # fmt: skip
 
 
@@ -261,12 +262,49 @@ def abort(request: RequestId, right: str | Epoch, reason: str, keep_s: int) -> C
 
 def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:
     """`held`: the epoch at which this gateway held the client edges; refused as stale if another holds them at a higher one."""
-    return Call("attach", (request, gateway, "" if held is None else held))
+    return Call("attach", (gateway, request, "" if held is None else held))
+
+
+def reattach(gateway: WorkerId, held: Mapping[RequestId, Epoch]) -> Call:
+    """Attach several requests in one call. `held`: the epoch at which this gateway held each."""
+    return Call("attach", (gateway, *chain.from_iterable(held.items())))
 
 
 def detach(request: RequestId, gateway: WorkerId, epoch: Epoch) -> Call:
     """The gateway reads the answer no more: another may attach, or the conductor aborts the request."""
     return Call("detach", (request, gateway, epoch))
+
+
+class EdgePosition(NamedTuple):
+    """Part of a client edge that a gateway has: chunks received and acknowledged, epoch at which its producer was checked.
+
+    `checked` is None if nothing more is read from the edge.
+    """
+
+    edge: EdgeName
+    producer: StageName
+    received: int
+    checked: Epoch | None
+    acked: int
+
+
+class StreamPosition(NamedTuple):
+    """Part of an answer that a gateway has, and the epoch at which it reads the answer. There is at least one edge."""
+
+    request: RequestId
+    gateway: WorkerId
+    epoch: Epoch
+    edges: Sequence[EdgePosition]
+
+
+def stale_streams(streams: Sequence[StreamPosition]) -> Call:
+    """Read only: the positions, in `streams`, of those for which Redis has something new."""
+    args: list[Arg] = []
+    for stream in streams:
+        args += (stream.request, stream.gateway, stream.epoch, len(stream.edges))
+        for at in stream.edges:
+            args += (at.edge, at.producer, at.received, "" if at.checked is None else at.checked, at.acked)
+    return Call("stale_streams", tuple(args))
 
 
 def register(
@@ -278,7 +316,7 @@ def register(
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
-    """`vitals` are metrics for the console, such as running, pages_used and slots_used."""
+    """`vitals` are metrics for the console that changed, such as running, pages_used and slots_used."""
     return Call("renew", (worker, lease_us, *chain.from_iterable(vitals.items())))
 
 
@@ -294,6 +332,11 @@ def fence_worker(leader: str, worker: WorkerId, *, deadline_us: int = 0, died: b
     """
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else "", deadline_us))
+
+
+def fence_tasks(leader: str, worker: WorkerId) -> Call:
+    """Continue `fence_worker` with more of the tasks; the answer is "more" until none is left."""
+    return Call("fence_tasks", (leader, worker))
 
 
 def announce_start(

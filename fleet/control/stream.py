@@ -176,6 +176,17 @@ class ClientStream:
         unfinished = self._open()
         return bool(unfinished) and all(edge.next > before[edge.name] and not edge.diverged for edge in unfinished)
 
+    def position(self) -> scripts.StreamPosition | None:
+        """Return the part of the answer that this stream has; None if `catch_up` has work to do in any case."""
+        edges = self._edges.values()
+        if self._closed or not self.epoch or any(edge.diverged or edge.consumed > edge.acked for edge in edges):
+            return None
+        positions = [
+            scripts.EdgePosition(edge.name, edge.source, edge.next, None if edge.ended else edge.checked, edge.acked)
+            for edge in edges
+        ]
+        return scripts.StreamPosition(self.request_id, self.gateway, self.epoch, positions)
+
     async def catch_up(self) -> None:
         """Read chunks from the logs whose notices are missing, and send acknowledgements that are due."""
         epochs = await self._read_credit()

@@ -33,6 +33,7 @@ class Lease:
         self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
         self._stamp = time.monotonic()
         self._bound_s = max(STUCK_S, 2 * lease_s)
+        self._num_renewals, self._written = 0, dict[str, int | str]()
         self._stop = threading.Event()
         self.lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -60,12 +61,22 @@ class Lease:
                 log_stacks(log, f"the engine loop has made no progress for {self._bound_s:.1f} s; its lease is not renewed")
 
     def _renew(self) -> None:
+        changed = self._changed_vitals()
         try:
-            answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), self._vitals())))
+            answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), changed)))
         except RedisError as error:
             log.warning("the lease could not be renewed: %s", error)
+            self._num_renewals, self._written = 0, {}  # Redis may return without its last writes
             return
+        self._num_renewals += 1
+        self._written |= changed
         if answer == "dump":
             log_stacks(log, f"stacks of {self._worker}, by an operator's order")
         elif answer != "ok":
             self.lost.set()
+
+    def _changed_vitals(self) -> dict[str, int | str]:
+        """Return the vitals that changed since they were written; only once per lease, since they cost more than the renewal."""
+        if self._num_renewals % RENEWALS:
+            return {}
+        return {name: value for name, value in self._vitals().items() if self._written.get(name) != value}

@@ -18,7 +18,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.hops import HopCounts
-from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,9 @@ class RedisLink:
 
     def find_workers(self, role: RoleName) -> list[WorkerId]:
         """Return every listed worker of a role."""
-        listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
-        return [worker for worker in listed if role_of(worker) == role]
+        reads = [("ZRANGE", keys.role_workers(role, status), 0, -1) for status in keys.STATUSES]
+        by_status = cast("list[list[bytes]]", exchange(self._client, (), *reads))
+        return [WorkerId(text(name)) for names in by_status for name in names]
 
     def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
         """Return the owner of each of these tasks; "" if it has none."""

@@ -99,6 +99,14 @@ class Control:
         return [event for event in events if isinstance(event, kind)]
 
 
+def set_deadline(client: redis.Redis, worker: str, deadline_us: int) -> None:
+    """Move the lease deadline of a listed worker, in the indexes too."""
+    role, group = map(text, cast("list[bytes | None]", client.hmget(keys.worker(WorkerId(worker)), ["role", "settings_group"])))
+    indexes = [*(keys.role_workers(RoleName(role), status) for status in keys.STATUSES), keys.settings_group(group)]
+    for key in (keys.WORKERS, *indexes):
+        client.zadd(key, {worker: deadline_us}, xx=True)
+
+
 def place(agent: WorkerId) -> Location:
     return {"rows": TensorRef(agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)}
 

@@ -10,10 +10,23 @@ from fleet.control.notices import MovedNotice, parse_notice
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskLost, TensorsLost
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
-from tests.fundamentals.control_plane import GATEWAY, KEEP_S, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join, place
+from tests.fundamentals.control_plane import (
+    GATEWAY,
+    KEEP_S,
+    OTHER,
+    REQUEST,
+    ROLE,
+    STAGE,
+    TEXT,
+    WORKER,
+    Control,
+    join,
+    place,
+    set_deadline,
+)
 from tests.support import stream_entries
 
-READ_ONLY = {"admission", "availability", "leases", "queues"}
+READ_ONLY = {"admission", "availability", "leases", "queues", "stale_streams"}
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
@@ -51,7 +64,7 @@ def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
     """The listed workers were not fenced yet, but their leases have lapsed."""
     assert join(control.client, "lm@dead:1:a", checkpoint="old") == ["ok"]
     assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", "the first worker may still be alive"
-    control.client.zadd(keys.WORKERS, {"lm@dead:1:a": 1})
+    set_deadline(control.client, "lm@dead:1:a", 1)
     assert join(control.client, "lm@next:1:b", checkpoint="new") == ["ok"]
     assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", "the live worker decides the version"
 

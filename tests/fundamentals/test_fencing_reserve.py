@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 import redis
 
-from fleet.conductor.driver.snapshot import is_grant_lost
+from fleet.conductor.driver.snapshot import lost_grants
 from fleet.control import keys, scripts
 from fleet.core.events import TaskLost
 from fleet.core.ids import Epoch, WorkerId
@@ -63,9 +63,9 @@ def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
 def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, client: redis.Redis) -> None:
     assert reserve(granted) == "ok"
-    assert is_grant_lost(client, REQUEST, STAGE), "the other worker is idle"
+    assert lost_grants(client, [(REQUEST, STAGE)]), "the other worker is idle"
     client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
-    assert not is_grant_lost(client, REQUEST, STAGE)
+    assert not lost_grants(client, [(REQUEST, STAGE)])
     client.delete(keys.worker_tasks(OTHER))
     assert granted.run(scripts.order(OTHER, "drain")) == "ok"
-    assert not is_grant_lost(client, REQUEST, STAGE), "the other worker is draining"
+    assert not lost_grants(client, [(REQUEST, STAGE)]), "the other worker is draining"

@@ -8,7 +8,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId
 from fleet.core.telemetry import WorkerOrder
-from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, WORKER, Control
+from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, WORKER, Control, set_deadline
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
 KEEPER, LOADING = "test:1", "test:2"
@@ -62,7 +62,7 @@ def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
 
 def test_lapsed_unfenced_worker_is_expected_from_its_deadline(control: Control) -> None:
     seconds, _ = control.client.time()
-    control.client.zadd(keys.WORKERS, {WORKER: (seconds - 5) * 1e6})
+    set_deadline(control.client, WORKER, (seconds - 5) * 1_000_000)
     assert [read_availability(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
 
 

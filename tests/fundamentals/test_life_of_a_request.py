@@ -86,7 +86,8 @@ async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> Non
         draining = next(loop for loop in fleet.loops if loop.stage == "talker")
         stop_claims(draining)
         stream = await client.requests.submit(fake_spec(fleet), None)
-        fleet.driver.client.zrem(keys.WORKERS, draining.worker)
+        for key in (keys.WORKERS, keys.role_workers(draining.role, "accepting")):
+            fleet.driver.client.zrem(key, draining.worker)
         with pytest.raises(FleetError, match="no worker serves the role talker"):
             async for _ in stream:
                 pass

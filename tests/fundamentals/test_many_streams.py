@@ -1,8 +1,8 @@
 """With many streams, a leader or gateway keeps its lease during long reads and acts only on current state."""
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
@@ -11,14 +11,15 @@ import redis.asyncio
 
 from fleet.conductor.driver import Driver
 from fleet.conductor.driver import loop as driver_loop
-from fleet.conductor.driver.snapshot import read_live, read_request
-from fleet.conductor.state import RequestRecord
+from fleet.conductor.driver.snapshot import lost_grants, read_live, read_request
+from fleet.conductor.invariants import violations
+from fleet.conductor.state import RequestRecord, TaskState
 from fleet.config import load_config
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, connect, run, text
+from fleet.control.connect import Reply, connect, entry_order, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk
-from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from tests.harness import answer, collected, fake_spec, fake_spec_of, open_fleet
 from tests.support import await_until, wait_until
 
@@ -157,43 +158,80 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
     assert stream.moved()
 
 
-def test_leader_reads_role_availability_once_for_many_overdue_grants(
+def age_grants(client: redis.Redis, driver: Driver) -> None:
+    """Make every grant overdue, for roles whose workers are starting."""
+    driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
+    for at in driver.granted_at:
+        driver.granted_at[at] -= 3600
+        run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
+
+
+def test_leader_renews_its_lease_between_slices_of_overdue_grants(
     client: redis.Redis, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         driver.turn()
     scripts_run: list[str] = []
+    slices: list[list[tuple[RequestId, StageName]]] = []
     left_s: list[int] = []
 
     def record_run(to: redis.Redis, call: scripts.Call) -> Reply:
         scripts_run.append(call.script)
         return run(to, call)
 
-    def read_owner_slowly(*_: object) -> bool:
+    def read_grants_slowly(_: object, grants: Sequence[tuple[RequestId, StageName]]) -> set[tuple[RequestId, StageName]]:
+        slices.append(list(grants))
         left_s.append(client.ttl(keys.CONDUCTOR))
-        driver.led_at -= LEASE_S
         client.expire(keys.CONDUCTOR, LEASE_S // 2)
-        return False
+        return set()
 
     monkeypatch.setattr(driver_loop, "run", record_run)
-    monkeypatch.setattr(driver_loop, "is_grant_lost", read_owner_slowly)
-    driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
-    for at in driver.granted_at:
-        driver.granted_at[at] -= 3600
-        run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
-    driver.turn()
-    assert scripts_run.count("availability") == 1 and len(left_s) == len(driver.granted_at) >= NUM_LIVE
-    assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each read"
+    monkeypatch.setattr(driver_loop, "lost_grants", read_grants_slowly)
+    monkeypatch.setattr(driver_loop, "WATCH_SLICE", 4)
+    age_grants(client, driver)
+    overdue = list(driver.granted_at)
+    for _ in range(-(-len(overdue) // 4)):
+        driver.turn()
+    assert [grant for grants in slices for grant in grants] == overdue, "each grant is handled once"
+    assert all(len(grants) <= 4 for grants in slices) and scripts_run.count("availability") == len(slices)
+    assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each slice"
 
 
-def test_admission_reads_few_workers_of_a_large_fleet(client: redis.Redis, driver: Driver) -> None:
-    for role in ("ears", "lm"):
-        for number in range(100):
-            run(client, scripts.register(WorkerId(f"{role}@test:{number}:a"), role, HOUR_US, {"kind": "test"}))
-    run(client, scripts.renew(WorkerId("ears@test:1:a"), HOUR_US, {}))
-    spec, roles = fake_spec_of(driver.config), [RoleName("ears"), RoleName("lm")]
+def test_leader_reads_each_role_once_for_many_overdue_grants(client: redis.Redis, driver: Driver) -> None:
+    for stage in driver.config.graph_declaration().stages:
+        run(client, scripts.register(WorkerId(f"{stage.name}@test:1:a"), stage.name, HOUR_US, {"kind": "test"}))
+    for _ in range(2):
+        driver.turn()
+    age_grants(client, driver)
     client.config_resetstat()
-    call = scripts.submit(spec, None, bound=NUM_LIVE + 1, stages=[], edges=[], gateway=GATEWAY, roles=roles, grace_us=0)
-    assert text(cast("list[bytes]", run(client, call))[0]) == "ok"
-    statistics = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    assert statistics["cmdstat_hmget"]["calls"] < 10
+    driver.turn()
+    stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
+    reads = sum(counts["calls"] for name, counts in stats.items() if name.startswith("cmdstat_xinfo"))
+    assert reads == len({stage for _, stage in driver.granted_at})
+
+
+def test_waiting_grant_is_lost_once_it_left_its_queue(client: redis.Redis, driver: Driver) -> None:
+    """Grants that no worker has read are not lost: the role is busy."""
+    role = driver.config.roles()[0]
+    worker = WorkerId(f"{role.name}@test:1:a")
+    run(client, scripts.register(worker, role.name, HOUR_US, {"kind": "test"}))
+    for _ in range(2):
+        driver.turn()
+    waiting = sorted((grant for grant in driver.granted_at if grant[1] == role.stage), key=lambda grant: entry_of(client, grant))
+    client.xreadgroup(keys.GROUP, worker, {keys.role(role.name): ">"}, count=2, noack=True)
+    read = {grant for grant in waiting if entry_of(client, grant) <= entry_of(client, waiting[1])}
+    assert lost_grants(client, waiting) == read and 0 < len(read) < len(waiting)
+
+
+def entry_of(client: redis.Redis, grant: tuple[RequestId, StageName]) -> tuple[int, int]:
+    return entry_order(text(client.hget(keys.task(*grant), "entry")))
+
+
+def test_invariants_are_checked_of_changed_requests_only(client: redis.Redis, driver: Driver) -> None:
+    driver.turn()
+    first, *_, last = driver.state.requests.values()
+    stage = next(iter(first.tasks))
+    broken = replace(first, tasks={**first.tasks, stage: replace(first.tasks[stage], state=TaskState.RUNNING, owner=None)})
+    changed = driver.state.with_request(broken)
+    assert len(violations(changed, driver.state)) == len(violations(changed)) == 1
+    assert violations(changed.with_request(replace(last, delivered=True)), changed) == []

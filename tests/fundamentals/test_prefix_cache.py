@@ -20,7 +20,7 @@ from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, WorkerId, new_req
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
-from tests.fundamentals.control_plane import KEEP_S
+from tests.fundamentals.control_plane import KEEP_S, set_deadline
 from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, held, in_step, stop_claims, thread_fleet
 from tests.support import await_until, wait_until
 
@@ -115,7 +115,7 @@ def reserve_a_slot(bench: PrefixCacheBench) -> None:
 
 
 CHANGES: dict[str, Callable[[PrefixCacheBench], object]] = {
-    "lapsed": lambda bench: bench.client.zadd(keys.WORKERS, {CACHING: 1}),
+    "lapsed": lambda bench: set_deadline(bench.client, CACHING, 1),
     "fenced": fence,
     "draining": drain,
     "standing by": lambda bench: bench.client.hset(keys.worker(CACHING), "standby", "1"),

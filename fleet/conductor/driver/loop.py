@@ -19,7 +19,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import is_grant_lost, missed_facts, read_live, read_request
+from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
 from fleet.conductor.leases import ClockComparison, LeaseWatch
 from fleet.conductor.state import ConductorState, TaskState
@@ -40,6 +40,8 @@ TICK_MS = 200
 BATCH = 256
 BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
+WATCH_SLICE = 500
+"""Overdue grants that one turn handles; the lead is renewed and events are read before the next ones."""
 LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
@@ -52,7 +54,8 @@ class Driver:
         self.config, self.client, self.me, self._clock = config, client, me, clock
         self.leader = ""
         self.last_id = "0-0"
-        self.state = self._empty()
+        self.state = self.checked = self._empty()
+        """`checked`: the state when its invariants were last checked."""
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
         """Start of this conductor's lead, or the last time that Redis's clock was set: no absence was observed before."""
@@ -144,9 +147,11 @@ class Driver:
         Trimming removes the oldest entries: as long as the last event that was read is still there, so are all that follow it.
         """
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
-        block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - self._clock()) * 1000)))
+        block_ms = min(TICK_MS, math.ceil((self.next_watch - self._clock()) * 1000))
+        # Redis ends even the shortest wait only at its next tick, up to 100 ms later.
+        block = ("BLOCK", block_ms) if block_ms > 0 else ()
         last = self.last_id
-        read = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS", keys.EVENTS, last)
+        read = ("XREAD", "COUNT", BATCH, *block, "STREAMS", keys.EVENTS, last)
         reply, last_read = exchange(self.client, (), read, ("XRANGE", keys.EVENTS, last, last))
         streams = cast("list[tuple[bytes, Reply]]", reply or [])
         if streams and not last_read:
@@ -173,9 +178,13 @@ class Driver:
         elif isinstance(event, ev.TaskLost) and event.stage == CLIENT:
             if event.epoch != self.orphans.get(event.request, (0.0, None))[1]:
                 self.orphans[event.request] = (self._clock(), event.epoch)
+        elif isinstance(event, ev.WorkerLeft):
+            self.next_watch = 0.0  # it may have left tasks to fence
         elif isinstance(event, ev.RequestEnded):
             self.orphans.pop(event.request, None)
-            self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
+            ended = self.state.requests.get(event.request)
+            for stage in ended.tasks if ended else ():
+                self.granted_at.pop((event.request, stage), None)
         try:
             self.state, commands = step(self.state, event)
         except TransitionError as error:
@@ -213,7 +222,7 @@ class Driver:
 
     def _watch(self) -> None:
         """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed grants."""
-        broken = violations(self.state)
+        broken, self.checked = violations(self.state, self.checked), self.state
         if broken:
             log.error("invariants of the conductor's state are broken: %s", "; ".join(broken))
         for worker, deadline_us in self._observe_leases().items():
@@ -224,6 +233,7 @@ class Driver:
             if now - since > self.config.lease.gateway_timeout_s:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
+        self._fence_tasks()
         self._watch_grants(now)
 
     def _observe_leases(self) -> dict[WorkerId, int]:
@@ -240,25 +250,40 @@ class Driver:
         leases = {WorkerId(worker): (int(deadline), int(duration or usual_us)) for worker, deadline, duration in found}
         return self._leases.observe(answered_s, int(redis_us), leases)
 
+    def _fence_tasks(self) -> None:
+        """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in the next turn."""
+        for worker in cast("list[bytes]", self.client.hkeys(keys.FENCING)):
+            answer = text(run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker)))))
+            if answer == "not_leader":
+                self.leader = ""
+                return
+            if answer == "more":
+                self.next_watch = 0.0
+
     def _watch_grants(self, now: float) -> None:
-        """Handle each grant that was not claimed within `claim_timeout_s`; stop if leadership is lost."""
+        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the others in the next turns."""
         overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.claim_timeout_s]
-        deserted = self._deserted(overdue)
+        if len(overdue) > WATCH_SLICE:
+            self.next_watch = now
+        overdue = overdue[:WATCH_SLICE]
+        if not overdue:
+            return
+        deserted, lost = self._deserted(overdue), lost_grants(self.client, overdue)
         for request, stage in overdue:
             if not self._still_leads():
                 return
             if (request, stage) in self.granted_at:
                 self.granted_at[request, stage] = now
-                self._overdue(request, stage, deserted)
+                self._overdue(request, stage, deserted, is_lost=(request, stage) in lost)
 
-    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName]) -> None:
+    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName], *, is_lost: bool) -> None:
         task = self.state.task(request, stage)
         if task is None:
             self.granted_at.pop((request, stage), None)
             return
         if granted_role(self.state, task) in deserted:
             self._apply(ev.RoleDeserted(request=request, stage=stage, epoch=task.epoch))
-        elif is_grant_lost(self.client, request, stage):
+        elif is_lost:
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:

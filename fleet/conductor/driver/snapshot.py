@@ -7,10 +7,10 @@ import redis
 
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
-from fleet.control.connect import entry_order, exchange, stream_entries, text
+from fleet.control.connect import entry_order, exchange, pairs, stream_entries, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
 
@@ -79,30 +79,46 @@ def _read_fields(
     return {stage: [text(f) for f in cast("list[object]", reply)] for stage, reply in zip(stages, replies, strict=True)}
 
 
-def is_grant_lost(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
-    """Return True if an unclaimed grant may be lost: no worker holds it, and it has left its role's queue.
+Grant = tuple[RequestId, StageName]
+
+
+def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
+    """Return those unclaimed grants that may be lost: no worker holds them, and they have left their role's queue.
 
     A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved for a worker had a free slot
     there, so it is overdue. But a worker that has reserved a task to run alone accepts nothing else until it is idle; that task
     is granted again only if another worker of the role is idle, or one worker after another would stop accepting tasks.
+
+    The number of round trips does not depend on the number of grants.
     """
-    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "reserved_for", "alone"]))
-    role, entry, to, alone = (text(f) for f in found)
-    if to:
-        return alone != "1" or _has_idle_worker(client, RoleName(role))
-    if not role or not entry:
-        return False
-    groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))
-    last = text(groups[0]["last-delivered-id"]) if groups else "0-0"
-    return entry_order(entry) <= entry_order(last)
+    names = ("role", "entry", "reserved_for", "alone")
+    replies = exchange(client, (), *(("HMGET", keys.task(request, stage), *names) for request, stage in grants))
+    fields = [tuple(text(field) for field in cast("list[object]", reply)) for reply in replies]
+    waiting = {role for role, entry, to, _ in fields if role and entry and not to}
+    delivered = _last_delivered(client, sorted(waiting))
+    idle = {
+        role: _has_idle_worker(client, RoleName(role)) for role in {role for role, _, to, alone in fields if to and alone == "1"}
+    }
+
+    def is_lost(role: str, entry: str, to: str, alone: str) -> bool:
+        if to:
+            return alone != "1" or idle[role]
+        return role in waiting and bool(entry) and entry_order(entry) <= delivered[role]
+
+    return {grant for grant, (role, entry, to, alone) in zip(grants, fields, strict=True) if is_lost(role, entry, to, alone)}
+
+
+def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the last entry of each role's stream that was delivered to a worker."""
+    replies = exchange(client, (), *(("XINFO", "GROUPS", keys.role(RoleName(role))) for role in roles)) if roles else []
+    groups = [[pairs(group) for group in cast("list[object]", reply)] for reply in replies]
+    return {
+        role: entry_order(text(of_role[0]["last-delivered-id"]) if of_role else "0-0")
+        for role, of_role in zip(roles, groups, strict=True)
+    }
 
 
 def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
     """Return True if a worker of the role accepts tasks and has none."""
-    listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
-    serving = [worker for worker in listed if role_of(worker) == role]
-    held = [("SCARD", keys.worker_tasks(worker)) for worker in serving]
-    flags = [("HMGET", keys.worker(worker), "draining", "standby") for worker in serving]
-    replies = exchange(client, (), *held, *flags)
-    closed = [any(text(flag) for flag in cast("list[object]", reply)) for reply in replies[len(serving) :]]
-    return any(not tasks and not is_closed for tasks, is_closed in zip(replies, closed, strict=False))
+    accepting = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.role_workers(role, "accepting"), 0, -1))]
+    return any(not tasks for tasks in exchange(client, (), *(("SCARD", keys.worker_tasks(worker)) for worker in accepting)))

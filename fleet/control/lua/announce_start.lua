@@ -10,10 +10,7 @@
 local role, place, lease, instead_of, child, workers, begins, number, stopped, loaded = unpack(ARGV)
 local key, now = availability_key(role), now_us()
 if child ~= '' then
-  if call('HEXISTS', key, 'start:' .. child) == 1 then return 'begun' end
-  for _, w in ipairs(call('ZRANGE', P .. 'workers', 0, -1)) do
-    if string.find(w, '@' .. child .. ':', 1, true) then return 'begun' end
-  end
+  if call('HEXISTS', key, 'start:' .. child) == 1 or call('HEXISTS', P .. 'places', child) == 1 then return 'begun' end
 end
 local fields, continues, any = call('HGETALL', key), false, false
 for i = 1, #fields, 2 do

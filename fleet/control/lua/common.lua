@@ -7,7 +7,7 @@ local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
-local WORKERS_BATCH, MAX_START_US = 16, 120000000
+local MAX_START_US, FENCE_SLICE = 120000000, 50
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 
 local function now_us()
@@ -81,16 +81,49 @@ local function prune_index()
     for _, of in ipairs({'expires', 'all', 'finished', 'failed', 'aborted'}) do call('ZREM', P .. 'index:' .. of, old) end
   end
 end
--- Let a standby worker of the role accept tasks, if there is one: the one with the longest lease is surely alive.
-local function promote(role)
-  for _, w in ipairs(call('ZREVRANGEBYSCORE', P .. 'workers', '+inf', int(now_us()))) do
-    local of = call('HMGET', P .. 'worker:' .. w, 'role', 'standby')
-    if of[1] == role and of[2] == '1' then
-      call('HSET', P .. 'worker:' .. w, 'standby', '')
-      notice(w, 'k', 'p')
-      return
+local STATUSES = {'accepting', 'leaving', 'ordered_off', 'standby'}
+local function role_workers_key(role, status) return P .. 'role_workers:' .. role .. ':' .. status end
+local function settings_group_key(group) return P .. 'settings_group:' .. group end
+-- Return the status under which a worker is indexed: "leaving" drains by its own decision, "ordered_off" by an operator's order.
+local function status_of(standby, draining, ordered_off)
+  if standby == '1' then return 'standby' end
+  if ordered_off == '1' then return 'ordered_off' end
+  return draining == '1' and 'leaving' or 'accepting'
+end
+-- Set a worker's place in the indexes of listed workers: with its lease deadline in the set of its role and status and in that of its
+-- settings, in none once it is unlisted. Every script that lists it or changes these fields of its hash calls this after.
+local function index_worker(w)
+  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off', 'settings_group')
+  local deadline = call('ZSCORE', P .. 'workers', w)
+  if is[1] and is[1] ~= '' then
+    local present = deadline and status_of(is[2], is[3], is[4])
+    for _, status in ipairs(STATUSES) do
+      if status == present then call('ZADD', role_workers_key(is[1], status), deadline, w)
+      else call('ZREM', role_workers_key(is[1], status), w) end
     end
   end
+  local group = is[5]
+  if not group then return end
+  if deadline then
+    call('ZADD', settings_group_key(group), deadline, w)
+    call('SADD', P .. 'settings_groups', group)
+  else
+    call('ZREM', settings_group_key(group), w)
+    if call('EXISTS', settings_group_key(group)) == 0 then call('SREM', P .. 'settings_groups', group) end
+  end
+end
+-- Return the place (host:pid) in a worker's id; nil for an id without one.
+local function place_of(w) return string.match(w, '@([^:]*:[^:]*):') end
+-- Let a standby worker accept tasks.
+local function end_standby(w)
+  call('HSET', P .. 'worker:' .. w, 'standby', '')
+  index_worker(w)
+  notice(w, 'k', 'p')
+end
+-- Let a standby worker of the role accept tasks, if there is one: the one with the longest lease is surely alive.
+local function promote(role)
+  local w = call('ZREVRANGEBYSCORE', role_workers_key(role, 'standby'), '+inf', int(now_us()), 'LIMIT', 0, 1)[1]
+  if w then end_standby(w) end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
 -- Return until when an announced start counts (us), the number of a keeper's start ("" for a process), and the percentage of its
@@ -105,26 +138,14 @@ local function withdraw_start(key, place, failed)
   if not failed and tonumber(call('HGET', key, 'tries') or '0') > 0 then call('HINCRBY', key, 'tries', -1) end
   return true
 end
--- Return the latest lease deadline by role: of any worker, and of those that serve, without an order to drain or stop.
--- Reads the latest leases first, until each wanted role has a serving worker: usually a few, however many workers there are.
-local function lease_deadlines(wanted)
-  local any, serving, left, seen = {}, {}, 0, 0
-  for _ in pairs(wanted) do left = left + 1 end
-  while left > 0 do
-    local listed = call('ZREVRANGE', P .. 'workers', seen, seen + WORKERS_BATCH - 1, 'WITHSCORES')
-    if #listed == 0 then break end
-    for i = 1, #listed, 2 do
-      local is = call('HMGET', P .. 'worker:' .. listed[i], 'role', 'ordered_off', 'standby')
-      local role, deadline = is[1] or '', tonumber(listed[i + 1])
-      if wanted[role] and not serving[role] then
-        any[role] = any[role] or deadline
-        if is[2] ~= '1' and is[3] ~= '1' then serving[role], left = deadline, left - 1 end
-        if left == 0 then break end
-      end
-    end
-    seen = seen + WORKERS_BATCH
+-- Return the latest lease deadline (us) of a role's workers of these statuses; 0 without one.
+local function latest_deadline(role, ...)
+  local latest = 0
+  for _, status in ipairs({...}) do
+    local top = call('ZREVRANGE', role_workers_key(role, status), 0, 0, 'WITHSCORES')
+    latest = math.max(latest, tonumber(top[2] or '0'))
   end
-  return any, serving
+  return latest
 end
 -- Return the announced starts and losses of a role, and until when they alone let it admit requests. Announced starts are ignored
 -- once too many have failed in a row, and times far in the future are (Redis's clock may have been set back).
@@ -159,17 +180,12 @@ end
 -- most advanced of them has `loaded` per cent of its weights (nil unknown); `retry_us` is the time until a retry, estimated from the
 -- duration of the last start.
 local function availability(roles, grace_us)
-  local now, found, wanted = now_us(), {}, {}
+  local now, out = now_us(), {}
   for i, role in ipairs(roles) do
-    found[i] = announced(role, grace_us, now)
-    if found[i].admits_until <= now then wanted[role] = true end
-  end
-  local any, serving = lease_deadlines(wanted)
-  local out = {}
-  for i, role in ipairs(roles) do
-    local of = found[i]
-    local present = math.max(any[role] or 0, of.left_us or 0)
-    local admits = math.max((serving[role] or 0) + grace_us, of.admits_until) > now
+    local of = announced(role, grace_us, now)
+    local serving = latest_deadline(role, 'accepting', 'leaving')
+    local present = math.max(serving, latest_deadline(role, 'ordered_off', 'standby'), of.left_us or 0)
+    local admits = math.max(serving + grace_us, of.admits_until) > now
     out[i] = {
       admits = admits,
       keeps = admits or present + grace_us > now,
@@ -272,10 +288,29 @@ local function lose_owner(tk, r, s, died, how)
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end
+-- Revoke some of the tasks of a fenced worker or gateway: Redis serves nothing else meanwhile, and a gateway may hold thousands. While
+-- some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
+local function lose_tasks_of(w, died)
+  for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    local tk = task_key(r, s)
+    local of = call('HMGET', tk, 'owner', 'reserved_for')
+    if of[1] == w then
+      lose_owner(tk, r, s, died)
+      call('HSET', tk, 'holder', '')
+    elseif of[2] == w then
+      withdraw(tk, r, s)
+      lose_owner(tk, r, s, false)
+    end
+  end
+  if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, died and '1' or '')
+  else call('HDEL', P .. 'fencing', w) end
+end
 -- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted again.
 local function stop_granting(w)
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
   call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
+  index_worker(w)
   for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
     local r, s = string.match(pair, '^(.-)|(.+)$')
     if call('HGET', task_key(r, s), 'reserved_for') == w then

@@ -1,7 +1,8 @@
 -- fence_worker: compares the leader's term and the deadline that the leader saw unrenewed for the duration of the lease: Redis's clock
 -- may have been set, so that the deadline alone proves nothing (leader "": the worker leaves, or its keeper saw it die);
--- raises the epoch of each task that it owns or that is reserved for it, reports them lost, and removes the worker; a standby worker
--- of its role takes its place. Its hash is retained for some minutes, and a log line says how it ended and what it held.
+-- removes the worker and raises the epoch of each task that it owns or that is reserved for it, and reports them lost: the first ones
+-- here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and a log
+-- line says how it ended and what it held.
 -- ARGV: leader, worker, event, died ("1"), deadline us (of a leader)
 local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
@@ -41,23 +42,15 @@ if leader ~= '' then
   if not deadline or tonumber(deadline) ~= tonumber(seen) then return 'alive' end
 end
 call('ZREM', P .. 'workers', w)
+index_worker(w)
+local place = place_of(w)
+if place and call('HGET', P .. 'places', place) == w then call('HDEL', P .. 'places', place) end
 local held, only_request = held_by(w)
-for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
-  local r, s = string.match(pair, '^(.-)|(.+)$')
-  local tk = task_key(r, s)
-  local of = call('HMGET', tk, 'owner', 'reserved_for')
-  if of[1] == w then
-    lose_owner(tk, r, s, died == '1')
-    call('HSET', tk, 'holder', '')
-  elseif of[2] == w then
-    withdraw(tk, r, s)
-    lose_owner(tk, r, s, false)
-  end
-end
+lose_tasks_of(w, died == '1')
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
-call('DEL', tasks_of(w), P .. 'inbox:' .. w)
+call('DEL', P .. 'inbox:' .. w)
 local left = cjson.decode(ev)
 local cause = left.cause or ''
 if not role and died == '1' and leader == '' then log_late_end(w, cause) end

@@ -19,6 +19,7 @@ if order == 'stop' or (order == 'resume') == (is[3] == '1') then
 end
 if order == 'resume' then call('HSET', wk, 'draining', '') else stop_granting(w) end
 call('HSET', wk, 'ordered_off', order == 'resume' and '' or '1')
+index_worker(w)
 if order == 'stop' then call('HSET', wk, 'leaving', '1') end
 notice(w, 'k', 'o', 'o', order)
 return 'ok'

@@ -1,5 +1,6 @@
 -- register: lists a new process with its lease and the lease's duration, creates its inbox and its role's stream, and clears the role's
--- losses and failed starts. Refused, with the reason kept for an hour: a worker whose versions differ from those of the listed workers ("skew"), and one
+-- losses and failed starts. Writes the indexes of workers: by role and status, by compared settings, by place. Refused, with the
+-- reason kept for an hour: a worker whose versions differ from those of the listed workers ("skew"), and one
 -- that could not exchange tensors with them or does not share their secret ("mismatch"). Workers of one `stage`, where they name it,
 -- hand tasks over to each other and must therefore compute alike too. A lapsed worker is ignored: it may be long dead.
 -- It stands by (answer "standby") where its role has `replicas` workers that accept tasks, and fewer than `standby` that stand by.
@@ -30,32 +31,45 @@ local function mismatch(other, peer)
   return 'its tensors can be read by ' .. readers_of(own.reach, own.host) .. ', those of ' .. other .. ' by ' ..
     readers_of(peer.reach, peer.host), 'set transfer.interface for every worker of a fleet on several hosts'
 end
-local at_work, standing_by = 0, 0
-for _, other in ipairs(call('ZRANGEBYSCORE', P .. 'workers', int(now_us()), '+inf')) do
-  local same = {'protocol', 'package', 'checkpoint'}
-  if own.stage and call('HGET', P .. 'worker:' .. other, 'stage') == own.stage then
-    same = {'protocol', 'package', 'checkpoint', 'engine', 'dtype', 'page_size_tokens', 'tensor_parallel_size', 'quantization',
-      'device_kind'}
+-- The listed workers with the same compared settings are a group. All of a group give the same answer, so that one is compared.
+local ALWAYS = {'protocol', 'package', 'checkpoint'}
+local WITHIN_STAGE = {'protocol', 'package', 'checkpoint', 'engine', 'dtype', 'page_size_tokens', 'tensor_parallel_size', 'quantization',
+  'device_kind'}
+local function own_group()
+  local values = {role == '' and 'gateway' or 'worker'}
+  for _, fields in ipairs({WITHIN_STAGE, {'stage', 'key_id', 'reach', 'place'}}) do
+    for _, field in ipairs(fields) do values[#values + 1] = own[field] or '' end
   end
-  for _, field in ipairs(same) do
+  return cjson.encode(values)
+end
+local now = now_us()
+local function compare(other)
+  local is = call('HMGET', P .. 'worker:' .. other, 'role', 'stage', 'key_id', 'reach', 'place', 'host')
+  for _, field in ipairs(own.stage and is[2] == own.stage and WITHIN_STAGE or ALWAYS) do
     local value = call('HGET', P .. 'worker:' .. other, field) or ''
     if own[field] and value ~= '' and value ~= own[field] then
       local why = 'its ' .. field .. ' is ' .. own[field] .. ', that of ' .. other .. ' is ' .. value
       return refuse('skew', why, 'give all processes of the fleet the same version, checkpoint and settings')
     end
   end
-  local is = call('HMGET', P .. 'worker:' .. other, 'role', 'standby', 'draining', 'key_id', 'reach', 'place', 'host')
   if role ~= '' and is[1] and is[1] ~= '' then
-    local why, remedy = mismatch(other, {key_id = is[4], reach = is[5], place = is[6], host = is[7]})
+    local why, remedy = mismatch(other, {key_id = is[3], reach = is[4], place = is[5], host = is[6]})
     if why then return refuse('mismatch', why, remedy) end
   end
-  if is[1] == role and is[2] == '1' then standing_by = standing_by + 1
-  elseif is[1] == role and is[3] ~= '1' then at_work = at_work + 1 end
 end
-local stands_by = at_work >= tonumber(replicas) and standing_by < tonumber(standby)
-call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
+for _, group in ipairs(call('SMEMBERS', P .. 'settings_groups')) do
+  local other = call('ZREVRANGEBYSCORE', settings_group_key(group), '+inf', int(now), 'LIMIT', 0, 1)[1]
+  local refusal = other and compare(other)
+  if refusal then return refusal end
+end
+local function num_live(status) return call('ZCOUNT', role_workers_key(role, status), int(now), '+inf') end
+local stands_by = role ~= '' and num_live('accepting') >= tonumber(replicas) and num_live('standby') < tonumber(standby)
+call('ZADD', P .. 'workers', int(now + tonumber(lease)), w)
 for i = 7, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
-call('HSET', P .. 'worker:' .. w, 'role', role, 'lease_us', lease, 'started_us', int(now_us()), 'standby', stands_by and '1' or '')
+call('HSET', P .. 'worker:' .. w, 'role', role, 'lease_us', lease, 'started_us', int(now), 'standby', stands_by and '1' or '',
+  'settings_group', own_group())
+index_worker(w)
+if place_of(w) then call('HSET', P .. 'places', place_of(w), w) end
 redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers', '0', 'MKSTREAM')
 if role ~= '' then
   redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM')

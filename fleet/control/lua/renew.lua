@@ -1,27 +1,22 @@
--- renew: compares that the worker is listed; writes its deadline, the lease's duration and its load. If it is unlisted it must register again.
+-- renew: compares that the worker is listed; writes its deadline, in the indexes of workers too, the lease's duration and its load. If
+-- it is unlisted it must register again.
 -- A standby worker accepts tasks from now on if no other of its role does: its own lease may have been late when the last one was lost.
 -- Answers "dump" once where an operator ordered its stacks. The first renewal of a drained worker that owns no tasks is logged.
 -- ARGV: worker, lease us, then field/value pairs of its hash
-local function has_taker(role)
-  for _, other in ipairs(call('ZREVRANGE', P .. 'workers', 0, -1)) do
-    local of = call('HMGET', P .. 'worker:' .. other, 'role', 'standby', 'draining')
-    if of[1] == role and of[2] ~= '1' and of[3] ~= '1' then return true end
-  end
-  return false
-end
 local w, lease = ARGV[1], ARGV[2]
+local wk = P .. 'worker:' .. w
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
-call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
-call('HSET', P .. 'worker:' .. w, 'lease_us', lease)
-for i = 3, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
-local is = call('HMGET', P .. 'worker:' .. w, 'draining', 'leaving', 'drained', 'role', 'standby')
-if is[5] == '1' and not has_taker(is[4]) then
-  call('HSET', P .. 'worker:' .. w, 'standby', '')
-  notice(w, 'k', 'p')
-end
+local deadline = int(now_us() + tonumber(lease))
+call('ZADD', P .. 'workers', deadline, w)
+call('HSET', wk, 'lease_us', lease, unpack(ARGV, 3))
+local is = call('HMGET', wk, 'draining', 'leaving', 'drained', 'role', 'standby', 'ordered_off', 'settings_group')
+local role = is[4] or ''
+if role ~= '' then call('ZADD', role_workers_key(role, status_of(is[5], is[1], is[6])), deadline, w) end
+if is[7] then call('ZADD', settings_group_key(is[7]), deadline, w) end
+if is[5] == '1' and call('EXISTS', role_workers_key(role, 'accepting')) == 0 then end_standby(w) end
 if is[1] == '1' and is[2] ~= '1' and not is[3] and call('SCARD', tasks_of(w)) == 0 then
-  call('HSET', P .. 'worker:' .. w, 'drained', '1')
-  local process, stage = labels_of(is[4])
+  call('HSET', wk, 'drained', '1')
+  local process, stage = labels_of(role)
   log_line('info', process, w, stage, '', 'worker ' .. w .. ' is drained: it holds no tasks and accepts none')
 end
-return call('HDEL', P .. 'worker:' .. w, 'dump') == 1 and 'dump' or 'ok'
+return call('HDEL', wk, 'dump') == 1 and 'dump' or 'ok'

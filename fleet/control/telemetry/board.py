@@ -17,7 +17,7 @@ from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, 
 from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
-from fleet.control.telemetry.workers import read_hops, read_pulls, read_workers, transfers_of
+from fleet.control.telemetry.workers import read_hops, read_load, read_pulls, read_workers, transfers_of
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.hops import HopCounts
@@ -89,10 +89,12 @@ class Telemetry:
         """Add the counts recorded here to the fleet's series, with the present gauges. Raises: redis-py's errors."""
         counted = self._tally.take()
         try:
-            pulls = await read_pulls(self._redis)
-            gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in pulls.items()}
-            for role in await read_roles(self._redis, self._role_names()):
-                gauges |= {f"running:{role.role}": role.running, f"waiting:{role.role}": role.queue_depth}
+            load = await read_load(self._redis)
+            gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in load.pulls.items()}
+            roles = list(dict.fromkeys([*self._role_names(), *sorted(load.running)]))
+            waiting = cast("list[list[object]]", await run_async(self._redis, scripts.queues(roles)))
+            for role, (depth, *_) in zip(roles, waiting, strict=True):
+                gauges |= {f"running:{role}": load.running.get(role, 0), f"waiting:{role}": int(text(depth))}
             await run_async(self._redis, scripts.record_metrics(counted, gauges))
         except RedisError:
             self._tally.give_back(counted)
@@ -108,8 +110,12 @@ class Telemetry:
 
     async def missing_roles(self) -> list[RoleName]:
         """Return the roles of the deployment without a live worker that accepts tasks, even if one is starting."""
-        served = {view.role for view in await self.workers() if view.takes_tasks}
-        return [name for name in self._role_names() if name not in served]
+        names = self._role_names()
+        seconds, micros = await answer_of(self._redis.time())
+        pipe = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipe.zcount(keys.role_workers(name, "accepting"), f"({seconds * 1_000_000 + micros}", "+inf")
+        return [name for name, live in zip(names, await answer_of(pipe.execute()), strict=True) if not live]
 
     async def refused_workers(self) -> dict[str, str]:
         """Return the workers that were refused registration in the last hour, with the reason."""

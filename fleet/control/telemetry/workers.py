@@ -1,19 +1,22 @@
 """Views of workers, recent former ones included, and totals of their transfers. Knows no request's trace."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import cast
 
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import number, pairs, text
+from fleet.control.connect import number, pairs, slices, text
 from fleet.core.hops import HopCounts, decode_hops
-from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.core.pulls import PullCounts, decode_pulls
 from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 
 Fields = Mapping[str, bytes]
 MAX_TASKS = 100
+SLICE = 100
+"""Workers that are read in one round trip."""
 MS = 1000
 
 
@@ -112,10 +115,32 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLoad:
+    """Totals over the listed workers: tasks by role, pulls by edge."""
+
+    running: Mapping[RoleName, int]
+    pulls: Mapping[str, PullCounts]
+
+
+async def read_load(client: redis.asyncio.Redis) -> FleetLoad:
+    running: dict[RoleName, int] = {}
+    pulls: list[str] = []
+    for role, number_running, counts in await _fields_of_all(client, "role", "running", "pulls"):
+        if role:
+            running[RoleName(role)] = running.get(RoleName(role), 0) + int(number_running or 0)
+        pulls.append(counts)
+    return FleetLoad(running=running, pulls=_total_pulls(pulls))
+
+
 async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
     """Sum the pulls by edge over the listed workers."""
+    return _total_pulls(counts for (counts,) in await _fields_of_all(client, "pulls"))
+
+
+def _total_pulls(all_counts: Iterable[str]) -> dict[str, PullCounts]:
     total: dict[str, PullCounts] = {}
-    for raw in await _field_of_all(client, "pulls"):
+    for raw in all_counts:
         for edge, counts in decode_pulls(raw).items():
             total[edge] = total[edge] + counts if edge in total else counts
     return total
@@ -123,15 +148,19 @@ async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
 
 async def read_hops(client: redis.asyncio.Redis) -> HopCounts:
     """Sum the ages of chunks on arrival over the listed workers."""
-    return sum(map(decode_hops, await _field_of_all(client, "hops")), HopCounts())
+    return sum((decode_hops(raw) for (raw,) in await _fields_of_all(client, "hops")), HopCounts())
 
 
-async def _field_of_all(client: redis.asyncio.Redis, field: str) -> list[str]:
+async def _fields_of_all(client: redis.asyncio.Redis, *fields: str) -> list[list[str]]:
+    """Read these fields of every listed worker, in slices: the other tasks of the event loop must not wait for a large fleet."""
     listed = [WorkerId(text(name)) for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))]
-    pipe = client.pipeline(transaction=False)
-    for worker in listed:
-        pipe.hget(keys.worker(worker), field)
-    return [text(raw) for raw in cast("list[bytes | None]", await pipe.execute())] if listed else []
+    found: list[list[str]] = []
+    for workers in slices(listed, SLICE):
+        pipe = client.pipeline(transaction=False)
+        for worker in workers:
+            pipe.hmget(keys.worker(worker), fields)
+        found += [list(map(text, values)) for values in cast("list[list[bytes | None]]", await pipe.execute())]
+    return found
 
 
 def transfers_of(workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]) -> Transfers:

@@ -1,0 +1,9 @@
+-- fence_tasks: compares the leader's term, and that the fenced worker or gateway still holds tasks (`fencing`); raises the epoch of some
+-- of them and reports them lost. Answers "more" while others are left.
+-- ARGV: leader, worker
+local leader, w = unpack(ARGV)
+if not is_leader(leader) then return 'not_leader' end
+local died = call('HGET', P .. 'fencing', w)
+if not died then return 'ok' end
+lose_tasks_of(w, died == '1')
+return call('HEXISTS', P .. 'fencing', w) == 1 and 'more' or 'ok'
