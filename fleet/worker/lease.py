@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from fleet.config.schema import RENEWALS
 from fleet.control import scripts
 from fleet.control.connect import run, text
+from fleet.control.outage import Outage
 from fleet.core.ids import WorkerId
 from fleet.worker.stacks import log_stacks
 
@@ -33,7 +34,7 @@ class Lease:
         self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
         self._stamp = time.monotonic()
         self._bound_s = max(STUCK_S, 2 * lease_s)
-        self._stop = threading.Event()
+        self._stop, self._outage = threading.Event(), Outage(f"the lease of {worker}")
         self.lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -63,8 +64,9 @@ class Lease:
         try:
             answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), self._vitals())))
         except RedisError as error:
-            log.warning("the lease could not be renewed: %s", error)
+            self._outage.add(error)
             return
+        self._outage.end()
         if answer == "dump":
             log_stacks(log, f"stacks of {self._worker}, by an operator's order")
         elif answer != "ok":

@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import redis
-from redis.exceptions import BusyLoadingError
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from fleet.conductor.driver.snapshot import is_grant_lost, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
@@ -26,6 +24,7 @@ from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, exchange, first_text, run, text
+from fleet.control.outage import Outage, cause_of, is_away
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 200
 BATCH = 256
-LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
 class Driver:
@@ -55,6 +53,9 @@ class Driver:
         self.last_turn = self.led_at = time.monotonic()
         self.next_watch = 0.0
         self.stopping = False
+        self._outage = Outage(f"conductor {me}")
+        self._must_read = False
+        """A turn ended with an error of Redis: the state may be ahead of what was written."""
 
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
@@ -66,10 +67,20 @@ class Driver:
         while not self.stopping:
             try:
                 self.turn()
-            except LOST as error:
-                log.warning("Redis does not answer (%s); the conductor tries again", error)
-                self.leader = ""
-                time.sleep(0.2)
+                self._outage.end()
+            except RedisError as error:
+                if not is_away(error):
+                    raise
+                self._must_read = True
+                time.sleep(self._outage.add(error))
+
+    def resign(self) -> None:
+        """Give up the lead; while Redis is away, it lapses instead."""
+        try:
+            if self.leader:
+                run(self.client, scripts.lead(self.me, self.leader, 1))
+        except RedisError as error:
+            log.warning("the lead of %s lapses, since it could not be given up: %s", self.me, cause_of(error))
 
     def turn(self) -> None:
         """Renew leadership, read events, decide, act."""
@@ -91,8 +102,8 @@ class Driver:
         lease_ms = int(self.config.lease.conductor_ttl_s * 1000)
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
         self.led_at = time.monotonic()
-        if value and value != self.leader:
-            self.leader = value
+        if value and (value != self.leader or self._must_read):
+            self.leader, self._must_read = value, False
             self._take_over()
         elif not value:
             self.leader = ""
@@ -258,6 +269,5 @@ def run_conductor(config: FleetConfig, redis_url: str) -> None:
     log.info("conductor %s is up", driver.me)
     freeze_gc()
     driver.run()
-    if driver.leader:
-        run(client, scripts.lead(driver.me, driver.leader, 1))
+    driver.resign()
     client.close()

@@ -2,6 +2,7 @@
 -- A fenced gateway reattaches ("instead of" its former id) only if no other gateway has attached since. Repeating the call is
 -- harmless: its answer may have been lost.
 -- ARGV: request, gateway, instead of ("" from any gateway)
+pass_when_full()
 local r, gateway, former = unpack(ARGV)
 if not call('ZSCORE', P .. 'workers', gateway) then return {'unlisted'} end
 local tk = task_key(r, 'client')

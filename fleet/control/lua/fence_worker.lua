@@ -2,6 +2,7 @@
 -- raises the epoch of each task that it owns or that is reserved for it, reports them lost, and removes the worker; a standby worker
 -- of its role takes its place. Its hash is retained for some minutes, and a log line says how it ended and what it held.
 -- ARGV: leader, worker, event, died ("1")
+pass_when_full()
 local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
   call('RENAME', P .. 'worker:' .. w, gone)

@@ -1,6 +1,7 @@
 -- lead: compares that there is no leader, or that the candidate is the leader; writes the leader's lease. A new term is above every
 -- earlier one. A lease of 1 ms gives up the lead; otherwise it lapses, which the next leader's first call writes to the log.
 -- ARGV: candidate, held value ("" if not leading), lease ms
+pass_when_full()
 local candidate, held, lease = unpack(ARGV)
 local current = call('GET', P .. 'conductor')
 if current and current == held then

@@ -2,6 +2,7 @@
 -- A standby worker accepts tasks from now on if no other of its role does: its own lease may have been late when the last one was lost.
 -- Answers "dump" once where an operator ordered its stacks. The first renewal of a drained worker that owns no tasks is logged.
 -- ARGV: worker, lease us, then field/value pairs of its hash
+pass_when_full()
 local function has_taker(role)
   for _, other in ipairs(call('ZREVRANGE', P .. 'workers', 0, -1)) do
     local of = call('HMGET', P .. 'worker:' .. other, 'role', 'standby', 'draining')
