@@ -15,6 +15,7 @@ from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
 from fleet.control.connect import answer_of, run_async, stream_entries, text
 from fleet.control.notices import EndNotice
+from fleet.control.outage import is_away
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, from_code
@@ -113,7 +114,10 @@ class ClientStream:
         return new_part
 
     async def _send_acks(self) -> None:
-        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it."""
+        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it.
+
+        An outage of Redis is logged by the gateway, once, and not here for each of its answers.
+        """
         due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
         if not due:
             return
@@ -123,7 +127,8 @@ class ClientStream:
         try:
             await asyncio.gather(*self._report_receipts(acks), run_async(self._redis, scripts.ack(acks)))
         except RedisError as error:
-            log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
+            if not is_away(error):
+                log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
             return
         for edge, consumed in sent:
             edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
