@@ -24,7 +24,7 @@ from fleet.config.rules import needed_positions
 from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
-from fleet.control.outage import Outage, is_away, refuses_writes
+from fleet.control.outage import Outage, is_away
 from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
@@ -188,7 +188,8 @@ class WorkerProcess:
             try:
                 self._incarnation()
             except (RedisError, RedisUnreachable) as error:
-                if self.loop is None and not refuses_writes(error):
+                is_outage = isinstance(error, RedisError) and is_away(error)
+                if self.loop is None and not is_outage:
                     raise
                 self._drop_tasks()
                 self.stop.wait(self._pause_s(error))

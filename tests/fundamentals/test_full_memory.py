@@ -66,6 +66,13 @@ def test_rights_are_kept_and_ended_with_a_full_memory(control: Control) -> None:
         assert keep_and_end(control, epoch) == ["ok"] * 9
 
 
+def test_operators_orders_are_accepted_with_a_full_memory(control: Control) -> None:
+    epoch = control.own()
+    with full_memory(control.client):
+        orders = [scripts.order(WORKER, "drain"), scripts.redeliver(REQUEST, STAGE, epoch)]
+        assert [control.run(order) for order in orders] == ["ok", "ok"]
+
+
 ENDS: dict[str, Callable[[Control, Epoch], scripts.Call]] = {
     "end_request": lambda control, _: scripts.end_request(control.leader, REQUEST, "failed", "e", "why", "", KEEP_S),
     "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP_S),
