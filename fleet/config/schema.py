@@ -150,6 +150,7 @@ class Limits(Strict):
 
     A text to speak is split into pieces of at most `speech_piece_tokens`, each an answer of its own.
     `max_cached_conversations`: conversations whose KV cache each worker retains for their next turns; 0 retains none.
+    `max_redis_memory_percent`: share of Redis's `maxmemory`, if it has one, beyond which new requests are answered with 503.
     """
 
     max_requests: Items = 64
@@ -161,6 +162,7 @@ class Limits(Strict):
     max_speech_chars: Items = 4096
     speech_piece_tokens: Annotated[int, BeforeValidator(Whole(2, 1_000_000))] = 48
     max_cached_conversations: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
+    max_redis_memory_percent: Annotated[float, BeforeValidator(Number(0, 100, above=True))] = 85.0
 
 
 class WebConfig(Strict):

@@ -16,6 +16,8 @@ from fleet.control.logins import LoginStore
 from fleet.control.membership import Membership
 from fleet.control.notices import parse_notice
 from fleet.control.operations import Operations
+from fleet.control.outage import Outage, cause_of
+from fleet.control.redis_status import RedisStatus
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
@@ -50,8 +52,9 @@ class FleetClient:
     def __init__(self, url: str, config: FleetConfig) -> None:
         self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
         self._membership = Membership(self._redis, self._reader, config)
-        self.requests = GatewayRequests(self._redis, config, self._membership)
-        self.telemetry = Telemetry(self._redis, self._reader, config)
+        self._status = RedisStatus(self._reader, config.limits.max_redis_memory_percent)
+        self.requests = GatewayRequests(self._redis, config, self._membership, self._status)
+        self.telemetry = Telemetry(self._redis, self._reader, config, self._status)
         self.operations = Operations(self._redis, config, self.requests.submit_without_client)
         self.jobs = JobClient(url, config.data_dir)
         self.voice = VoiceStore(self._redis, config.voice, self._membership)
@@ -78,7 +81,7 @@ class FleetClient:
                 break
             except RedisError as error:
                 if attempt == 99:
-                    raise RedisUnreachable(f"no Redis answers ({error}); start one with `fleet redis`") from error
+                    raise RedisUnreachable(f"no gateway can join: {cause_of(error)}; start a Redis with `fleet redis`") from error
                 await asyncio.sleep(0.1)
         loops = (self._renew_lease(), self._read_inbox(), self._poll_slowly(), self._write_series())
         self._loops = [asyncio.create_task(loop) for loop in loops]
@@ -110,20 +113,22 @@ class FleetClient:
                 await self._membership.renew(self.requests.num_held)
                 await self.requests.reconcile()
             except RedisError as error:
-                log.warning("the lease of this gateway could not be renewed (%s); it tries again", error)
+                self._status.writes.add(error)
+            else:
+                self._status.writes.end()
 
     async def _read_inbox(self) -> None:
         """Deliver notices to the requests. The id of the last one is saved, so a broken connection loses none."""
-        last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
+        last, inbox, untrimmed, outage = "0-0", keys.inbox(self.id), 0, Outage("the inbox of this gateway")
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
                 reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
             except RedisError as error:
-                log.warning("the inbox of this gateway could not be read (%s); it tries again", error)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(outage.add(error))
                 continue
+            outage.end()
             for _, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
                 for entry, raw in entries:
                     last = text(entry)
@@ -142,15 +147,25 @@ class FleetClient:
             log.error("a notice of this gateway's inbox could not be read: %s", error)
 
     async def _poll_slowly(self) -> None:
-        """Recover from lost notices. Chunks whose notices arrive do not wait for this."""
+        """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive do not wait for this."""
+        outage = Outage("the poll of this gateway")
         while not self._stopping:
             await asyncio.sleep(SLOW_POLL_S)
-            await self.requests.catch_up()
+            try:
+                await self._status.read_memory()
+                await self.requests.catch_up()
+            except RedisError as error:
+                outage.add(error)
+            else:
+                outage.end()
 
     async def _write_series(self) -> None:
+        outage = Outage("the time series")
         while not self._stopping:
             await asyncio.sleep(SERIES_STEP_S)
             try:
                 await self.telemetry.write_series()
             except RedisError as error:
-                log.info("the time series could not be written: %s", error)
+                outage.add(error)
+            else:
+                outage.end()

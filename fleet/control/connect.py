@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from fleet.config.settings import has_password
 from fleet.control.embedded import read_password
+from fleet.control.outage import cause_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.core.errors import ConfigError, RedisUnreachable
 
@@ -62,8 +63,7 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
         single_connection_client=one_connection, credential_provider=_credentials(url),
     )  # fmt: skip
     try:
-        client.ping()
-        load_scripts(client)
+        load_scripts(client)  # unlike PING, this is answered while Redis refuses writes
     except BaseException:
         client.close()
         raise
@@ -165,15 +165,21 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
     A script that Redis no longer has (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
     Raises: redis errors of the connection; a reply that is itself an error is raised.
     """
+    replies = exchange_each(client, calls, *commands)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def exchange_each(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
+    """Do as `exchange`, except that a reply that is an error is returned in its place. Raises: redis errors of the connection."""
     sent = [("EVALSHA", sha(call.script), 0, *call.args) for call in calls] + [tuple(command) for command in commands]
     replies = _pipelined(client, sent)
     for position, reply in enumerate(replies):
         if isinstance(reply, NoScriptError):
             load_scripts(client)
             replies[position] = _pipelined(client, [sent[position]])[0]
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
     return replies
 
 
@@ -227,7 +233,7 @@ async def answer_of(call: Awaitable[T]) -> T:
 
 
 def unreachable(error: RedisError) -> RedisUnreachable:
-    return RedisUnreachable(f"Redis does not answer ({error})")
+    return RedisUnreachable(cause_of(error))
 
 
 def text(value: Reply) -> str:

@@ -14,6 +14,8 @@ from fleet.control.admission import NoWorkerLog, refusal_of
 from fleet.control.connect import answer_of, run_async, slices, text, texts
 from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, MovedNotice
+from fleet.control.outage import is_away
+from fleet.control.redis_status import RedisStatus
 from fleet.control.stream import ClientStream
 from fleet.core.errors import FleetError, GatewayStopping, NoWorker, RedisUnreachable, ResumedElsewhere
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
@@ -28,8 +30,8 @@ SLICE = 100
 class GatewayRequests:
     """Requests whose client edges this gateway consumes. Any public method may raise RedisUnreachable."""
 
-    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, membership: Membership) -> None:
-        self._redis, self._config, self._membership = client, config, membership
+    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, membership: Membership, status: RedisStatus) -> None:
+        self._redis, self._config, self._membership, self._status = client, config, membership, status
         self._grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._streams: dict[RequestId, ClientStream] = {}
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
@@ -157,12 +159,17 @@ class GatewayRequests:
                 return
 
     async def catch_up(self) -> None:
-        """Read the logs of streams that received no chunk since the last call although Redis has one: its notice was lost."""
+        """Read the logs of streams that received no chunk since the last call although Redis has one: its notice was lost.
+
+        Raises: redis-py's errors while Redis is away.
+        """
         for streams in slices([stream for stream in self._streams.values() if not stream.moved()], SLICE):
             for stream in await self._stale(streams):
                 try:
                     await stream.catch_up()
                 except RedisError as error:
+                    if is_away(error):
+                        raise
                     log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
@@ -176,6 +183,8 @@ class GatewayRequests:
         try:
             found = cast("list[int]", await run_async(self._redis, call))
         except RedisError as error:
+            if is_away(error):
+                raise
             log.warning("the streams of this gateway could not be compared with Redis: %s", error)
             return stale
         return [*stale, *(known[number][0] for number in found)]
@@ -291,6 +300,7 @@ class GatewayRequests:
 
     async def _admit(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[str]]:
         """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable."""
+        self._status.check_memory()
         gateway, answer = await self._membership.call(call, unlisted="stale")
         if answer[0] == "no_worker" and await self._assume_served():
             gateway, answer = await self._membership.call(call, unlisted="stale")

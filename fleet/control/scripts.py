@@ -189,14 +189,16 @@ def relocate(moved: Relocation) -> Call:
 def hand_off(
     request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, role: RoleName,
     *, num_rows: int = 0, pages: PagesRef | None = None, location: Location | None = None, data: bytes = b"",
-    prefilled_us: int = 0,
+    prefilled_us: int = 0, produced: Mapping[EdgeName, int] | None = None,
 ) -> Call:  # fmt: skip
     """The KV blocks of `num_rows` rows are in `pages`, at `location`, or in `data`; if in none, they are recomputed.
 
+    `produced`: the number of chunks of each output edge that must be in its log before the next owner reads it.
     `prefilled_us`: end of the source's last step, for the trace.
     """
     offered, at = encode_pages(pages) if pages else b"", encode_location(location) if location else b""
-    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, offered, at, data, prefilled_us))
+    counts = chain.from_iterable((produced or {}).items())
+    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, offered, at, data, prefilled_us, *counts))
 
 
 def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call:

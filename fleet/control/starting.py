@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from fleet.config.roles import Role
 from fleet.control import scripts
 from fleet.control.connect import connect_for_a_call, run
+from fleet.control.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class StartAnnouncement:
     def __init__(self, redis_url: str, role: Role) -> None:
         self._redis_url, self._role = redis_url, role
         self._place, self._began = place_here(os.getpid()), time.monotonic()
-        self._over = threading.Event()
+        self._over, self._outage = threading.Event(), Outage("the announcement of this worker's start")
         self._loaded: float | None = None
         self._thread = threading.Thread(target=self._renew, name="starting", daemon=True)
 
@@ -96,4 +97,6 @@ class StartAnnouncement:
             with connect_for_a_call(self._redis_url, TIMEOUT_S) as client:
                 run(client, call)
         except RedisError as error:
-            log.warning("the start of this worker could not be announced to Redis: %s", error)
+            self._outage.add(error)
+        else:
+            self._outage.end()

@@ -15,6 +15,7 @@ from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
 from fleet.control.connect import answer_of, run_async, stream_entries, text, texts
 from fleet.control.notices import EndNotice
+from fleet.control.outage import is_away
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, ResumedElsewhere, from_code
@@ -129,13 +130,17 @@ class ClientStream:
         return new_part
 
     async def _send_acks(self) -> None:
-        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it."""
+        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it.
+
+        An outage of Redis is logged by the gateway, once, and not here for each of its answers.
+        """
         try:
             if not await self._acknowledge():
                 await self.on_stale()
                 await self._acknowledge()
         except RedisError as error:
-            log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
+            if not is_away(error):
+                log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
 
     async def _acknowledge(self) -> bool:
         """Return False if Redis refuses an acknowledgement because the answer is held at another epoch."""

@@ -4,11 +4,13 @@ import datetime
 import logging
 import shutil
 import signal
+import time
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 from redis import Redis
+from redis.exceptions import RedisError
 from rq import Queue, Worker
 from rq.exceptions import StopRequested
 from rq.job import Job as RqJob
@@ -16,6 +18,7 @@ from rq.serializers import JSONSerializer
 
 from fleet.control.job_files import folder_of, remove_old_folders
 from fleet.control.jobs import QUEUE, kept_ids
+from fleet.control.outage import Outage, is_away
 from fleet.core.errors import NotFound
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord
@@ -34,6 +37,10 @@ class JobWorker(Worker):
 
     data_dir = Path()
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.outage = Outage("the job worker")
+
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Kill the job's process; rq then records the failure and leaves its loop."""
         if self.horse_pid:
@@ -49,7 +56,15 @@ class JobWorker(Worker):
         measurements (seen once in 35 stops): rq would then wait for the next job, for up to 7 minutes.
         """
         while not self._stop_requested:
-            found = super().dequeue_job_and_maintain_ttl(STOP_POLL_S, STOP_POLL_S)
+            try:
+                found = super().dequeue_job_and_maintain_ttl(STOP_POLL_S, STOP_POLL_S)
+            except RedisError as error:
+                # rq itself waits for lost connections only.
+                if not is_away(error):
+                    raise
+                time.sleep(self.outage.add(error))
+                continue
+            self.outage.end()
             if found is not None:
                 return found
         raise StopRequested

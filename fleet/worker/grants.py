@@ -18,7 +18,7 @@ from fleet.worker.availability import Availability
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.claim import parse_claim
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.pending_calls import PendingCall
+from fleet.worker.pending_calls import PendingCall, is_unwritten
 from fleet.worker.receiver import Receiver
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.task import Task, logged_output, open_task
@@ -42,11 +42,13 @@ class GrantIntake:
         self._inputs = [edge.name for edge in graph.edges_to(stage)]
         self._outputs = {edge.name: edge.target for edge in graph.edges_from(stage)}
         self.reserved: list[Grant] = []
+        self._unclaimed: list[Grant] = []
+        """Grants whose claim Redis refused as a write."""
 
     def free_slots(self) -> int:
         if self._is_exclusive() or not self._availability.accepts_tasks:
             return 0
-        return max(0, self._capacity - len(self._tasks))
+        return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
 
     def _is_exclusive(self) -> bool:
         return bool(self.reserved) or self._tasks.runs_alone()
@@ -65,6 +67,12 @@ class GrantIntake:
             due.append(self.reserved.pop(0))
         if due or to_reserve:
             self._claim(due, deliver)
+
+    def claim_again(self, deliver: Callable[[Notice], None]) -> None:
+        """Claim the grants whose claim was refused, now that Redis accepts writes."""
+        grants, self._unclaimed = self._unclaimed, []
+        if grants:
+            self.accept(grants, deliver)
 
     def reservation_calls(self) -> list[PendingCall]:
         return [
@@ -88,8 +96,12 @@ class GrantIntake:
         reservations = self.reservation_calls()
         result = self._link.exchange([*calls, *(call for call, _ in reservations)], free_slots=0, block_ms=0)
         for (_, settle), reply in zip(reservations, result.replies[len(calls) :], strict=True):
-            settle(reply)
+            if not is_unwritten(reply):
+                settle(reply)
         for grant, reply in zip(grants, result.replies[: len(calls)], strict=True):
+            if is_unwritten(reply):
+                self._unclaimed.append(grant)
+                continue
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
                 self._open(grant, answer)

@@ -133,6 +133,7 @@ class HandOffCoordinator:
                 task.request, task.stage, task.epoch, self._worker, role, prefilled_us=hand_off.prefilled_us,
                 num_rows=offer.num_rows if offer else 0, pages=offer.pages if offer else None,
                 location=offer.location if offer else None, data=offer.data if offer else b"",
+                produced={name: edge.produced for name, edge in task.outbound.items()},
             )  # fmt: skip
             calls.append((call, partial(self._settle_hand_off, task)))
         return calls

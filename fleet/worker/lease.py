@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from fleet.config.schema import RENEWALS
 from fleet.control import scripts
 from fleet.control.connect import run, text
+from fleet.control.outage import Outage
 from fleet.core.ids import WorkerId
 from fleet.worker.stacks import log_stacks
 
@@ -34,7 +35,7 @@ class Lease:
         self._stamp = time.monotonic()
         self._bound_s = max(STUCK_S, 2 * lease_s)
         self._num_renewals, self._written = 0, dict[str, int | str]()
-        self._stop = threading.Event()
+        self._stop, self._outage = threading.Event(), Outage(f"the lease of {worker}")
         self.lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -65,9 +66,10 @@ class Lease:
         try:
             answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), changed)))
         except RedisError as error:
-            log.warning("the lease could not be renewed: %s", error)
+            self._outage.add(error)
             self._num_renewals, self._written = 0, {}  # Redis may return without its last writes
             return
+        self._outage.end()
         self._num_renewals += 1
         self._written |= changed
         if answer == "dump":

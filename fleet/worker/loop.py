@@ -1,8 +1,8 @@
 """The worker's loop: step the engine, send its output, deliver what arrived, feed the engine.
 
 One pipelined round trip per iteration, without waiting for the conductor. A request's failure is that request's; the loop
-continues. Redis's errors are raised: without Redis the worker has no rights, and its process begins a new incarnation. So is
-EngineStopped, which ends the process.
+continues. While Redis refuses writes, the worker only repeats the refused ones, in their order. Redis's other errors are raised:
+without Redis the worker has no rights, and its process begins a new incarnation. So is EngineStopped, which ends the process.
 """
 
 import logging
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
+from fleet.control.outage import Outage
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
 from fleet.core.ids import RoleName, WorkerId
@@ -27,7 +28,7 @@ from fleet.worker.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.inbox import Inbox
 from fleet.worker.maintenance import Maintenance
 from fleet.worker.outbox import Outbox, is_urgent
-from fleet.worker.pending_calls import ignore_reply
+from fleet.worker.pending_calls import PendingCall, ignore_reply, is_unwritten
 from fleet.worker.receiver import Receiver
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.sender import Sender
@@ -44,8 +45,9 @@ class WorkerLoop:
     """Serves one role. `turn` is the whole loop body; all state is touched by this thread only."""
 
     def __init__(
-        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, transfer: Transfer
-    ) -> None:
+        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, transfer: Transfer,
+        outage: Outage | None = None,
+    ) -> None:  # fmt: skip
         self.worker, self.role, self.stage = worker, role, config.role(role).stage
         self.engine, self.link, self.transfer = built.engine, link, transfer
         graph, roles = config.graph_declaration(), config.roles_of(self.stage)
@@ -73,6 +75,8 @@ class WorkerLoop:
             self.engine, transfer, link, self.tasks, self.receiver, self.pull_tally, self.intake, self.hand_offs,
             self.cached_sessions, self._outbox, consumers,
         )  # fmt: skip
+        self._outage = outage or Outage(f"worker {worker}")
+        self._refused: list[PendingCall] = []
         self.tasks.on_idle = self.maintenance.read_vitals  # else observers of an idle fleet would wait for the next poll
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
@@ -85,10 +89,11 @@ class WorkerLoop:
         return self.availability.may_leave(holds_anything=self.tasks.holds_anything())
 
     def turn(self) -> None:
-        began_us = now_us()
-        outputs = self._step()
-        self._route(outputs, began_us, now_us())
-        self._release_held()
+        if not self._refused:
+            began_us = now_us()
+            outputs = self._step()
+            self._route(outputs, began_us, now_us())
+            self._release_held()
         self._exchange()
         for task in [task for task in self.tasks.values() if task.may_move()]:
             self.tasks.guard(task, lambda task=task: self._feed(task))
@@ -151,27 +156,37 @@ class WorkerLoop:
         self.cached_sessions.on_turn_ended(task)
 
     def _exchange(self) -> None:
-        """Make the iteration's one round trip: every write out; replies, notices and grants in."""
-        calls = self._outbox.take()
+        """Make the iteration's one round trip: every write out; replies, notices and grants in.
+
+        Refused writes are sent again before any other: a chunk that overtook an earlier one would leave a gap.
+        """
+        calls = self._refused or self._outbox.take()
         ask_live = self.maintenance.poll()
         result = self.link.exchange(
             [call for call, _ in calls],
-            free_slots=self.intake.free_slots(),
+            free_slots=0 if self._refused else self.intake.free_slots(),
             block_ms=self._block_ms(urgent=is_urgent(calls)),
             ask_live=ask_live,
         )
+        self._refused = [call for call, reply in zip(calls, result.replies, strict=True) if is_unwritten(reply)]
         for (_, settle), reply in zip(calls, result.replies, strict=True):
-            settle(reply)
+            if not is_unwritten(reply):
+                settle(reply)
         for notice in result.notices:
             self._inbox.deliver(notice)
         for request, live in zip(ask_live, result.still_live, strict=True):
             if not live:
                 self.tasks.drop(request, keep_cached=True)
         self.intake.accept(result.grants, self._inbox.deliver)
+        if result.refusal is not None:
+            time.sleep(self._outage.add(result.refusal))
+        else:
+            self._outage.end()
+            self.intake.claim_again(self._inbox.deliver)
 
     def _block_ms(self, *, urgent: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
-        if urgent or not due_ms or self.receiver.can_advance(self.tasks.values()):
+        if urgent or self._refused or not due_ms or self.receiver.can_advance(self.tasks.values()):
             return 0
         if not self.receiver.pulling() and all(task.kv_import is None for task in self.tasks.values()):
             return due_ms

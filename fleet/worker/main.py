@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.config.placement import default_share, device_of
@@ -24,6 +24,7 @@ from fleet.config.rules import needed_positions
 from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
+from fleet.control.outage import Outage, is_away
 from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
@@ -178,7 +179,7 @@ class WorkerProcess:
         self.device_monitor = DeviceMonitor(device)
         self.labels = labels or Labels("worker")
         self.when_joined = when_joined
-        self.stop = threading.Event()
+        self.stop, self.outage = threading.Event(), Outage(f"worker {role}")
         self.loop: WorkerLoop | None = None
         self.last_id: WorkerId | None = None
 
@@ -186,15 +187,20 @@ class WorkerProcess:
         while not self.stop.is_set():
             try:
                 self._incarnation()
-            except ResponseError as error:
-                log.warning("this incarnation's inbox is gone (%s): it was fenced; the worker joins again", error)
-                self._drop_tasks()
             except (RedisError, RedisUnreachable) as error:
-                if self.loop is None:
+                is_outage = isinstance(error, RedisError) and is_away(error)
+                if self.loop is None and not is_outage:
                     raise
-                log.warning("Redis is unreachable (%s); the worker joins again", error)
                 self._drop_tasks()
-                self.stop.wait(0.5)
+                self.stop.wait(self._pause_s(error))
+
+    def _pause_s(self, error: RedisError | RedisUnreachable) -> float:
+        """Log why the incarnation ended, once per outage; return the pause before the next one in seconds."""
+        if isinstance(error, RedisError) and is_away(error):
+            return self.outage.add(error)
+        if isinstance(error, RedisError):
+            log.warning("this incarnation's inbox is gone (%s): it was fenced; the worker joins again", error)
+        return self.outage.pause_s()
 
     def _drop_tasks(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
@@ -202,9 +208,12 @@ class WorkerProcess:
         self.built.engine.drop_cached()
 
     def _incarnation(self) -> None:
+        with connect(self.redis_url, one_connection=True) as client, connect(self.redis_url) as lease_client:
+            self._live(client, lease_client)
+
+    def _live(self, client: redis.Redis, lease_client: redis.Redis) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
         self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
-        client, lease_client = connect(self.redis_url, one_connection=True), connect(self.redis_url)
         if self.last_id is not None:
             # Other workers need not wait for the lease of an incarnation that is certainly over.
             run(client, scripts.fence_worker("", self.last_id))
@@ -226,7 +235,7 @@ class WorkerProcess:
             stands_by = self._register(client, worker, transfer)
             self.when_joined()
             link = RedisLink(client, worker, self.role, self.access.secret)
-            self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer)
+            self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer, self.outage)
             self.loop.availability.standing_by = stands_by
             if order is not None:
                 run(client, scripts.order(worker, order))
@@ -237,8 +246,6 @@ class WorkerProcess:
             raise
         finally:
             transfer.close()
-            client.close()
-            lease_client.close()
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
         """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""

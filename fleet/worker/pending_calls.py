@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from redis.exceptions import ResponseError
+
 from fleet.control import scripts
 from fleet.control.connect import Reply
 from fleet.core.ids import WorkerId
@@ -14,6 +16,11 @@ PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
 
 def ignore_reply(_reply: Reply) -> None:
     """For writes whose refusal means only that another owner has the right now; the end of the task arrives as a notice."""
+
+
+def is_unwritten(reply: Reply) -> bool:
+    """Return True if the call changed nothing and is to be sent again: Redis refused it, or an earlier one that it follows."""
+    return isinstance(reply, ResponseError) or reply == [b"behind"]
 
 
 def receipt_calls(task: Task, worker: WorkerId) -> list[PendingCall]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import redis
+from redis.exceptions import ResponseError
 
 from fleet.control import keys
-from fleet.control.connect import Reply, entry_order, exchange, pairs, text
+from fleet.control.connect import Reply, entry_order, exchange, exchange_each, pairs, text
 from fleet.control.notices import ChunkNotice, Grant, Notice, parse_grant, parse_notice
+from fleet.control.outage import refuses_writes
 from fleet.control.scripts import Arg, Call
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
@@ -27,16 +29,20 @@ MAX_NOTICES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live."""
+    """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live.
+
+    `refusal`: Redis refused writes, whose `replies` are such errors: they have changed nothing, and may be sent again.
+    """
 
     replies: list[Reply]
+    refusal: ResponseError | None
     notices: list[Notice]
     grants: list[Grant]
     still_live: list[bool]
 
 
 class RedisLink:
-    """Not thread-safe. Raises redis's connection errors. `hops`: ages of chunks on arrival.
+    """Not thread-safe. Raises redis's errors, except refusals of writes. `hops`: ages of chunks on arrival.
 
     `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
     """
@@ -56,19 +62,21 @@ class RedisLink:
         commands: list[Sequence[Arg]] = []
         if self._read_up_to:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
-            self._read_up_to = None
         if ask_live:
             commands.append(("SMISMEMBER", keys.LIVE, *ask_live))
         commands.append(self._read_command(free_slots, block_ms))
-        replies = exchange(self._client, calls, *commands)
-        notices, grants = self._parse(replies[-1])
+        replies = exchange_each(self._client, calls, *commands)
+        refusal = _refusal_in(replies)
+        if self._read_up_to and not isinstance(replies[len(calls)], ResponseError):
+            self._read_up_to = None
+        notices, grants = self._parse([] if isinstance(replies[-1], ResponseError) else replies[-1])
         if 0 < free_slots <= len(notices):
             # The bound on grants cut the read short; the rest of the inbox must not wait for one more iteration each.
             more_notices, more_grants = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
             notices += more_notices
             grants += more_grants
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
-        return TurnResult(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
+        return TurnResult(replies=replies[: len(calls)], refusal=refusal, notices=notices, grants=grants, still_live=live)
 
     def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
         streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
@@ -134,6 +142,15 @@ class RedisLink:
                 log.warning("%s", why)
             raise TransferError(why)
         return record.get("transfer")
+
+
+def _refusal_in(replies: Sequence[Reply]) -> ResponseError | None:
+    """Return the first refusal of a write among the replies. Raises: any other error among them."""
+    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+    for error in errors:
+        if not refuses_writes(error):
+            raise error
+    return errors[0] if errors else None
 
 
 def _after(entry: str) -> str:

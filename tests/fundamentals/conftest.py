@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import fakeredis
 import pytest
@@ -16,12 +17,22 @@ from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from fleet.worker import sender
 from tests.fundamentals.control_plane import GATEWAY, REQUEST, WORKER, Control
+from tests.support import RedisProcess, server_binaries
 
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
     with connect(redis_url) as client:
         yield client
+
+
+@pytest.fixture(params=server_binaries(), ids=lambda binary: Path(binary).name)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
+    """A server of each supported kind for this test alone; its data folder is `tmp_path`."""
+    process = RedisProcess(tmp_path, cast(Path, request.param))
+    process.start()
+    yield process
+    process.stop()
 
 
 @pytest.fixture

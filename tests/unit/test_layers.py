@@ -54,7 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_WEB, "web"),
-    "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
+    "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", "fleet.control.outage", CLIENT),
     "fleet.api_client": ("fleet.core",),
     "fleet.reporting": ("fleet.core",),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.

@@ -53,6 +53,7 @@ STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "
 class FakeTelemetry(Telemetry):
     """`say` appends events and wakes the followers."""
 
+    trouble: str = ""
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     edge_logs: dict[tuple[str, str], list[Chunk]] = field(default_factory=dict[tuple[str, str], list[Chunk]])
@@ -136,6 +137,9 @@ class FakeTelemetry(Telemetry):
 
     def record_rtf(self, rtf: float) -> None:
         self.rtfs.append(rtf)
+
+    def redis_trouble(self) -> str:
+        return self.trouble
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
         self.check_reachable()

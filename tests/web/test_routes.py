@@ -108,6 +108,10 @@ def test_health_and_readiness_are_reported(gateway: ServedGateway) -> None:
     answer = get(gateway, "/ready").json()
     assert answer["missing"] == ["talker"] and answer["starting"] == [{"role": "talker", "loaded_percent": 34}]
     assert answer["error"]["message"] == "no live worker for: talker (starting, 34 % loaded); wait until it has loaded"
+    gateway.client.missing, gateway.client.telemetry.trouble = [], "Redis refuses writes (OOM), since its memory is full"
+    answer = get(gateway, "/ready")
+    assert answer.status_code == 503 and answer.json()["missing"] == [] and "retry-after" in answer.headers
+    assert answer.json()["error"]["message"] == "Redis refuses writes (OOM), since its memory is full"
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = get(gateway, "/ready")
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "redis_unreachable"

@@ -79,9 +79,11 @@ class LivePages:
                     yield format_message(event_id or last_id or "0-0", changed)
 
     async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
-        """Read the page; on an error return what was shown last, with the reason."""
+        """Read the page; on an error return what was shown last, with the reason. A trouble of Redis replaces the page's own."""
         try:
-            return await page.read(query)
+            shown = await page.read(query)
+            trouble = self._gateway.client.telemetry.redis_trouble()
+            return dataclasses.replace(shown, trouble=trouble, remedy="") if trouble else shown
         except FleetError as error:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=status_of(error))

@@ -57,7 +57,9 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
     else:
         served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
         missing = [stage.name for stage in graph.stages if stage.name not in served]
-        trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
+        trouble = gateway.client.telemetry.redis_trouble()
+        if missing and not trouble:
+            trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}"
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []

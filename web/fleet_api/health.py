@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fleet.core.errors import FleetError, NoWorker
+from fleet.core.errors import FleetError, NoWorker, RedisUnreachable
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorBody, envelope_of
 from web.http.guard import is_trusted
@@ -29,7 +29,10 @@ class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For clients with the API key."""
+    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For clients with the API key.
+
+    With no role missing, `error` says why Redis admits no requests.
+    """
 
     ready: bool
     missing: list[str]
@@ -55,10 +58,11 @@ class HealthRoutes:
             roles = await self._gateway.client.telemetry.roles() if missing else []
         except FleetError as error:
             return _not_ready(request, [], [], error)
-        if not missing:
+        trouble = self._gateway.client.telemetry.redis_trouble()
+        if not missing and not trouble:
             return json_response(Readiness(ready=True, missing=[]))
         starting = [StartingRole(role=v.role, loaded_percent=v.loaded_percent) for v in roles if v.starting and v.role in missing]
-        return _not_ready(request, missing, starting, _no_worker(missing, starting))
+        return _not_ready(request, missing, starting, RedisUnreachable(trouble) if trouble else _no_worker(missing, starting))
 
     async def metrics(self, _request: Request) -> Response:
         """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""

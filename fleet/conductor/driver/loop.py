@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis
-from redis.exceptions import BusyLoadingError
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import RedisError
 
 from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
@@ -28,6 +26,7 @@ from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import Reply, connect, exchange, first_text, run, stream_entries, text, texts
+from fleet.control.outage import Outage, cause_of, is_away
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -42,7 +41,6 @@ BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
 WATCH_SLICE = 500
 """Overdue grants that one turn handles; the lead is renewed and events are read before the next ones."""
-LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
 
 
 class Driver:
@@ -65,6 +63,9 @@ class Driver:
         self.led_at = clock()
         self.next_watch = 0.0
         self.stopping = False
+        self._outage = Outage(f"conductor {me}")
+        self._must_read = False
+        """A turn ended with an error of Redis: the state may be ahead of what was written."""
 
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
@@ -76,10 +77,20 @@ class Driver:
         while not self.stopping:
             try:
                 self.turn()
-            except LOST as error:
-                log.warning("Redis does not answer (%s); the conductor tries again", error)
-                self.leader = ""
-                time.sleep(0.2)
+                self._outage.end()
+            except RedisError as error:
+                if not is_away(error):
+                    raise
+                self._must_read = True
+                time.sleep(self._outage.add(error))
+
+    def resign(self) -> None:
+        """Give up the lead; while Redis is away, it lapses instead."""
+        try:
+            if self.leader:
+                run(self.client, scripts.lead(self.me, self.leader, 1))
+        except RedisError as error:
+            log.warning("the lead of %s lapses, since it could not be given up: %s", self.me, cause_of(error))
 
     def turn(self) -> None:
         """Renew leadership, read events, decide, act."""
@@ -97,8 +108,8 @@ class Driver:
         lease_ms = int(self.config.lease.conductor_ttl_s * 1000)
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
         self.led_at = self._clock()
-        if value and value != self.leader:
-            self.leader = value
+        if value and (value != self.leader or self._must_read):
+            self.leader, self._must_read = value, False
             self._take_over()
         elif not value:
             self.leader = ""
@@ -315,6 +326,5 @@ def run_conductor(config: FleetConfig, redis_url: str) -> None:
     log.info("conductor %s is up", driver.me)
     freeze_gc()
     driver.run()
-    if driver.leader:
-        run(client, scripts.lead(driver.me, driver.leader, 1))
+    driver.resign()
     client.close()

@@ -2,6 +2,7 @@
 -- With an event, the consumer has received everything, and its task ends. Only gateways send one; append ends the tasks of workers.
 -- "closed": the consumer reads no more, so its producer gets unlimited credit.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
+pass_when_full()
 local out = {}
 for i = 1, #ARGV, 8 do
   local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]

@@ -4,6 +4,7 @@
 -- Repeating the call is harmless: its answer may have been lost. Answers "unlisted" if the gateway is, else two words per request:
 -- "ok" and the epoch, or why not ("unknown": Redis has no such request) and "".
 -- ARGV: gateway, then repeated 2: request, epoch at which it held the client edges ("" takes them from any gateway)
+pass_when_full()
 local gateway = ARGV[1]
 if not call('ZSCORE', P .. 'workers', gateway) then return {'unlisted'} end
 local function attach(r, held)

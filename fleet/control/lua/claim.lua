@@ -4,6 +4,7 @@
 -- input edge its chunks and where their tensors are, per output edge its chunks, its consumer's state and how much that consumed.
 -- ARGV: worker, role, entry id ("" if the grant came by the inbox), request, stage, epoch, number of inputs, inputs..., then for each
 -- output: edge, consumer's stage
+pass_when_full()
 local w, role, entry, r, s, epoch, num_inputs = unpack(ARGV, 1, 7)
 local tk = task_key(r, s)
 if entry ~= '' then call('XDEL', P .. 'role:' .. role, entry) end

@@ -14,6 +14,10 @@ local function now_us()
   local t = call('TIME')
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
 end
+-- Let this script run although Redis's memory is full: Redis compares `maxmemory` only before the first write of a script, and not
+-- before a deletion. To be called before any other write, by scripts that free, end or keep what exists; those that add work are
+-- refused as a whole. The key never exists.
+local function pass_when_full() call('DEL', P .. 'none') end
 local function int(n) return string.format('%.0f', n) end
 local function task_key(r, s) return P .. 'req:' .. r .. ':task:' .. s end
 local function edge_key(r, e) return P .. 'req:' .. r .. ':edge:' .. e end

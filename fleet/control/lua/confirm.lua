@@ -1,6 +1,7 @@
 -- confirm: compares the new owner's epoch, request live, that the source still offers its blocks, and that it is listed (an unlisted
 -- worker has reused them); confirms their import, once, and notifies the source to free them. Of confirm and release exactly one wins.
 -- ARGV: request, stage, epoch
+pass_when_full()
 local r, s, epoch = unpack(ARGV)
 local kk = kv_key(r, s)
 if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end

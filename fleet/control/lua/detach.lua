@@ -2,6 +2,7 @@
 -- lost that they were delivered or belong to another gateway by now. Compares owner and epoch, and that the request is live. As after
 -- the gateway's death, another one can attach, or the conductor aborts the request.
 -- ARGV: request, gateway, epoch
+pass_when_full()
 local r, gateway, epoch = unpack(ARGV)
 local tk = task_key(r, 'client')
 local why = refusal_of(tk, r, epoch)

@@ -2,6 +2,7 @@
 -- more, counts as no capacity of its role and takes no more orders. Unless it was ordered to drain or stop before, new requests wait
 -- for its next start.
 -- ARGV: worker
+pass_when_full()
 local w = ARGV[1]
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
 if call('HGET', P .. 'worker:' .. w, 'leaving') ~= '1' then

@@ -1,6 +1,7 @@
 -- end_request: compares the leader's term; closes the request as finished, failed or aborted. A request that killed the workers of a
 -- stage also becomes a dead letter, with everything needed to submit it again.
 -- ARGV: leader, request, state, code, message, param, retention s, client edge retention s, dead stage
+pass_when_full()
 local leader, r, state, code, message, param, retention, client, dead = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
 if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then

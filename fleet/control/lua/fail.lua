@@ -1,6 +1,7 @@
 -- fail: compares epoch, that the task runs, and request live; writes the task's end and error, and an event. The conductor then ends
 -- the request.
 -- ARGV: request, stage, epoch, event, code, message, param
+pass_when_full()
 local r, s, epoch, ev, code, message, param = unpack(ARGV)
 local tk = task_key(r, s)
 local why = refusal_of(tk, r, epoch)

@@ -1,6 +1,7 @@
 -- fence_tasks: compares the leader's term, and that the fenced worker or gateway still holds tasks (`fencing`); raises the epoch of some
 -- of them and reports them lost. Answers "more" while others are left.
 -- ARGV: leader, worker
+pass_when_full()
 local leader, w = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
 local died = call('HGET', P .. 'fencing', w)

@@ -4,6 +4,7 @@
 -- here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and a log
 -- line says how it ended and what it held.
 -- ARGV: leader, worker, event, died ("1"), deadline us (of a leader)
+pass_when_full()
 local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
   call('RENAME', P .. 'worker:' .. w, gone)

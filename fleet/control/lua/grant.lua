@@ -3,6 +3,7 @@
 -- A task's first grant goes to the inbox of the worker that caches its session's prefix, and reserves a slot there, if that worker is
 -- alive, accepts tasks and has a free slot. If it stays unclaimed there, the next grant goes to the role stream.
 -- ARGV: leader, request, stage, role, expected epoch, alone ("1"), remake ("1")
+pass_when_full()
 local leader, r, s, role, expected, alone, remake = unpack(ARGV)
 if not is_leader(leader) then return {'not_leader'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end

@@ -1,12 +1,17 @@
--- hand_off: compares epoch, that the task runs, and request live; removes the owner at a higher epoch, writes where the computed blocks
--- are, and puts the task on the next role's stream, with an event. Without NIXL the hash contains the blocks.
--- ARGV: request, stage, epoch, worker, next role, rows, pages, location, data, end of the last step here (us, the worker's clock)
-local r, s, epoch, w, role, rows, pages, loc, data, prefilled_us = unpack(ARGV)
+-- hand_off: compares epoch, that the task runs, request live, and that the chunks produced before it are in their logs ("behind": an
+-- append was refused); removes the owner at a higher epoch, writes where the computed blocks are, and puts the task on the next role's
+-- stream, with an event. Without NIXL the hash contains the blocks.
+-- ARGV: request, stage, epoch, worker, next role, rows, pages, location, data, end of the last step here (us, the worker's clock), then for
+-- each output edge: edge, chunks produced
+local r, s, epoch, w, role, rows, pages, loc, data, prefilled_us = unpack(ARGV, 1, 10)
 local tk, kk = task_key(r, s), kv_key(r, s)
 local why = refusal_of(tk, r, epoch)
 if why then return {why} end
+for i = 11, #ARGV, 2 do
+  if tonumber(call('HGET', tk, 'produced:' .. ARGV[i]) or '0') < tonumber(ARGV[i + 1]) then return {'behind'} end
+end
+local e = raise_epoch(tk)  -- first: a deletion before it would let the blocks into a full memory
 remove_owner(tk, r, s)
-local e = raise_epoch(tk)
 local alone = call('HGET', tk, 'alone') or ''
 call('DEL', kk)
 if pages ~= '' or loc ~= '' or data ~= '' then

@@ -2,6 +2,7 @@
 -- earlier one. A candidate that finds more of the leader's lease left than leases last shortens it: Redis's clock was set back, and the
 -- leader may be dead. A lease of 1 ms gives up the lead; otherwise it lapses, which the next leader's first call writes to the log.
 -- ARGV: candidate, held value ("" if not leading), lease ms
+pass_when_full()
 local candidate, held, lease = unpack(ARGV)
 local current = call('GET', P .. 'conductor')
 if current and current == held then

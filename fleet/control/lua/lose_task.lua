@@ -1,6 +1,7 @@
 -- lose_task: compares epoch, that the task runs, and request live; removes the owner as if it had died over the task: a step over
 -- several tasks failed as a whole, and which task caused it is unknown.
 -- ARGV: request, stage, epoch
+pass_when_full()
 local r, s, epoch = unpack(ARGV)
 local tk = task_key(r, s)
 local why = refusal_of(tk, r, epoch)

@@ -4,6 +4,7 @@
 -- again and changes nothing. A dump is only recorded: the answer to the next lease renewal carries it, since the loop that reads the
 -- inbox may be what hangs. An order that changes anything is logged.
 -- ARGV: worker, order
+pass_when_full()
 local w, order = unpack(ARGV)
 local wk = P .. 'worker:' .. w
 if not call('ZSCORE', P .. 'workers', w) then return call('EXISTS', P .. 'gone:' .. w) == 1 and 'gone' or 'unlisted' end

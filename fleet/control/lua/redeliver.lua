@@ -2,6 +2,7 @@
 -- is granted or runs; revokes it at a higher epoch, so that the conductor grants it again, without counting a death. Its owner is
 -- notified to release it; what it has appended stays.
 -- ARGV: request, stage, epoch ("0": any)
+pass_when_full()
 local r, s, epoch = unpack(ARGV)
 local tk = task_key(r, s)
 if call('EXISTS', P .. 'req:' .. r) == 0 then return 'unknown' end

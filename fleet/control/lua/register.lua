@@ -5,6 +5,7 @@
 -- hand tasks over to each other and must therefore compute alike too. A lapsed worker is ignored: it may be long dead.
 -- It stands by (answer "standby") where its role has `replicas` workers that accept tasks, and fewer than `standby` that stand by.
 -- ARGV: worker, role ("" for a gateway), lease us, event, replicas, standby, then field/value pairs of its hash
+pass_when_full()
 local w, role, lease, ev, replicas, standby = unpack(ARGV)
 if call('ZSCORE', P .. 'workers', w) then return 'exists' end
 local own = {}

@@ -1,5 +1,6 @@
 -- release: compares that the blocks are still offered, and by this worker; withdraws them. Of confirm and release exactly one wins.
 -- ARGV: request, stage, worker
+pass_when_full()
 local r, s, w = unpack(ARGV)
 local kk = kv_key(r, s)
 local kv = call('HMGET', kk, 'state', 'source')

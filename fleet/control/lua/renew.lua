@@ -3,6 +3,7 @@
 -- A standby worker accepts tasks from now on if no other of its role does: its own lease may have been late when the last one was lost.
 -- Answers "dump" once where an operator ordered its stacks. The first renewal of a drained worker that owns no tasks is logged.
 -- ARGV: worker, lease us, then field/value pairs of its hash
+pass_when_full()
 local w, lease = ARGV[1], ARGV[2]
 local wk = P .. 'worker:' .. w
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end

@@ -2,6 +2,7 @@
 -- above Redis's, or a missing record of a session that has not ended, proves that Redis lost writes: the holder's epoch is written, and
 -- the answer "restored" asks it to write every field again.
 -- ARGV: session, epoch, time to live ms, owner, number of fields to delete, those, then field/value pairs
+pass_when_full()
 local session, epoch, ttl_ms, owner, removed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local vk = P .. 'voice:' .. session
 local known = call('HGET', vk, 'epoch')

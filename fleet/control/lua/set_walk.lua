@@ -1,6 +1,7 @@
 -- set_walk: compares the leader's term and that the request is live; writes the task's walk and notifies its owner.
 -- A walk already set for that index stays: the first one wins.
 -- ARGV: leader, request, stage, edge, from index, walk
+pass_when_full()
 local leader, r, s, e, from, walk = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import answer_of, run_async, stream_entries, text, unreachable
+from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
 from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, says
@@ -41,8 +42,10 @@ from fleet.core.telemetry import (
 class Telemetry:
     """Bounded reads, and the measurements that a gateway contributes. Any method may raise RedisUnreachable."""
 
-    def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
-        self._redis, self._config = client, config
+    def __init__(
+        self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig, status: RedisStatus
+    ) -> None:
+        self._redis, self._config, self._status = client, config, status
         self._graph = config.graph_declaration()
         self._events, self._lines = Feed(reader, keys.EVENTS), Feed(reader, keys.LOGS)
         self._series = SeriesReader(client, self._graph)
@@ -50,6 +53,10 @@ class Telemetry:
 
     async def stop(self) -> None:
         await asyncio.gather(self._events.stop(), self._lines.stop())
+
+    def redis_trouble(self) -> str:
+        """Return why Redis admits no requests although it can be read, with the remedy; "" if it admits them."""
+        return self._status.trouble
 
     async def list_requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
         """Return a page of requests. `before`: the `next` of the page above. Raises: BadInput."""

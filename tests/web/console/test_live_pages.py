@@ -98,6 +98,17 @@ def test_stream_keeps_content_while_redis_is_unreachable(gateway: ServedGateway)
         assert message.targets == ["trouble"] and "no Redis answers" not in message.data
 
 
+def test_page_shows_why_redis_refuses_writes(gateway: ServedGateway) -> None:
+    fill(gateway)
+    with stream(gateway, "/console/live/workers") as next_message:
+        assert 'id="w-' in next_message().data
+        gateway.client.telemetry.trouble = "Redis refuses writes (OOM), since its memory is full"
+        message = next_message()
+        assert message.targets == ["trouble"] and "Redis refuses writes (OOM)" in message.data
+        gateway.client.telemetry.trouble = ""
+        assert "Redis refuses writes" not in next_message().data
+
+
 def test_page_opened_without_redis_fills_after_its_return(gateway: ServedGateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     with stream(gateway, "/console/live/overview") as next_message:

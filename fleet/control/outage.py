@@ -1,0 +1,104 @@
+"""Redis is away: the errors that mean it, their remedies, and one user's outage with its log lines and pauses. Sends nothing.
+
+Redis is away while it does not answer, and while it refuses writes: its memory or disk is full, replicas are missing, or it is
+not the primary. Neither says anything about the request or the worker that met the error.
+"""
+
+import logging
+import re
+import time
+
+from redis.backoff import EqualJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+REFUSALS = {
+    "OOM": "its memory is full: raise its maxmemory, or wait until ended requests expire (retention_s)",
+    "MISCONF": "it cannot save its data: free disk space on its host, and read its log",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write: start them, or lower that setting",
+}
+"""Codes of replies with which a Redis that keeps its data refuses a write, and the remedy. A refused script wrote nothing."""
+ABSENCES = {
+    "LOADING": "it loads its data: wait until it has",
+    "READONLY": "it is a replica: point REDIS_URL at the primary, or promote it",
+    "MASTERDOWN": "it is a replica without its primary: start the primary, or promote it",
+    "UNBLOCKED": "it became a replica: point REDIS_URL at the primary, or promote it",
+    "CLUSTERDOWN": "its cluster does not serve: repair it",
+    "TRYAGAIN": "its cluster moves keys: wait until it has",
+    "BUSY": "it runs a long script of another client: end that with SCRIPT KILL",
+}
+"""Codes of replies after which the Redis that serves next may lack the last writes, as after a restart, and the remedy."""
+CODE = re.compile(r"(?:^|@user_script: ?\d+: -)([A-Z]{3,}) ")
+"""Redis 6.2 puts the code of an error inside a script behind the script's place."""
+KEY_DELETED = "the stream key no longer exists"
+"""Redis 6.2's UNBLOCKED for a read of a deleted inbox: not an outage."""
+
+
+def code_of(error: Exception) -> str:
+    """Return the code of an error reply of Redis, also of one raised inside a script; "" for any other error."""
+    code = getattr(error, "status_code", None)
+    if code and code != "ERR":
+        return str(code)
+    found = CODE.search(str(error))
+    return found[1] if found else ""
+
+
+def refuses_writes(error: Exception) -> bool:
+    """Return True if Redis answers and keeps its data, but refuses the write for now: rights and data stand."""
+    return code_of(error) in REFUSALS
+
+
+def is_away(error: Exception) -> bool:
+    """Return True if the error only says that Redis cannot be used for now, so that the same call may succeed later."""
+    if isinstance(error, RedisConnectionError | RedisTimeoutError):
+        return True
+    code = code_of(error)
+    return code in REFUSALS or (code in ABSENCES and KEY_DELETED not in str(error))
+
+
+def cause_of(error: RedisError) -> str:
+    """Return what is wrong with Redis and the remedy, for messages and log lines."""
+    code = code_of(error)
+    remedy = REFUSALS.get(code) or ABSENCES.get(code)
+    if remedy is None:
+        return f"Redis does not answer ({error})"
+    return f"Redis {'refuses writes' if code in REFUSALS else 'cannot be used'} ({code}), since {remedy}"
+
+
+class Outage:
+    """The time during which `user` (for example "the conductor") cannot use Redis. For one thread or event loop.
+
+    An outage is logged when it begins, when its cause changes and when it ends, however many tries fail. `cause`: "" without one.
+    """
+
+    def __init__(self, user: str) -> None:
+        self._user = user
+        self._backoff = EqualJitterBackoff(cap=MAX_PAUSE_S, base=FIRST_PAUSE_S)
+        self._num_failures, self._began_s, self._code = 0, 0.0, ""
+        self.cause = ""
+
+    def add(self, error: RedisError) -> float:
+        """Record a failed try; return the pause before the next one in seconds, which grows and has jitter."""
+        code = code_of(error)
+        if not self.cause:
+            self._began_s = time.monotonic()
+        if not self.cause or code != self._code:
+            self._code, self.cause = code, cause_of(error)
+            log.warning("%s; %s waits and tries again", self.cause, self._user)
+        return self.pause_s()
+
+    def pause_s(self) -> float:
+        """Count a failure of any cause; return the pause before the next try in seconds."""
+        self._num_failures = min(self._num_failures + 1, 10)
+        return self._backoff.compute(self._num_failures)
+
+    def end(self) -> None:
+        """Record a success."""
+        self._num_failures = 0
+        if self.cause:
+            self.cause = ""
+            log.warning("Redis serves %s again, after %.1f s", self._user, time.monotonic() - self._began_s)

@@ -1,0 +1,50 @@
+"""State of Redis as a gateway sees it: whether it accepts writes, and whether its memory has room for new requests."""
+
+import logging
+from typing import cast
+
+import redis.asyncio
+
+from fleet.control.outage import Outage
+from fleet.core.errors import RedisUnreachable
+
+log = logging.getLogger(__name__)
+
+RETRY_FULL_S = 10
+
+
+class RedisStatus:
+    """`writes`: the outage of this gateway's writes, kept by the renewal of its lease."""
+
+    def __init__(self, client: redis.asyncio.Redis, max_memory_percent: float) -> None:
+        self._redis, self._max_percent = client, max_memory_percent
+        self.writes = Outage("this gateway")
+        self._full = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why requests cannot be admitted, with the remedy; "" if they can."""
+        return self.writes.cause or self._full
+
+    async def read_memory(self) -> None:
+        """Compare the memory of Redis with its `maxmemory`, where it has one. Raises: redis-py's errors."""
+        info = cast("dict[str, int]", await self._redis.info("memory"))
+        used, most = info["used_memory"] - info.get("mem_not_counted_for_evict", 0), info["maxmemory"]
+        percent = 100 * used / most if most else 0.0
+        was_full = bool(self._full)
+        self._full = self._describe(used, most) if most and percent >= self._max_percent else ""
+        if self._full and not was_full:
+            log.warning("new requests are refused: %s", self._full)
+        elif was_full and not self._full:
+            log.warning("new requests are admitted again: Redis uses %.0f %% of its maxmemory", percent)
+
+    def _describe(self, used: int, most: int) -> str:
+        return (
+            f"Redis uses {used / 2**20:.1f} of its {most / 2**20:.1f} MiB, and limits.max_redis_memory_percent reserves what is "
+            f"beyond {self._max_percent:g} % for running requests: raise its maxmemory, or wait until ended requests expire"
+        )
+
+    def check_memory(self) -> None:
+        """Raises: RedisUnreachable if the memory has no room for a new request."""
+        if self._full:
+            raise RedisUnreachable(self._full, retry_after_s=RETRY_FULL_S)

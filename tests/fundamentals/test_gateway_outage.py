@@ -1,0 +1,76 @@
+"""A gateway while Redis refuses writes or its memory is nearly full: it keeps its id and its answers, and says what is wrong."""
+
+import logging
+
+import pytest
+import redis
+
+from fleet.control import keys
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect
+from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import WorkerId
+from tests.harness import ThreadFleet, answer, assert_same, fake_spec, open_fleet
+from tests.support import RedisProcess, await_until
+
+
+async def check_refused(fleet: ThreadFleet, client: FleetClient, pattern: str) -> RedisUnreachable:
+    with pytest.raises(RedisUnreachable, match=pattern) as refused:
+        await client.requests.submit(fake_spec(fleet), None)
+    return refused.value
+
+
+def lease_deadline(admin: redis.Redis, gateway: WorkerId) -> float:
+    return float(admin.zscore(keys.WORKERS, gateway) or 0)
+
+
+async def test_gateway_keeps_its_id_and_logs_one_outage_while_redis_refuses_writes(
+    own_redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with open_fleet(own_redis.url, "lease.worker_ttl_s=1.0") as (fleet, client):
+        with connect(own_redis.url) as admin:
+            me, expected = client.id, await answer(client, fake_spec(fleet))
+
+            async def has_lapsed() -> bool:
+                seconds, micros = admin.time()
+                return lease_deadline(admin, me) < seconds * 1e6 + micros
+
+            async def serves() -> bool:
+                return not client.telemetry.redis_trouble()
+
+            admin.config_set("min-replicas-to-write", 1)
+            await await_until(has_lapsed, "the lease of the gateway to lapse")
+            assert "NOREPLICAS" in client.telemetry.redis_trouble()
+            await check_refused(fleet, client, r"Redis refuses writes \(NOREPLICAS\).*min-replicas-to-write: start them")
+            admin.config_set("min-replicas-to-write", 0)
+            await await_until(serves, "the gateway to renew its lease")
+            assert_same(await answer(client, fake_spec(fleet)), expected)
+            assert client.id == me
+    lines = [record.message for record in caplog.records if "this gateway" in record.message]
+    begins = [line for line in lines if "NOREPLICAS" in line and "; this gateway waits" in line]
+    assert len(begins) == 1 and any("Redis serves this gateway again" in line for line in lines), lines
+
+
+async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(own_redis: RedisProcess) -> None:
+    """The request that is running ends; the one after it is admitted once there is room."""
+    async with open_fleet(own_redis.url, "limits.max_redis_memory_percent=50") as (fleet, client):
+        with connect(own_redis.url) as admin:
+            expected, spec = await answer(client, fake_spec(fleet)), fake_spec(fleet)
+            running = await client.requests.submit(spec, None)
+
+            async def is_full() -> bool:
+                return bool(client.telemetry.redis_trouble())
+
+            async def has_room() -> bool:
+                return not client.telemetry.redis_trouble()
+
+            admin.config_set("maxmemory", int(int(admin.info("memory")["used_memory"]) * 1.5))
+            await await_until(is_full, "the gateway to look at the memory")
+            error = await check_refused(fleet, client, r"limits.max_redis_memory_percent .* beyond 50 % .* raise its maxmemory")
+            assert error.retry_after_s == 10
+            chunks = [chunk async for chunk in running]
+            assert sum(chunk.final for chunk in chunks) == len(spec.outputs), "the running request ends"
+            admin.config_set("maxmemory", 0)
+            await await_until(has_room, "the gateway to see room")
+            assert_same(await answer(client, fake_spec(fleet)), expected)
