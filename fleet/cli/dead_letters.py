@@ -15,7 +15,6 @@ from fleet.core.errors import BadInput, ConfigError, FleetError
 from fleet.core.ids import RequestId, new_request_id
 
 if TYPE_CHECKING:
-    from fleet.control.dead_letters import DeadLetter
     from fleet.core.request import RequestSpec
 
 app = typer.Typer(name="dead-letters", no_args_is_help=True)
@@ -73,7 +72,7 @@ def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -
         "graph": spec.graph,
         "outputs": ", ".join(spec.outputs),
         "prompt": f"{len(spec.prompt_ids)} tokens" + (f", audio of {clips}" if clips else ""),
-        "blob": f"{len(letter.blob or b'')} bytes",
+        "size": f"{letter.size_bytes} bytes",
         **{f"sampling of {stage}": str(sampling) for stage, sampling in spec.sampling.items()},
         **spec.params,
     }
@@ -89,7 +88,7 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
 
     Example: fleet dead-letters retry req-0190d6c5e1a4f00ba7
     """
-    from fleet.control.dead_letters import drop_letters, read_letter, spec_of
+    from fleet.control.dead_letters import drop_letters, read_blob, read_letter, spec_of
 
     deployment = open_deployment(config, set_)
     with deployment.connect() as client:
@@ -97,7 +96,7 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
         spec = _renewed(spec_of(letter), deployment)
         print(f"{letter.request} is sent again as {spec.id}", flush=True)
         try:
-            counts = asyncio.run(_answer(deployment, spec, letter))
+            counts = asyncio.run(_answer(deployment, spec, read_blob(client, letter)))
         except FleetError as error:
             print(f"fleet: {spec.id} failed ({error.code}): {error.message}; the letter stays", file=sys.stderr, flush=True)
             raise typer.Exit(1) from None
@@ -141,7 +140,7 @@ def _renewed(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
     return msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us())
 
 
-async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLetter") -> dict[str, int]:
+async def _answer(deployment: Deployment, spec: "RequestSpec", blob: bytes | None) -> dict[str, int]:
     """Return the number of items of the answer by unit. Raises: the FleetError of a failed request."""
     from fleet.control.client import FleetClient
 
@@ -150,7 +149,7 @@ async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLett
     client = await FleetClient.connect(deployment.redis_url, deployment.config)
     try:
         await client.start()
-        async for chunk in await client.requests.submit(spec, letter.blob):
+        async for chunk in await client.requests.submit(spec, blob):
             # The final chunk may be empty.
             num_items = next((tensor.shape[0] for tensor in chunk.tensors.values()), 0)
             counts[UNITS.get(media[chunk.edge], media[chunk.edge])] += num_items

@@ -22,6 +22,7 @@ from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
+from fleet.core.background import keep_running
 from fleet.core.errors import RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S
@@ -83,8 +84,13 @@ class FleetClient:
                 if attempt == 99:
                     raise RedisUnreachable(f"no gateway can join: {cause_of(error)}; start a Redis with `fleet redis`") from error
                 await asyncio.sleep(0.1)
-        loops = (self._renew_lease(), self._read_inbox(), self._poll_slowly(), self._write_series())
-        self._loops = [asyncio.create_task(loop) for loop in loops]
+        loops = {
+            "the renewal of the lease": self._renew_lease,
+            "the reading of the inbox": self._read_inbox,
+            "the slow poll": self._poll_slowly,
+            "the time series": self._write_series,
+        }
+        self._loops = [keep_running(loop, f"{name} of this gateway") for name, loop in loops.items()]
 
     async def stop(self) -> None:
         """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then aborted."""

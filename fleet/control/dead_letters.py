@@ -1,6 +1,7 @@
 """Dead letters: requests that were given up because workers died over them, stored whole so that they can be sent again.
 
-`end_request` writes them. No process owns a letter, so dropping one needs no fencing. Knows no stage's work.
+`end_request` writes them, and removes the oldest beyond 1,000 letters or 64 MiB. No process owns a letter, so dropping one needs
+no fencing. Knows no stage's work.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import msgspec
 import redis
 
 from fleet.control import keys
-from fleet.control.connect import Reply, entry_order, stream_entries, text
+from fleet.control.connect import Reply, entry_order, number, stream_entries, text
 from fleet.core.errors import BadInput, UnknownWireVersion
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, decode_request
@@ -20,7 +21,8 @@ from fleet.core.request import RequestSpec, decode_request
 class DeadLetter:
     """One request that was given up. `entry` is its id in the stream; `stage` is the one whose workers died over it.
 
-    Units: `died_us` since 1970 on Redis's clock. `raw_spec` may be a newer version's: only `spec_of` reads it.
+    Units: `died_us` since 1970 on Redis's clock. `size_bytes` includes the audio of the prompt, which stays in Redis
+    (`keys.dead_letter_blob`). `raw_spec` may be a newer version's: only `spec_of` reads it.
     """
 
     entry: str
@@ -28,8 +30,8 @@ class DeadLetter:
     stage: StageName
     why: str
     died_us: int
+    size_bytes: int
     raw_spec: bytes
-    blob: bytes | None
 
 
 def read_letters(client: redis.Redis) -> list[DeadLetter]:
@@ -45,9 +47,17 @@ def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
     raise BadInput(f"no dead letter {request!r}; `fleet dead-letters list` shows them", param="id")
 
 
+def read_blob(client: redis.Redis, letter: DeadLetter) -> bytes | None:
+    """Return the audio of the request's prompt; None if it has none."""
+    return client.get(keys.dead_letter_blob(letter.request))
+
+
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
     """Delete the letters; return the number of those that were still there."""
-    return client.xdel(keys.DEAD, *(letter.entry for letter in letters)) if letters else 0
+    if not letters:
+        return 0
+    client.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))
+    return client.xdel(keys.DEAD, *(letter.entry for letter in letters))
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:
@@ -67,8 +77,8 @@ def letters_of(reply: Reply) -> list[DeadLetter]:
             stage=StageName(text(fields["s"])),
             why=text(fields["why"]),
             died_us=entry_order(entry)[0] * 1000,
+            size_bytes=number(fields, "n"),
             raw_spec=fields["spec"],
-            blob=fields["blob"] or None,
         )
         for entry, fields in stream_entries(reply)
     ]

@@ -17,6 +17,7 @@ CONDUCTOR = PREFIX + "conductor"
 CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
+RETAINED_AUDIO = PREFIX + "retained_audio"
 GONE = PREFIX + "gone"
 PLACES = PREFIX + "places"
 FENCING = PREFIX + "fencing"
@@ -94,6 +95,10 @@ def trace(request_id: RequestId) -> str:
 def index(state: str) -> str:
     """Return the key of the requests of one state; `INDEX_ALL` has all. Every score is 0, so members are in the order of ids."""
     return f"{PREFIX}index:{state}"
+
+
+def dead_letter_blob(request_id: RequestId) -> str:
+    return f"{PREFIX}dead_letter:{request_id}:blob"
 
 
 def gone(worker_id: WorkerId) -> str:
@@ -193,8 +198,13 @@ TABLE: tuple[Row, ...] = (
     Row("logins", "zset", "retention", "gateway",
         "MAC of a console login's cookie under the API key -> time of expiry, us; bounded"),
     Row("events", "stream", "forever", "all scripts", "events of the fleet, trimmed; a conductor that missed any reads hashes"),
-    Row("dead_letters", "stream", "forever", "end_request", "requests that were given up"),
-    Row("refused", "hash", "retention", "register", "worker -> time and cause of refusal"),
+    Row("dead_letters", "stream", "forever", "end_request",
+        "requests that were given up: stage, cause, request, size with its audio; bounded in number and bytes"),
+    Row("dead_letter:{r}:blob", "string", "forever", "end_request",
+        "audio prompt of a dead letter, float32; deleted with its entry"),
+    Row("retained_audio", "zset", "forever", "end_request, abort",
+        "ended request|its audio edges -> time at which that audio and its prompt's are deleted, us"),
+    Row("refused", "zset", "forever", "register", "worker and cause of refusal -> time, us; of the last hour, bounded"),
     Row("refusal_logged", "string", "retention", "submit, admission",
         "request whose refusal for the queue bound was logged within the last seconds"),
     Row("conductor:last", "string", "forever", "lead", "last leader, until it resigns or its death is observed"),

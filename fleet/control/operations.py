@@ -10,7 +10,7 @@ import redis.asyncio
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import answer_of, run_async, text
-from fleet.control.dead_letters import spec_of
+from fleet.control.dead_letters import DeadLetter, spec_of
 from fleet.control.telemetry.queues import find_letter
 from fleet.core.clock import now_us
 from fleet.core.errors import Conflict, NotFound
@@ -90,10 +90,14 @@ class Operations:
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
         """Send the request again, as `retry`, and drop the letter: if workers die over it again, its new id is listed."""
         letter = await answer_of(find_letter(self._redis, request))
-        again = await self._submit_again(spec_of(letter), letter.blob)
-        await answer_of(self._redis.xdel(keys.DEAD, letter.entry))
+        blob = cast("bytes | None", await answer_of(self._redis.get(keys.dead_letter_blob(request))))
+        again = await self._submit_again(spec_of(letter), blob)
+        await answer_of(self._drop(letter))
         return again
 
     async def drop_dead_letter(self, request: RequestId) -> None:
-        letter = await answer_of(find_letter(self._redis, request))
-        await answer_of(self._redis.xdel(keys.DEAD, letter.entry))
+        await answer_of(self._drop(await answer_of(find_letter(self._redis, request))))
+
+    async def _drop(self, letter: DeadLetter) -> None:
+        await self._redis.unlink(keys.dead_letter_blob(letter.request))
+        await self._redis.xdel(keys.DEAD, letter.entry)

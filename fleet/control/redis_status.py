@@ -1,6 +1,7 @@
 """State of Redis as a gateway sees it: whether it accepts writes, and whether its memory has room for new requests."""
 
 import logging
+from collections.abc import Mapping
 from typing import cast
 
 import redis.asyncio
@@ -11,6 +12,11 @@ from fleet.core.errors import RedisUnreachable
 log = logging.getLogger(__name__)
 
 RETRY_FULL_S = 10
+
+
+def memory_of(info: Mapping[str, int]) -> tuple[int, int]:
+    """Return the bytes that Redis counts against its `maxmemory`, and that (0: none), from `INFO memory`."""
+    return info["used_memory"] - info.get("mem_not_counted_for_evict", 0), info["maxmemory"]
 
 
 class RedisStatus:
@@ -28,8 +34,7 @@ class RedisStatus:
 
     async def read_memory(self) -> None:
         """Compare the memory of Redis with its `maxmemory`, where it has one. Raises: redis-py's errors."""
-        info = cast("dict[str, int]", await self._redis.info("memory"))
-        used, most = info["used_memory"] - info.get("mem_not_counted_for_evict", 0), info["maxmemory"]
+        used, most = memory_of(cast("dict[str, int]", await self._redis.info("memory")))
         percent = 100 * used / most if most else 0.0
         was_full = bool(self._full)
         self._full = self._describe(used, most) if most and percent >= self._max_percent else ""

@@ -50,7 +50,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams",
+    "leases", "fence_tasks", "stale_streams", "sweep",
 )  # fmt: skip
 
 
@@ -145,13 +145,14 @@ def grant(
 
 def claim(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch,
-    inputs: Sequence[EdgeName] = (), outputs: Mapping[EdgeName, StageName] | None = None,
+    inputs: Sequence[EdgeName] = (), outputs: Mapping[EdgeName, StageName] | None = None, *, reads_prompt_audio: bool = False,
 ) -> Call:  # fmt: skip
     """`entry` is "" if the grant arrived in the worker's inbox. A successful claim returns the logs of `inputs` and of `outputs`
-    (edge -> consumer).
+    (edge -> consumer), and, with `reads_prompt_audio`, the audio of the prompt.
     """
     consumers = chain.from_iterable((outputs or {}).items())
-    return Call("claim", (worker, role, entry, request, stage, epoch, len(inputs), *inputs, *consumers))
+    reads_audio = "1" if reads_prompt_audio else ""
+    return Call("claim", (worker, role, entry, request, stage, epoch, reads_audio, len(inputs), *inputs, *consumers))
 
 
 def reserve(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
@@ -339,6 +340,11 @@ def fence_worker(leader: str, worker: WorkerId, *, deadline_us: int = 0, died: b
 def fence_tasks(leader: str, worker: WorkerId) -> Call:
     """Continue `fence_worker` with more of the tasks; the answer is "more" until none is left."""
     return Call("fence_tasks", (leader, worker))
+
+
+def sweep(leader: str, early: int = 0) -> Call:
+    """Delete the audio of ended requests whose time is over, at least of the `early` oldest. Answers "more" while others are due."""
+    return Call("sweep", (leader, early))
 
 
 def announce_start(

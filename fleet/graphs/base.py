@@ -93,13 +93,14 @@ class Stage:
 
     `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
     uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
-    builder reads.
+    builder reads. `reads_prompt_audio`: its workers receive the samples of the prompt with each task.
     """
 
     name: StageName
     builder: str
     walks: tuple[Walk, ...]
     main: bool = False
+    reads_prompt_audio: bool = False
     engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])

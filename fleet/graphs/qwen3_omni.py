@@ -20,6 +20,7 @@ QWEN3_OMNI = Graph(
             builder="fleet.stages.qwen3_omni.thinker:build",
             walks=(PREFILL, DECODE),
             main=True,
+            reads_prompt_audio=True,
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),

@@ -41,6 +41,7 @@ class GrantIntake:
         self._capacity = config.stage(stage).max_batch
         self._inputs = [edge.name for edge in graph.edges_to(stage)]
         self._outputs = {edge.name: edge.target for edge in graph.edges_from(stage)}
+        self._reads_prompt_audio = graph.stage(stage).reads_prompt_audio
         self.reserved: list[Grant] = []
         self._unclaimed: list[Grant] = []
         """Grants whose claim Redis refused as a write."""
@@ -90,9 +91,12 @@ class GrantIntake:
 
     def _claim(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         calls = [
-            scripts.claim(self._worker, self._role, g.entry, g.request, g.stage, g.epoch, self._inputs, self._outputs)
+            scripts.claim(
+                self._worker, self._role, g.entry, g.request, g.stage, g.epoch, self._inputs, self._outputs,
+                reads_prompt_audio=self._reads_prompt_audio,
+            )
             for g in grants
-        ]
+        ]  # fmt: skip
         reservations = self.reservation_calls()
         result = self._link.exchange([*calls, *(call for call, _ in reservations)], free_slots=0, block_ms=0)
         for (_, settle), reply in zip(reservations, result.replies[len(calls) :], strict=True):

@@ -1,7 +1,9 @@
 """Dead letters: a request that kills workers is stored completely; it can be shown, retried and dropped."""
 
 import asyncio
+import re
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -10,7 +12,7 @@ from typer.testing import CliRunner, Result
 from fleet.cli.main import app
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
-from fleet.control.dead_letters import DeadLetter, drop_letters, read_letter, read_letters, spec_of
+from fleet.control.dead_letters import DeadLetter, drop_letters, read_blob, read_letter, read_letters, spec_of
 from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec, Sampling
@@ -60,7 +62,8 @@ def test_dead_letter_contains_spec_and_blob_of_its_request(client: redis.Redis) 
     first, second = read_letters(client)
     seconds, _ = client.time()
     assert (first.request, second.request) == ("req-1", "req-2")
-    assert (first.stage, first.why, first.blob) == (STAGE, CAUSE, BLOB)
+    assert (first.stage, first.why, read_blob(client, first)) == (STAGE, CAUSE, BLOB)
+    assert first.size_bytes == len(first.raw_spec) + len(BLOB)
     assert abs(first.died_us / 1e6 - seconds) < 10
     assert spec_of(first) == make_spec("req-1")
     assert drop_letters(client, [first]) == 1
@@ -71,11 +74,30 @@ def test_dead_letter_contains_spec_and_blob_of_its_request(client: redis.Redis) 
         read_letter(client, RequestId("req-1"))
 
 
+def test_oldest_dead_letters_are_removed_beyond_their_bound_of_bytes(client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1", "req-2", "req-3", blob=bytes(25 * 2**20))
+    newest = ["req-2", "req-3"]
+    assert [letter.request for letter in read_letters(client)] == newest
+    assert {text(key) for key in client.scan_iter("fleet:dead_letter:*")} == {f"fleet:dead_letter:{one}:blob" for one in newest}
+
+
+def test_dead_letter_larger_than_the_bound_is_stored(client: redis.Redis) -> None:
+    create_dead_letters(client, "req-1", "req-2", blob=bytes(65 * 2**20))
+    assert [letter.request for letter in read_letters(client)] == ["req-2"]
+
+
+def test_listing_dead_letters_moves_no_audio(client: redis.Redis) -> None:
+    create_dead_letters(client, *(f"req-{number}" for number in range(10)), blob=bytes(2**20))
+    before = cast("dict[str, int]", client.info("stats"))["total_net_output_bytes"]
+    assert len(read_letters(client)) == 10
+    assert cast("dict[str, int]", client.info("stats"))["total_net_output_bytes"] - before < 2**18
+
+
 def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str, client: redis.Redis) -> None:
-    fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "blob": None}
+    fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "size_bytes": 1}
     with pytest.raises(UnknownWireVersion, match="the dead letter r was written by another version"):
         spec_of(DeadLetter(**fields, raw_spec=b"\x01"))  # type: ignore[arg-type]
-    client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "blob": b""})
+    client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "n": 1})
     assert "req-new" in fleet_command(redis_url, "list").stdout
 
 
@@ -88,7 +110,8 @@ def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str, client:
         (line,) = (line for line in listed.splitlines() if request in line)
         assert STAGE in line and CAUSE in line
     shown = fleet_command(redis_url, "show", "req-2").stdout.splitlines()
-    assert {"id: req-2", f"stage: {STAGE}", f"why: {CAUSE}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
+    assert {"id: req-2", f"stage: {STAGE}", f"why: {CAUSE}", "prompt: 3 tokens"} <= set(shown)
+    assert any(re.fullmatch(r"size: \d+ bytes", line) for line in shown)
 
 
 def test_dead_letters_drop_removes_one_or_all(redis_url: str, client: redis.Redis) -> None:

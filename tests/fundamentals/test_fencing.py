@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from fleet.control import keys, scripts
-from fleet.control.connect import pairs
+from fleet.control.connect import pairs, text
 from fleet.control.notices import MovedNotice, parse_notice
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskLost, TensorsLost
@@ -37,8 +37,20 @@ def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Cont
     for field, own_value in (("protocol", "2"), ("package", "2.1"), ("checkpoint", "abd")):
         why = f"its {field} is {own_value}, that of lm@new:1:a is {fields[field]}"
         assert join(control.client, f"lm@new:1:{field}", **{**fields, field: own_value}) == ["skew", why]
-    assert len(cast("dict[bytes, bytes]", control.client.hgetall(keys.REFUSED))) == 3
+    assert control.client.zcard(keys.REFUSED) == 3
     assert join(control.client, "lm@new:1:b", **fields) == ["ok"]
+
+
+def test_stored_refusals_are_bounded_in_age_and_number_while_more_come(control: Control) -> None:
+    """A worker that is started again and again has a new id each time."""
+    assert join(control.client, "lm@new:1:a", package="2.0") == ["ok"]
+    long_ago_us = int(control.client.time()[0] - 3700) * 1_000_000
+    control.client.zadd(keys.REFUSED, {"lm@old:1:a its package is 1.0": long_ago_us})
+    for number in range(110):
+        assert join(control.client, f"lm@new:1:{number}", package="2.1")[0] == "skew"
+    entries = cast("list[bytes]", control.client.zrange(keys.REFUSED, 0, -1))
+    stored = [text(entry).partition(" ")[0] for entry in entries]
+    assert stored == [f"lm@new:1:{number}" for number in range(10, 110)]
 
 
 def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
@@ -433,6 +445,13 @@ def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> No
     assert control.task()["cached_rows"] == "2"
     control.abort()
     assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["ended", "ended"]
+
+
+def test_former_leader_deletes_no_retained_audio(control: Control) -> None:
+    control.client.zadd(keys.RETAINED_AUDIO, {"req-ended|": 1})
+    former = control.depose()
+    assert control.run(scripts.sweep(former)) == "not_leader" and control.client.zcard(keys.RETAINED_AUDIO) == 1
+    assert control.run(scripts.sweep(control.leader)) == "ok" and control.client.zcard(keys.RETAINED_AUDIO) == 0
 
 
 def test_every_writing_script_has_a_fencing_test() -> None:

@@ -90,6 +90,12 @@ def test_unrenewed_session_is_not_counted(control: Control) -> None:
     assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
 
 
+def test_list_of_sessions_has_no_expired_ones_although_nobody_reads_it(control: Control) -> None:
+    control.client.zadd(keys.VOICES, {"expired": 1})
+    assert open_session(control, "a", API)
+    assert control.client.zrange(keys.VOICES, 0, -1) == [b"a"]
+
+
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
     """The age of a queued session restarts when it is held again; a session with stored state keeps its start."""
     held = hold(control, "a", API, new=True)

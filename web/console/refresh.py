@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
+from fleet.core.background import keep_running
 from fleet.core.errors import FleetError
 from web.gateway.gateway import Gateway
 
@@ -29,7 +30,7 @@ class RefreshTimer:
         closing = self._gateway.closing
         self._num_pages += 1
         if self._reader is None:
-            self._reader = asyncio.create_task(self._follow_events())
+            self._reader = keep_running(self._follow_events, "the reader of the fleet's events")
         try:
             while not closing.is_set():
                 changed = self._changed

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from fleet.core.background import start
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
 from web.ports import FleetPort
@@ -25,7 +26,7 @@ class PlaybackReports:
         before = self._latest.get(request, (0, 0))
         self._latest[request] = (played_samples, before[1] + underruns)
         if request not in self._writing:
-            self._writing[request] = asyncio.create_task(self._write(request))
+            self._writing[request] = start(self._write(request), f"the writing of playback positions of request {request}")
 
     async def _write(self, request: RequestId) -> None:
         written: tuple[int, int] | None = None

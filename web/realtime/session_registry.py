@@ -14,6 +14,7 @@ import msgspec
 
 from fleet.config.schema import LeaseConfig
 from fleet.control.client import HeldVoice, Saved
+from fleet.core.background import start
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
@@ -287,7 +288,7 @@ class SessionRegistry:
             session=session, owner=owner, epoch=held.epoch, snapshot=Snapshot(held.fields), began_at=now - held.age_s,
             active_at=now, changed=changed,
         )  # fmt: skip
-        entry.writer = asyncio.create_task(self._write_changes(entry))
+        entry.writer = start(self._write_changes(entry), f"the writer of voice session {shown_id(session.id)}")
         self._entries[session.id] = entry
         return entry
 

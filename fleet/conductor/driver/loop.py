@@ -27,6 +27,7 @@ from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import Reply, connect, exchange, first_text, run, stream_entries, text, texts
 from fleet.control.outage import Outage, cause_of, is_away
+from fleet.control.redis_status import memory_of
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
@@ -39,6 +40,9 @@ TICK_MS = 200
 BATCH = 256
 BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
+SWEEP_S = 1.0
+EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
+"""Retained audio is deleted early from this far below `limits.max_redis_memory_percent` on: so much of it at a time."""
 WATCH_SLICE = 500
 """Overdue grants that one turn handles; the lead is renewed and events are read before the next ones."""
 
@@ -61,7 +65,7 @@ class Driver:
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
         self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
         self.led_at = clock()
-        self.next_watch = 0.0
+        self.next_watch = self._next_sweep = 0.0
         self.stopping = False
         self._outage = Outage(f"conductor {me}")
         self._must_read = False
@@ -245,6 +249,7 @@ class Driver:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
         self._fence_tasks()
+        self._sweep(now)
         self._watch_grants(now)
 
     def _observe_leases(self) -> dict[WorkerId, int]:
@@ -270,6 +275,17 @@ class Driver:
                 return
             if answer == "more":
                 self.next_watch = 0.0
+
+    def _sweep(self, now: float) -> None:
+        """Delete audio that is retained no longer; with little memory left, the oldest, before requests are refused."""
+        if now < self._next_sweep:
+            return
+        used, most = memory_of(cast("dict[str, int]", self.client.info("memory")))
+        is_scarce = most > 0 and 100 * used / most >= self.config.limits.max_redis_memory_percent - EARLY_PERCENT
+        answer = text(run(self.client, scripts.sweep(self.leader, SWEPT_EARLY if is_scarce else 0)))
+        if answer == "not_leader":
+            self.leader = ""
+        self._next_sweep = now if answer == "more" or is_scarce else now + SWEEP_S
 
     def _watch_grants(self, now: float) -> None:
         """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the others in the next turns."""

@@ -1,14 +1,15 @@
 -- Prepended to every script. P is the key prefix; all times are Redis's own, in microseconds.
 local P = 'fleet:'
 local call = redis.call
-local MAX_EVENTS, MAX_INBOX, MAX_DEAD = 20000, 200000, 1000
+local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
 local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
 local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
-local MAX_START_US, FENCE_SLICE = 120000000, 50
+local MAX_START_US, FENCE_SLICE, SWEEP_SLICE = 120000000, 50, 50
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
+local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
 
 local function now_us()
   local t = call('TIME')
@@ -242,6 +243,7 @@ local function list_voice(session, owner, ttl_ms)
   local ends = int(now_us() + tonumber(ttl_ms) * 1000)
   call('PEXPIRE', P .. 'voice:' .. session, ttl_ms)
   call('ZADD', P .. 'voices', ends, session)
+  call('ZREMRANGEBYSCORE', P .. 'voices', '-inf', int(now_us()))
   if owner == '' then return end
   local of = voices_of(owner)
   call('ZREMRANGEBYSCORE', of, '-inf', int(now_us()))
@@ -353,7 +355,11 @@ local function close(r, state, code, message, param, retention_s, brief_s)
     call('EXPIRE', edge_key(r, e), retention_s)
     call('DEL', loc_key(r, e))
   end
-  for _, e in ipairs(split(call('HGET', rk, 'brief'))) do call('EXPIRE', edge_key(r, e), brief_s) end
+  local brief = call('HGET', rk, 'brief') or ''
+  for _, e in ipairs(split(brief)) do call('EXPIRE', edge_key(r, e), brief_s) end
+  if brief ~= '' or call('EXISTS', rk .. ':blob') == 1 then
+    call('ZADD', P .. 'retained_audio', int(now_us() + tonumber(brief_s) * 1000000), r .. '|' .. brief)
+  end
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 1
 end

@@ -11,8 +11,11 @@ if call('ZSCORE', P .. 'workers', w) then return 'exists' end
 local own = {}
 for i = 7, #ARGV, 2 do own[ARGV[i]] = ARGV[i + 1] end
 local function refuse(kind, why, remedy)
-  call('HSET', P .. 'refused', w, int(now_us()) .. ' ' .. why)
-  call('EXPIRE', P .. 'refused', 3600)
+  local refused = P .. 'refused'
+  call('ZADD', refused, int(now_us()), w .. ' ' .. why)
+  call('ZREMRANGEBYSCORE', refused, '-inf', int(now_us() - REFUSED_KEPT_S * 1000000))
+  call('ZREMRANGEBYRANK', refused, 0, -1 - MAX_REFUSED)
+  call('EXPIRE', refused, REFUSED_KEPT_S)
   local process, stage = labels_of(role)
   log_line('warning', process, w, stage, '', (role == '' and 'gateway ' or 'worker ') .. w .. ' is refused: ' .. why .. '; ' .. remedy)
   return {kind, kind == 'skew' and why or why .. '; ' .. remedy}

@@ -125,9 +125,10 @@ class Telemetry:
         return [name for name, live in zip(names, await answer_of(pipe.execute()), strict=True) if not live]
 
     async def refused_workers(self) -> dict[str, str]:
-        """Return the workers that were refused registration in the last hour, with the reason."""
-        raw = cast("dict[bytes, bytes]", await answer_of(self._redis.hgetall(keys.REFUSED)))
-        return {text(worker): text(entry).partition(" ")[2] for worker, entry in raw.items()}
+        """Return the workers that were refused registration in the last hour, with the reason, the oldest first."""
+        raw = cast("list[bytes]", await answer_of(self._redis.zrange(keys.REFUSED, 0, -1)))
+        entries = (text(entry).partition(" ") for entry in raw)
+        return {worker: why for worker, _, why in entries}
 
     async def queues(self) -> list[RoleQueue]:
         roles = await self.roles()

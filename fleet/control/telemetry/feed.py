@@ -12,6 +12,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from fleet.control.connect import entry_order, stream_entries, text
+from fleet.core.background import keep_running
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Feed:
         """Yield the entries after `after`, in order, without end. Raises: redis-py's errors."""
         self._followers += 1
         if self._tail is None:
-            self._tail = asyncio.create_task(self._wake())
+            self._tail = keep_running(self._wake, f"the reader of the stream {self._key}")
         try:
             while True:
                 woken = self._woken

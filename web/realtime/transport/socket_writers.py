@@ -11,6 +11,7 @@ from collections import deque
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from fleet.core.background import start
 from web.realtime.protocol.server_events import (
     AudioSerial,
     Error,
@@ -42,7 +43,7 @@ class SocketWriter:
         self._queued_bytes = 0
         self._has_work = asyncio.Event()
         self._closing: tuple[int, str] | None = None
-        self._task = asyncio.create_task(self._write())
+        self._task = start(self._write(), "the writer of a voice client's socket")
 
     def send(self, event: ServerEvent) -> None:
         if self._fleet or not isinstance(event, FleetEvent):

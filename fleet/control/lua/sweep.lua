@@ -1,0 +1,16 @@
+-- sweep: compares the leader's term; deletes audio of ended requests whose time is over: where one key in ten has expired, Redis's own
+-- expiry hardly looks. `early`: at least so many of the oldest are deleted, their time over or not. Answers "more" while others are due.
+-- ARGV: leader, early
+pass_when_full()
+local leader, early = ARGV[1], tonumber(ARGV[2])
+if not is_leader(leader) then return 'not_leader' end
+local retained = P .. 'retained_audio'
+local due = call('ZRANGEBYSCORE', retained, '-inf', int(now_us()), 'LIMIT', 0, SWEEP_SLICE)
+if #due < early then due = call('ZRANGE', retained, 0, early - 1) end
+for _, entry in ipairs(due) do
+  local r, edges = string.match(entry, '^(.-)|(.*)$')
+  call('UNLINK', P .. 'req:' .. r .. ':blob')
+  for _, e in ipairs(split(edges)) do call('UNLINK', edge_key(r, e)) end
+  call('ZREM', retained, entry)
+end
+return #due == SWEEP_SLICE and 'more' or 'ok'

@@ -1,0 +1,62 @@
+"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again after it."""
+
+import asyncio
+import logging
+
+import pytest
+
+from fleet.core import background
+
+
+async def wait_forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_endless_work_starts_again_after_an_exception_which_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    starts, ended = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal starts
+        starts += 1
+        if starts < 3:
+            raise ValueError("not expected")
+        ended.set()
+        await wait_forever()
+
+    task = background.keep_running(work, "the reader", pause_s=0.0)
+    await ended.wait()
+    task.cancel()
+    assert starts == 3
+    assert [record.getMessage() for record in caplog.records] == ["the reader failed; it starts again in 0 s"] * 2
+    assert all(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
+
+
+async def test_endless_work_that_returns_or_is_cancelled_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        return
+
+    await background.keep_running(work, "the reader")
+    task = background.keep_running(wait_forever, "the waiter")
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not caplog.records
+
+
+async def test_failure_of_work_that_nobody_awaits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ValueError("not expected")
+
+    task = background.start(work(), "the writer")
+    await asyncio.wait({task})
+    (record,) = caplog.records
+    assert record.getMessage() == "the writer failed" and record.exc_info
+
+
+async def test_cancelled_work_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    task = background.start(wait_forever(), "the writer")
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert not caplog.records
