@@ -12,7 +12,8 @@ from fleet.core.errors import ConfigError
 
 _OF_EXAMPLES = ("changeme", "replaceme")
 """Parts of the placeholder secrets in `deploy/`, as `normalize_secret` returns them."""
-_SERVER_SCHEMES = ("redis", "rediss")
+_SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_SERVER_SCHEMES = ("redis", "rediss", *_SENTINEL_SCHEMES)
 _PORT = re.compile(r"[0-9]{1,5}")
 _DATABASE = re.compile(r"/?[0-9]*")
 
@@ -64,10 +65,23 @@ def has_password(url: str) -> bool:
     return bool(parts.password or parse_qs(parts.query).get("password"))
 
 
+def is_sentinel(url: str) -> bool:
+    """Return True if a Redis address names sentinels, which know the server."""
+    return urlsplit(url).scheme in _SENTINEL_SCHEMES
+
+
+def hosts_of(url: str) -> list[tuple[str, int | None]]:
+    """Return the hosts of a Redis address with their ports (None: the default), several of sentinels. Raises: ValueError."""
+    parts = urlsplit(url)
+    places = parts.netloc.rpartition("@")[2].split(",") if parts.scheme in _SENTINEL_SCHEMES else [parts.netloc]
+    found = [urlsplit(f"//{place}") for place in places]
+    return [(each.hostname or "", each.port) for each in found]
+
+
 def network_host(url: str | None) -> str | None:
     """Return the host of a Redis on another machine; None for one on this machine, and for the embedded one."""
-    host = urlsplit(url).hostname if url else None
-    return None if host is None or _is_local(host) else host
+    hosts = [host for host, _ in hosts_of(url) if host] if url else []
+    return next((host for host in hosts if not _is_local(host)), None)
 
 
 def check_redis_placeholder(url: str | None) -> None:
@@ -120,16 +134,20 @@ def _is_local(host: str) -> bool:
 
 def _find_fault(url: str) -> str | None:
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        parts, hosts = urlsplit(url), hosts_of(url)
     except ValueError:
         return f"its port is not a number from 1 to {MAX_PORT}"
     if parts.scheme == "unix":
         return None if parts.path else "it names no socket"
     if parts.scheme not in _SERVER_SCHEMES:
-        return "it begins with neither redis:// nor rediss:// nor unix://"
-    if not parts.hostname:
+        return "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"
+    if not all(host for host, _ in hosts):
         return "it names no host"
-    if port == 0:
+    if any(port == 0 for _, port in hosts):
         return f"its port is not a number from 1 to {MAX_PORT}"
-    return None if _DATABASE.fullmatch(parts.path) else "the part after the port is not a database number"
+    database = parts.path
+    if is_sentinel(url):
+        service, _, database = parts.path.removeprefix("/").partition("/")
+        if not service:
+            return "it names no service after the sentinels: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+    return None if _DATABASE.fullmatch(database) else "the part after the port is not a database number"

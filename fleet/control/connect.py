@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import redis
@@ -20,6 +20,7 @@ from fleet.config.settings import has_password
 from fleet.control.embedded import read_password
 from fleet.control.outage import cause_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
+from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
 from fleet.core.errors import ConfigError, RedisUnreachable
 
 log = logging.getLogger(__name__)
@@ -58,10 +59,7 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
 
 def _ready(url: str, one_connection: bool) -> redis.Redis:
     # No silent retry: a read of notices or a claim has another answer the second time.
-    client = redis.Redis.from_url(
-        url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0),
-        single_connection_client=one_connection, credential_provider=_credentials(url),
-    )  # fmt: skip
+    client = _client(url, SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, one_connection=one_connection)
     try:
         load_scripts(client)  # unlike PING, this is answered while Redis refuses writes
     except BaseException:
@@ -72,10 +70,17 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
     """Return a client for one or two urgent calls: it sends nothing before them, and retries nothing."""
-    return redis.Redis.from_url(
-        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0),
-        driver_info=None, credential_provider=_credentials(url),
-    )  # fmt: skip
+    return _client(url, timeout_s, socket_connect_timeout=timeout_s, driver_info=None)
+
+
+def _client(url: str, socket_timeout: float, *, one_connection: bool = False, **options: Any) -> redis.Redis:
+    options |= {"socket_timeout": socket_timeout, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    if is_sentinel(url):
+        client = redis.Redis(connection_pool=sentinel_pool(url, **options), single_connection_client=one_connection)
+        client.auto_close_connection_pool = True
+        return client
+    credentials = _credentials(url)
+    return redis.Redis.from_url(url, single_connection_client=one_connection, credential_provider=credentials, **options)
 
 
 class _PasswordFile(CredentialProvider):
@@ -108,15 +113,16 @@ def _log_once(logged: str, line: str) -> str:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """Return an asyncio client; nothing is sent yet. A call waits while all connections are busy."""
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
-        url,
-        max_connections=MAX_CONNECTIONS,
-        timeout=SOCKET_TIMEOUT_S,
-        socket_timeout=SOCKET_TIMEOUT_S,
-        socket_connect_timeout=2.0,
-        protocol=2,
-        credential_provider=_credentials(url),
-    )
+    options: dict[str, Any] = {
+        "max_connections": MAX_CONNECTIONS,
+        "timeout": SOCKET_TIMEOUT_S,
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": 2.0,
+        "protocol": 2,
+    }
+    if is_sentinel(url):
+        return redis.asyncio.Redis.from_pool(sentinel_pool_async(url, **options))
+    pool = redis.asyncio.BlockingConnectionPool.from_url(url, credential_provider=_credentials(url), **options)
     return redis.asyncio.Redis.from_pool(pool)
 
 
@@ -141,6 +147,8 @@ def _refused(url: str, error: RedisError) -> str:
     """Return the message for a Redis that refuses access: which part of the address is wrong, and its correct form."""
     local = urlsplit(url).scheme == "unix"
     scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
+    if is_sentinel(url):
+        scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT/SERVICE"
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
         return f"Redis at {_safe(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"

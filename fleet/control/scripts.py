@@ -343,7 +343,7 @@ def fence_tasks(leader: str, worker: WorkerId) -> Call:
 
 
 def sweep(leader: str, early: int = 0) -> Call:
-    """Delete the audio of ended requests whose time is over, at least of the `early` oldest; answer "more" while others are due."""
+    """Delete the audio of ended requests whose time is over, at least of the `early` oldest; "more": others are due."""
     return Call("sweep", (leader, early))
 
 

@@ -441,8 +441,8 @@ def test_every_rule_is_broken_by_a_case() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("elsewhere:6379", "it begins with neither redis:// nor rediss:// nor unix://"),
-        ("http://:secret@elsewhere", "it begins with neither redis:// nor rediss:// nor unix://"),
+        ("elsewhere:6379", "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"),
+        ("http://:secret@elsewhere", "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"),
         ("redis://", "it names no host"),
         ("redis://:secret@:6379", "it names no host"),
         ("redis://elsewhere:port", "its port is not a number from 1 to 65535"),

@@ -1,0 +1,119 @@
+"""A Redis that Sentinel fails over: connections ask the sentinels of the address which server is the primary now.
+
+`redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST...]/SERVICE[/DATABASE][?OPTIONS]`, with `rediss+sentinel` for TLS to servers
+and sentinels. User and password are those of the servers; those of the sentinels are the options `sentinel_username` and
+`sentinel_password`. Other options are redis-py's, for example `ssl_ca_certs`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.sentinel
+from redis.backoff import NoBackoff
+from redis.connection import SSLConnection, parse_url
+from redis.retry import Retry
+
+from fleet.config.settings import hosts_of, is_sentinel
+
+__all__ = ["is_sentinel", "sentinel_pool", "sentinel_pool_async"]
+
+SENTINEL_PORT, SENTINEL_TIMEOUT_S = 26379, 1.0
+
+
+class _Address(NamedTuple):
+    """`server`: options of connections to the primary; `sentinel`: of those to the sentinels."""
+
+    sentinels: list[tuple[str, int]]
+    service: str
+    server: dict[str, Any]
+    sentinel: dict[str, Any]
+
+
+def sentinel_pool(url: str, **options: object) -> redis.ConnectionPool:
+    """Return connections to the primary. `options`: as of `redis.Redis`. Raises: ValueError, TypeError for bad ones in `url`."""
+    at = _parse(url, options)
+    sentinel = _Sentinel(at.sentinels, sentinel_kwargs={**at.sentinel, "retry": Retry(NoBackoff(), 0)})
+    tls = at.server.pop("ssl", False)
+    return _Pool(at.service, sentinel, connection_class=_TlsConnection if tls else _Connection, **at.server)
+
+
+def sentinel_pool_async(url: str, **options: object) -> redis.asyncio.ConnectionPool:
+    """As `sentinel_pool`, for asyncio; a call waits while all connections are busy."""
+    at = _parse(url, options)
+    retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
+    sentinel = _AsyncSentinel(at.sentinels, sentinel_kwargs={**at.sentinel, "retry": retry})
+    return _BlockingPool(at.service, sentinel, **at.server)
+
+
+def _parse(url: str, options: Mapping[str, object]) -> _Address:
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    login = {name: query.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    service, _, database = parts.path.strip("/").partition("/")
+    scheme, user = parts.scheme.removesuffix("+sentinel"), parts.netloc.rpartition("@")[0]
+    read = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}"))
+    read = {name: value for name, value in read.items() if name not in ("host", "port", "connection_class")}
+    tls: dict[str, Any] = {"ssl": True} if scheme == "rediss" else {}
+    certificates = {name: value for name, value in read.items() if name.startswith("ssl_")}
+    return _Address(
+        sentinels=[(host, port or SENTINEL_PORT) for host, port in hosts_of(url)],
+        service=service,
+        server={**tls, **read, **options},
+        sentinel={
+            **tls, **certificates, **login, "socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "protocol": 2,
+        },
+    )  # fmt: skip
+
+
+def _unknown(service: str) -> redis.sentinel.MasterNotFoundError:
+    """Return the error in place of redis-py's, which shows the options of every sentinel's connections."""
+    return redis.sentinel.MasterNotFoundError(f"no sentinel of the address knows a live primary of {service!r}")
+
+
+class _Sentinel(redis.sentinel.Sentinel):
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            return super().discover_master(service_name)
+        except redis.sentinel.MasterNotFoundError:
+            raise _unknown(service_name) from None
+
+
+class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        try:
+            return await super().discover_master(service_name)
+        except redis.asyncio.sentinel.MasterNotFoundError:
+            raise _unknown(service_name) from None
+
+
+class _Connection(redis.sentinel.SentinelManagedConnection):
+    def send_packed_command(self, command: object, check_health: bool = True) -> None:
+        """Ask for the primary before the connection is made again, also for a client that has no pool to do it."""
+        if self._sock is None:
+            self.connect()
+        super().send_packed_command(command, check_health)
+
+
+class _TlsConnection(_Connection, SSLConnection):
+    pass
+
+
+class _Pool(redis.sentinel.SentinelConnectionPool):
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        if inuse_connections:
+            for sentinel in self.sentinel_manager.sentinels:
+                sentinel.close()
+
+
+class _BlockingPool(redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:
+            await self.sentinel_manager.aclose()

@@ -1,0 +1,156 @@
+"""A Redis that Sentinel fails over: the fleet finds the promoted replica, and every answer is complete."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import redis
+
+from fleet.config import FleetConfig, load_config
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect, connect_async
+from fleet.control.server import find_server
+from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.core.ids import EdgeName
+from fleet.graphs import get_graph
+from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
+from tests.support import RedisProcess, await_until, free_port, redis_answers, wait_until
+
+SERVICE = "voices"
+OMNI = get_graph("qwen3_omni")
+LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
+
+
+@contextmanager
+def sentinel_of(folder: Path, port: int) -> Generator[str]:
+    """Run a sentinel that watches the primary on `port`; return the address of its service."""
+    own_port = free_port()
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"port {own_port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {SERVICE} 127.0.0.1 {port} 1\n"
+        f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 2000\n"
+    )
+    process = subprocess.Popen(
+        [str(find_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{own_port}"), f"a sentinel on port {own_port}", timeout_s=20)
+        # The first address is of no sentinel: the next one is asked.
+        yield f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{own_port}/{SERVICE}"
+    finally:
+        process.kill()
+        process.wait(timeout=20)
+
+
+class Servers:
+    """A primary, its replica, and a sentinel that knows both."""
+
+    def __init__(self, primary: RedisProcess, replica: RedisProcess, url: str) -> None:
+        self.primary, self.replica, self.url = primary, replica, url
+
+    def fail_over(self) -> None:
+        """Kill the primary, and wait until the replica is the primary. The last writes may be lost."""
+        self.primary.kill()
+        wait_until(lambda: role_of(self.replica) == "master", "the promotion of the replica", timeout_s=60)
+
+
+def role_of(server: RedisProcess) -> str:
+    with redis.Redis.from_url(server.url) as client:
+        return str(cast("dict[str, object]", client.info("replication"))["role"])
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Servers]:
+    folders = [tmp_path / name for name in ("primary", "replica", "sentinel")]
+    for folder in folders:
+        folder.mkdir()
+    primary, replica = RedisProcess(folders[0]), RedisProcess(folders[1])
+    primary.start()
+    replica.start()
+    with redis.Redis.from_url(primary.url) as client:
+        client.config_set("repl-diskless-sync-delay", 0)
+    with redis.Redis.from_url(replica.url) as client:
+        client.replicaof("127.0.0.1", str(primary.port))
+        wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica to follow", timeout_s=60)
+    with sentinel_of(folders[2], primary.port) as url:
+        with redis.Redis(port=int(url.rpartition(":")[2].partition("/")[0])) as sentinel:
+            wait_until(lambda: sentinel.sentinel_slaves(SERVICE), "the sentinel to know the replica", timeout_s=60)
+        yield Servers(primary, replica, url)
+    primary.stop()
+    replica.stop()
+
+
+async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> None:
+    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    async with open_processes(servers.url, config) as (_, client):
+        expected = await answer(client, fake_spec_of(config))
+
+        def fail_over_at(index: int) -> Callable[[EdgeName, int], None]:
+            def act(edge: EdgeName, at: int) -> None:
+                if (edge, at) == ("text", index):
+                    servers.fail_over()
+
+            return act
+
+        actions = (fail_over_at(12), fail_over_at(-1), fail_over_at(-1))
+        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        for received in answers:
+            assert_same(received, expected)
+        assert_same(await await_until(partial(answer_if_admitted, client, config), "a request to be admitted"), expected)
+
+
+async def answer_if_admitted(client: FleetClient, config: FleetConfig) -> EdgeArrays | None:
+    try:
+        return await answer(client, fake_spec_of(config))
+    except RedisUnreachable:
+        return None
+
+
+async def test_connections_of_both_kinds_reach_the_primary(servers: Servers) -> None:
+    with connect(servers.url) as client, connect(servers.url, one_connection=True) as single:
+        asynchronous = connect_async(servers.url)
+        before = {port_of(client.info("server")), port_of(single.info("server")), port_of(await asynchronous.info("server"))}
+        servers.fail_over()
+        for each in (client, single):
+            wait_until(partial(is_at, each, servers.replica), "the promoted replica to answer", timeout_s=20)
+
+        async def asynchronous_is_there() -> bool:
+            try:
+                return port_of(await asynchronous.info("server")) == servers.replica.port
+            except redis.ConnectionError:
+                return False
+
+        await await_until(asynchronous_is_there, "the promoted replica to answer", timeout_s=20)
+        assert before == {servers.primary.port}
+        await asynchronous.aclose()
+
+
+def port_of(info: object) -> int:
+    return cast("dict[str, int]", info)["tcp_port"]
+
+
+def is_at(client: redis.Redis, server: RedisProcess) -> bool:
+    try:
+        return port_of(client.info("server")) == server.port
+    except redis.ConnectionError:
+        return False
+
+
+def test_service_that_no_sentinel_knows_is_named(servers: Servers) -> None:
+    with pytest.raises(RedisUnreachable, match=r"no Redis answers at .*/other \(no sentinel .* primary of 'other'\)"):
+        connect(servers.url.replace(SERVICE, "other"), patience_s=0)
+
+
+def test_sentinels_that_do_not_answer_are_named() -> None:
+    with pytest.raises(RedisUnreachable, match=r"no Redis answers at redis\+sentinel://127\.0\.0\.1:1/voices"):
+        connect("redis+sentinel://127.0.0.1:1/voices", patience_s=0)
+
+
+def test_unreadable_options_of_a_sentinel_address_are_refused() -> None:
+    with pytest.raises(ConfigError, match="REDIS_URL: its options cannot be read"):
+        connect("redis+sentinel://127.0.0.1:1/voices?socket_timeout=abc", patience_s=0)
