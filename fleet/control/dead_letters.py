@@ -6,6 +6,7 @@ no fencing. Knows no stage's work.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 import redis
@@ -49,7 +50,7 @@ def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
 
 def read_blob(client: redis.Redis, letter: DeadLetter) -> bytes | None:
     """Return the audio of the request's prompt; None if it has none."""
-    return client.get(keys.dead_letter_blob(letter.request))
+    return cast("bytes | None", client.get(keys.dead_letter_blob(letter.request)))
 
 
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:

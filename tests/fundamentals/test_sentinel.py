@@ -101,7 +101,9 @@ async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> Non
         answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
         for received in answers:
             assert_same(received, expected)
-        assert_same(await await_until(partial(answer_if_admitted, client, config), "a request to be admitted"), expected)
+        received = await await_until(partial(answer_if_admitted, client, config), "a request to be admitted")
+        assert received is not None
+        assert_same(received, expected)
 
 
 async def answer_if_admitted(client: FleetClient, config: FleetConfig) -> EdgeArrays | None:
