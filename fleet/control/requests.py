@@ -165,12 +165,15 @@ class GatewayRequests:
         """
         for streams in slices([stream for stream in self._streams.values() if not stream.moved()], SLICE):
             for stream in await self._stale(streams):
-                try:
-                    await stream.catch_up()
-                except RedisError as error:
-                    if is_away(error):
-                        raise
-                    log.warning("the log of %s could not be read: %s", stream.request_id, error)
+                await self._catch_up(stream)
+
+    async def _catch_up(self, stream: ClientStream) -> None:
+        try:
+            await stream.catch_up()
+        except RedisError as error:
+            if is_away(error):
+                raise
+            log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
         """Return the streams that must be read, by one call for all of them: most are idle, and reading each costs four."""

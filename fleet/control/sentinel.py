@@ -94,7 +94,7 @@ class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
 
 class _Connection(redis.sentinel.SentinelManagedConnection):
     def send_packed_command(self, command: object, check_health: bool = True) -> None:
-        """Ask for the primary before the connection is made again, also for a client that has no pool to do it."""
+        """Ask for the primary before the connection is opened again, also for a client that has no pool to do it."""
         if self._sock is None:
             self.connect()
         super().send_packed_command(command, check_health)

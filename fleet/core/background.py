@@ -11,7 +11,7 @@ RESTART_S = 1.0
 
 
 def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run work that nobody awaits. An exception is logged with its stack; it stays the task's result. `name`: for the log."""
+    """Run work whose result no task awaits. An exception is logged with its stack. `name`: for the log."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: _log_failure(ended, name))
     return task

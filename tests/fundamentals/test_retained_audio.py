@@ -42,7 +42,7 @@ def end_retention(control: Control, *requests: RequestId) -> None:
 
 
 def test_audio_is_deleted_once_its_time_is_over_and_the_record_stays(control: Control) -> None:
-    over, retained = speak(control, "req-over"), speak(control, "req-retained")
+    over, retained = speak(control, "speech-over"), speak(control, "speech-retained")
     end_retention(control, over)
     assert control.run(scripts.sweep(control.leader)) == "ok"
     assert (has_audio(control, over), has_audio(control, retained)) == (False, True)
@@ -51,13 +51,13 @@ def test_audio_is_deleted_once_its_time_is_over_and_the_record_stays(control: Co
 
 
 def test_oldest_audio_is_deleted_early_where_that_is_wanted(control: Control) -> None:
-    first, second, third = (speak(control, f"req-{number}") for number in range(1, 4))
+    first, second, third = (speak(control, f"speech-{number}") for number in range(1, 4))
     assert control.run(scripts.sweep(control.leader, 2)) == "ok"
     assert [has_audio(control, request) for request in (first, second, third)] == [False, False, True]
 
 
 def test_many_are_deleted_in_slices(control: Control) -> None:
-    requests = [speak(control, f"req-{number}") for number in range(120)]
+    requests = [speak(control, f"speech-{number}") for number in range(120)]
     end_retention(control, *requests)
     assert [control.run(scripts.sweep(control.leader)) for _ in range(3)] == ["more", "more", "ok"]
     assert not any(has_audio(control, request) for request in requests)
@@ -89,14 +89,14 @@ def memory_used_to(client: redis.Redis, percent: int) -> Iterator[None]:
 def test_conductor_deletes_retained_audio_before_new_requests_are_refused(
     own_control: Control, percent: int, swept: bool
 ) -> None:
-    request = speak(own_control, "req-1", blob=bytes(2**22))
+    request = speak(own_control, "speech-1", blob=bytes(2**22))
     with memory_used_to(own_control.client, percent):
         Driver(load_config(None, SETTINGS), own_control.client, WorkerId("conductor@test")).turn()
     assert has_audio(own_control, request) is not swept
 
 
-def test_conductor_deletes_audio_whose_time_is_over(own_control: Control) -> None:
-    request = speak(own_control, "req-1")
+def test_conductor_deletes_audio_after_its_time(own_control: Control) -> None:
+    request = speak(own_control, "speech-1")
     end_retention(own_control, request)
     Driver(load_config(None, SETTINGS), own_control.client, WorkerId("conductor@test")).turn()
     assert not has_audio(own_control, request)

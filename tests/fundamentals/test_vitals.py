@@ -14,7 +14,7 @@ from fleet.worker.lease import Lease
 from tests.fundamentals.control_plane import WORKER
 
 
-class Bench:
+class VitalsBench:
     """A registered worker, whose lease the test renews itself. `written`: the vitals in each renewal."""
 
     def __init__(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,11 +42,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(client, monkeypatch)
+def bench(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> VitalsBench:
+    return VitalsBench(client, monkeypatch)
 
 
-def test_changed_vitals_are_written_once_per_lease(bench: Bench) -> None:
+def test_changed_vitals_are_written_once_per_lease(bench: VitalsBench) -> None:
     bench.renew()
     bench.vitals = {"running": 2, "pages_used": 7}
     bench.renew(RENEWALS)
@@ -54,12 +54,12 @@ def test_changed_vitals_are_written_once_per_lease(bench: Bench) -> None:
     assert bench.shown() == {"running": "2", "pages_used": "7"}
 
 
-def test_unchanged_vitals_are_not_written_again(bench: Bench) -> None:
+def test_unchanged_vitals_are_not_written_again(bench: VitalsBench) -> None:
     bench.renew(3 * RENEWALS)
     assert [written for written in bench.written if written] == [{"running": "1", "pages_used": "7"}]
 
 
-def test_all_vitals_are_written_after_a_failed_renewal(bench: Bench) -> None:
+def test_all_vitals_are_written_after_a_failed_renewal(bench: VitalsBench) -> None:
     """Redis may have restarted, and lost the last writes."""
     bench.renew(2)
     bench.breaks = True

@@ -90,7 +90,7 @@ def test_unrenewed_session_is_not_counted(control: Control) -> None:
     assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
 
 
-def test_list_of_sessions_has_no_expired_ones_although_nobody_reads_it(control: Control) -> None:
+def test_expired_sessions_leave_the_list_without_being_read(control: Control) -> None:
     control.client.zadd(keys.VOICES, {"expired": 1})
     assert open_session(control, "a", API)
     assert control.client.zrange(keys.VOICES, 0, -1) == [b"a"]

@@ -44,7 +44,7 @@ async def test_endless_work_that_returns_or_is_cancelled_has_ended(caplog: pytes
     assert not caplog.records
 
 
-async def test_failure_of_work_that_nobody_awaits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failure_of_background_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise ValueError("not expected")
 
