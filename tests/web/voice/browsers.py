@@ -124,10 +124,24 @@ def start(page: Page) -> None:
     page.locator("#talk-button").click()
 
 
+PRESS_KEY = """
+() => {
+  for (const type of ["keydown", "keyup"]) {
+    document.body.dispatchEvent(new KeyboardEvent(type, { key: " ", code: "Space", bubbles: true, cancelable: true }));
+  }
+}
+"""
+"""Both events at one time: between two of the driver's own a busy machine may let pass a long press."""
+
+
 def hold_to_talk(page: Page) -> None:
-    """Choose push to talk, open the microphone, and focus the button, which the space bar then holds."""
+    """Choose push to talk, open the microphone, and focus the button, which the space bar then holds.
+
+    Not by a click: if the microphone opened between its two events, the click would record.
+    """
     choose_push_to_talk(page)
-    start(page)
+    expect(page.locator("#state")).to_have_text("Ready")
+    page.evaluate(PRESS_KEY)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, Visit, ask, hold_to_talk, js, start, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, PRESS_KEY, Browsers, Visit, ask, hold_to_talk, js, start, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, FakeVoiceServer, Pcm, VoiceScript, tone
 
@@ -206,14 +206,6 @@ def test_press_too_short_for_the_server_adds_no_question(visit_with_mic: Visit, 
     assert len(server.of_type("input_audio_buffer.commit")) == 1 and not server.of_type("response.create")
 
 
-PRESS_KEY = """
-() => {
-  for (const type of ["keydown", "keyup"]) {
-    document.body.dispatchEvent(new KeyboardEvent(type, { key: " ", code: "Space", bubbles: true, cancelable: true }));
-  }
-}
-"""
-"""Both events at one time: between two of the driver's own a busy machine may let pass a long press."""
 PRESS_FOR = """
 (ms) => {
   const { speech } = fleetVoice.conversation;
