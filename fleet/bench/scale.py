@@ -41,10 +41,12 @@ JOIN_S = 5.0
 def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]) -> ScaleResult:
     """Measure each count of streams on one fleet, then a second worker on another, whose first role has half of the slots.
 
-    `step` is called after each phase, `len(counts) + 1` times.
+    Each window lasts `seconds`, and two leases at least, since workers report the ages of chunks once per lease. `step` is called
+    after each phase, `len(counts) + 1` times.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
+    seconds = max(seconds, math.ceil(2 * base.lease.worker_ttl_s))
     freeze_gc()
     phases: list[ScalePhase] = []
     with scale_fleet(paced(base, most)) as fleet:

@@ -134,7 +134,7 @@ class FleetWatch:
         for raw in self._redis.scan_iter(match=f"{keys.PREFIX}*", count=1000):
             key = text(raw)
             row = keys.row_of(key)
-            if row is not None and row.life == "forever":
+            if row is not None and row.life in ("forever", "index"):
                 continue
             if row is not None and row.life == "lease" and any(worker in key for worker in workers):
                 continue

@@ -136,7 +136,9 @@ def secret(name: str) -> str:
 
 
 class Row(NamedTuple):
-    """One kind of key. `life` is forever, lease (ends with a worker), live (ends with the request) or retention (has a TTL)."""
+    """One kind of key. `life` is forever, lease (ends with a worker), index (ends with the last listed process), live (ends with
+    the request) or retention (has a TTL).
+    """
 
     pattern: str
     redis_type: str
@@ -151,12 +153,12 @@ TABLE: tuple[Row, ...] = (
     Row("worker:{id}", "hash", "lease", "register",
         "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
-    Row("role_workers:{role}:{status}", "zset", "lease", "register, renew, drain, order, fence_worker",
+    Row("role_workers:{role}:{status}", "zset", "index", "register, renew, drain, order, fence_worker",
         "index: listed workers of a role that accept tasks, leave, were ordered off or stand by -> lease deadline, us"),
-    Row("settings_groups", "set", "lease", "register", "index: the compared settings that listed processes have, encoded"),
-    Row("settings_group:{group}", "zset", "lease", "register, renew, fence_worker",
+    Row("settings_groups", "set", "index", "register", "index: the compared settings that listed processes have, encoded"),
+    Row("settings_group:{group}", "zset", "index", "register, renew, fence_worker",
         "index: listed processes with these compared settings -> lease deadline, us"),
-    Row("places", "hash", "lease", "register", "index: host:pid of a process -> its listed worker or gateway"),
+    Row("places", "hash", "index", "register", "index: host:pid of a process -> its listed worker or gateway"),
     Row("fencing", "hash", "lease", "fence_worker", "fenced worker or gateway of which tasks are left to revoke -> 1 if it died"),
     Row("role:{role}", "stream", "forever", "grant", "grants waiting for a claim"),
     Row("availability:{role}", "hash", "forever", "register",
