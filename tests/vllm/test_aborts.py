@@ -1,0 +1,80 @@
+"""Clients that leave a split vLLM at any moment: both halves end with no request and no KV page in use."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from fleet.api_client.client import ApiClient, ResourcesInUse
+from fleet.bench.prompts import PROMPTS
+from fleet.engine.vllm.start import LEASE_S
+from tests.e2e.fleets import fleet_up
+from tests.support import wait_until
+from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
+
+NUM_REQUESTS, NUM_IN_SHORT = 1000, 100
+CONCURRENCY = 8
+MAX_TOKENS = 200
+MAX_STAY_S = 1.5
+"""A client stays for a time between 0 and this: from before the prompt is computed until after the hand-over."""
+EMPTY = ResourcesInUse(tasks=0, pages=0, slots=0)
+WORDS = " ".join(PROMPTS).split()
+
+
+async def leave_after(client: AsyncOpenAI, model: str, rng: random.Random) -> str:
+    """Ask for an answer of MAX_TOKENS, and close the connection after a random time; return when that was."""
+    question = " ".join(rng.choices(WORDS, k=rng.randint(1, 150)))
+    pieces: list[str] = []
+    try:
+        async with asyncio.timeout(rng.uniform(0.0, MAX_STAY_S)):
+            stream = await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": question}],
+                max_tokens=MAX_TOKENS,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            async with stream:
+                async for chunk in stream:
+                    if chunk.choices and chunk.choices[0].delta.content:
+                        pieces.append(chunk.choices[0].delta.content)
+    except TimeoutError:
+        return "left in the answer" if pieces else "left before the first token"
+    return "stayed"
+
+
+async def leave_many(client: AsyncOpenAI, number: int) -> Counter[str]:
+    model = (await client.models.list()).data[0].id
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def leave_one(seed: int) -> str:
+        async with gate:
+            return await leave_after(client, model, random.Random(seed))
+
+    return Counter(await asyncio.gather(*(leave_one(seed) for seed in range(number))))
+
+
+def resources(api: ApiClient, found: list[ResourcesInUse]) -> bool:
+    """Add the workers' reports to `found`; return whether nothing is in use."""
+    found.append(api.resources_in_use())
+    return found[-1] == EMPTY
+
+
+@pytest.mark.timeout(1200)
+async def test_clients_that_leave_free_both_halves(tmp_path: Path, capsys: pytest.CaptureFixture[str], *, thorough: bool) -> None:
+    """Pages that the decode half did not ask for are held for vLLM's lease. Duration: 1,000 requests take some minutes."""
+    number = NUM_REQUESTS if thorough else NUM_IN_SHORT
+    with fleet_up(tmp_path, *ON_VLLM, *SPLIT, "edges.text.credits=2", options=TEXT_FILE) as fleet:
+        async with openai_client(fleet) as client:
+            counts = await leave_many(client, number)
+        started = asyncio.get_running_loop().time()
+        found: list[ResourcesInUse] = []
+        wait_until(lambda: resources(fleet.api, found), "both halves to hold nothing", timeout_s=LEASE_S + 5)
+        took_s = asyncio.get_running_loop().time() - started
+        with capsys.disabled():
+            print(f"\n{dict(counts)}: first {found[0]}, {found[-1]} after {took_s:.1f} s")
+        assert min(counts["left in the answer"], counts["left before the first token"]) >= number // 20
+        assert max(one.pages for one in found) > 0 or number == NUM_IN_SHORT, "pages of some requests were held"
