@@ -271,8 +271,9 @@ def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
     with caplog.at_level(logging.INFO, "fleet.worker.hand_off"):
         source, target = new_end("pages"), new_end("pages")
     refused = "keys and values on cuda:0 are handed off through host memory: NIXL could not register memory"
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["keys and values on cuda"] * 2
-    assert all(record.getMessage().startswith(refused) for record in caplog.records)
+    # A vLLM that an earlier test has started in this process also writes to the log.
+    messages = [record.getMessage() for record in caplog.records if record.name == "fleet.worker.hand_off"]
+    assert len(messages) == 2 and all(message.startswith(refused) for message in messages)
     whole = undisturbed(source)
     offer, begun = offered(source)
     assert offer.pages is None and offer.location

@@ -19,8 +19,9 @@ from fleet.stages.qwen3_omni import thinker
 
 HOP, FRAMES_PER_CHUNK = 160, 100
 """Samples of a frame, and frames that the encoder computes together: 13 positions."""
-CLOSE = 2e-5
-"""Rows are about 8 at most; both engines compute in float32."""
+CLOSE = 1e-4
+"""Rows are about 8 at most, and those of other positions differ by about 1. Both engines compute in float32, in another order: by
+the number of threads and the other requests of a step, up to 2.2e-5 was measured."""
 TEXT_IDS = range(20, 500)
 
 
