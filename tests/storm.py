@@ -19,7 +19,7 @@ from fleet.core.request import RequestSpec
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
-from tests.support import wait_until
+from tests.support import NEVER_EXPIRES, wait_until
 
 KEEP_S = 600
 STORM_TIMEOUT_S = 60.0
@@ -157,4 +157,5 @@ def _left_in_redis(client: redis.Redis) -> list[str]:
     pipe = client.pipeline(transaction=False)
     for key in retained:
         pipe.ttl(key)
-    return left + [f"{key}, which never expires" for key, ttl in zip(retained, pipe.execute(), strict=True) if ttl == -1]
+    lives = zip(retained, pipe.execute(), strict=True)
+    return left + [f"{key}, which never expires" for key, ttl in lives if ttl == NEVER_EXPIRES]

@@ -24,6 +24,8 @@ from fleet.control.server import ServerOptions, find_server, free_port, server_c
 
 REPO = Path(__file__).resolve().parents[1]
 POLL_S = 0.01
+NEVER_EXPIRES = -1
+"""Redis's answer to TTL for a key without an expiry; a key that is gone by now has -2."""
 T = TypeVar("T")
 
 
