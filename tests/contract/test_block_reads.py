@@ -112,10 +112,11 @@ def test_block_read_works_after_connect(peer: PeerProcess, reader: BlockReader) 
 
 
 def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
-    assert peer.lent is not None
-    beyond = Span(peer.lent.address, reader.memory.address + 2 * LENGTH_BYTES, BLOCK_BYTES)
-    theirs = Span(peer.lent.address + 64 * LENGTH_BYTES, reader.memory.address, BLOCK_BYTES)
-    for span in (beyond, theirs):
+    assert peer.lent is not None and peer.unregistered is not None
+    unregistered = HostMemory(LENGTH_BYTES)
+    to_unregistered = Span(peer.lent.address, unregistered.address, BLOCK_BYTES)
+    from_unregistered = Span(peer.unregistered.address, reader.memory.address, BLOCK_BYTES)
+    for span in (to_unregistered, from_unregistered):
         with pytest.raises(TransferError):
             finish(reader.read(peer, [span]))
 

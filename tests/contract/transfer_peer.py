@@ -58,6 +58,7 @@ class PeerReply(msgspec.Struct, kw_only=True):
     used_slots: int = 0
     metadata: bytes = b""
     lent: Memory | None = None
+    unregistered: Memory | None = None
     error: str = ""
 
 
@@ -68,7 +69,7 @@ class PeerProcess:
         self.worker = worker
         self._process, self._connection = process, connection
         begun = self._answer(START_S)
-        self.metadata, self.lent = begun.metadata, begun.lent
+        self.metadata, self.lent, self.unregistered = begun.metadata, begun.lent, begun.unregistered
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
         """Raises: TransferError as the peer's transfer did."""
@@ -172,9 +173,10 @@ def execute(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> Pee
 
 def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int, interface: str) -> None:
     transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2, reach_of(interface or None, allow_public=False))
-    memory = HostMemory(arena_bytes)
+    memory, unregistered = HostMemory(arena_bytes), HostMemory(arena_bytes)
     lends = transfer.register(memory.region)
-    answer = PeerReply(metadata=transfer.metadata(), lent=memory.region if lends else None)
+    lent = memory.region if lends else None
+    answer = PeerReply(metadata=transfer.metadata(), lent=lent, unregistered=unregistered.region)
     while True:
         connection.send_bytes(msgspec.msgpack.encode(answer))
         try:
