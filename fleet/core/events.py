@@ -64,7 +64,7 @@ class TaskFailed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskLost(TaskEvent, frozen=True, kw_only=True):
-    """The task's owner was fenced; its epoch has been raised.
+    """The task's owner was fenced; its epoch has been raised. TaskGranted follows, unless the conductor must decide.
 
     `deaths`: number of workers that died over it since its last append. `alone`: this one ran nothing else.
     """
@@ -84,7 +84,10 @@ class TensorsLost(TaskEvent, frozen=True, kw_only=True):
 
 
 class AnswerDelivered(Event, frozen=True, kw_only=True):
-    """The gateway has read the last chunk of the last client edge."""
+    """The gateway has read the last chunk of the last client edge.
+
+    Produced by a new leader, from the hashes; stored only by older versions, whose scripts do not close the request.
+    """
 
     request: RequestId
 

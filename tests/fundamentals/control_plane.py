@@ -39,7 +39,9 @@ class Control:
         return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone, remake=remake))
 
     def claim(self, epoch: Epoch, worker: WorkerId = WORKER) -> str:
-        return self.run(scripts.claim(worker, ROLE, "0-1", REQUEST, STAGE, epoch))
+        """Claim the grant of this epoch, and take its entry from the role's queue."""
+        entry = self.task().get("entry", "") if epoch == self.epoch() else ""
+        return self.run(scripts.claim(worker, ROLE, entry, REQUEST, STAGE, epoch))
 
     def append(self, epoch: Epoch, index: int = 0, *, finish: bool = False) -> str:
         chunk = Chunk(request=REQUEST, edge=TEXT, index=index, epoch=epoch)
@@ -87,7 +89,7 @@ class Control:
         return texts(run(self.client, submission(request, **options)))
 
     def abort(self, request: RequestId = REQUEST, right: str | Epoch = scripts.API_RIGHT) -> str:
-        return self.run(scripts.abort(request, right, "stop", KEEP_S))
+        return self.run(scripts.abort(request, right, "stop"))
 
     def leave(self, worker: WorkerId = WORKER, *, died: bool = False, cause: str = "") -> str:
         """End the worker's rights as it does itself or, with `died`, as its keeper does."""

@@ -3,10 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from fleet.conductor.step import MAX_DEATHS
 from fleet.core.errors import TransitionError
 from tests.fundamentals.interleaving_conductor import read_request
 from tests.fundamentals.interleaving_moves import Fleet
-from tests.fundamentals.interleaving_store import PRODUCER, STAGES, R, Scripts, Store
+from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, R, Scripts, Store
 from tests.fundamentals.interleaving_world import MirrorWorker, World
 
 
@@ -42,6 +43,8 @@ class Search:
                 raise Broken(f"{error}\n{self.moves_to(here)}") from error
             self.num_moves += len(moves)
             for position, (label, after) in enumerate(moves):
+                if num_open_at_close(world.store, after.store) > 1:
+                    raise Broken(f"closed as finished while a task is open\n{self.moves_to(here)}\n{label}")
                 there = numbers.get(after)
                 if there is None:
                     there = numbers[after] = len(self.worlds)
@@ -94,8 +97,19 @@ class Search:
 
 
 def is_expected_end(fleet: Fleet, world: World) -> bool:
-    """A request fails only if a task failed."""
-    return world.store.end == "finished" or world.budget.failures < fleet.start.budget.failures
+    """A request fails only if a task failed, or killed its workers alone too."""
+    condemned = any(task.died_alone and task.deaths > MAX_DEATHS for task in world.store.tasks)
+    return world.store.end == "finished" or condemned or world.budget.failures < fleet.start.budget.failures
+
+
+def num_open_at_close(before: Store, after: Store) -> int:
+    """Return the number of tasks, the client's included, that were open before the move that closed the request; else 0. The last
+    one to end closes it.
+    """
+    if after.end != "finished" or before.end:
+        return 0
+    delivered = before.consumed_by_client == before.sizes[CONSUMER]
+    return sum(task.state != "finished" for task in before.tasks) + (not delivered)
 
 
 def wrong_logs(store: Store) -> list[str]:

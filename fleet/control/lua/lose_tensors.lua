@@ -1,6 +1,6 @@
 -- lose_tensors: compares the consumer's epoch and request live; writes an event that names the producer's task and epoch. A running
 -- producer recomputes its tensors, unless it imported the blocks of the worker that published them and therefore skips them: then it
--- loses the task, which is computed from the beginning.
+-- loses the task, which is granted again and computed from the beginning.
 -- ARGV: request, consumer stage, epoch, producer stage
 local r, s, epoch, producer = unpack(ARGV)
 if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end
