@@ -106,15 +106,6 @@ def _(event: ev.ClientGone, state: ConductorState) -> Decision:
 
 
 @_decide.register
-def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
-    """Grant a finished task again, to recompute the tensors; a running one recomputes them without an order."""
-    task = _current_task(state, event)
-    if task is None or task.state is not TaskState.FINISHED or state.requests[event.request].ending:
-        return state, ()
-    return state, (_grant(state, event.request, task, remake=True),)
-
-
-@_decide.register
 def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
     record = state.requests.get(event.request)
     if record is None or not event.boundary or event.producer_walk is None:
@@ -164,9 +155,9 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker, deadline_us=event.deadline_us),)
 
 
-def _grant(state: ConductorState, request: RequestId, task: TaskRecord, *, remake: bool = False) -> GrantTask:
+def _grant(state: ConductorState, request: RequestId, task: TaskRecord) -> GrantTask:
     role = granted_role(state, task)
-    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake)
+    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone)
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:

@@ -142,9 +142,9 @@ def admission(request: RequestId, *, bound: int, gateway: WorkerId, roles: Seque
 
 def grant(
     leader: str, request: RequestId, stage: StageName, role: RoleName, expected: Epoch,
-    *, alone: bool = False, remake: bool = False,
+    *, alone: bool = False,
 ) -> Call:  # fmt: skip
-    return Call("grant", (leader, request, stage, role, expected, "1" if alone else "", "1" if remake else ""))
+    return Call("grant", (leader, request, stage, role, expected, "1" if alone else ""))
 
 
 def claim(

@@ -79,10 +79,6 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     role: RoleName
 
 
-class TensorsLost(TaskEvent, frozen=True, kw_only=True):
-    """The tensors that the task published at this epoch were lost with its worker, and its consumer waits for them."""
-
-
 class AnswerDelivered(Event, frozen=True, kw_only=True):
     """The gateway has read the last chunk of the last client edge.
 
@@ -147,7 +143,6 @@ AnyEvent = (
     | TaskFailed
     | TaskLost
     | TaskHandedOff
-    | TensorsLost
     | AnswerDelivered
     | RequestEnded
     | WorkerJoined

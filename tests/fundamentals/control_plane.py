@@ -35,8 +35,8 @@ class Control:
     def epoch(self, stage: StageName = STAGE) -> Epoch:
         return Epoch(int(text(self.client.hget(keys.task(REQUEST, stage), "epoch"))))
 
-    def grant(self, expected: Epoch, *, alone: bool = False, remake: bool = False) -> str:
-        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone, remake=remake))
+    def grant(self, expected: Epoch, *, alone: bool = False) -> str:
+        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone))
 
     def claim(self, epoch: Epoch, worker: WorkerId = WORKER) -> str:
         """Claim the grant of this epoch, and take its entry from the role's queue."""
@@ -48,9 +48,13 @@ class Control:
         item = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1)
         return self.run(scripts.append([item]))
 
-    def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:
+    def lose_tensors(self, epoch: Epoch | None = None) -> str:
+        """Report as the client that the tensors of the task are lost: the client is its only consumer."""
+        return self.run(scripts.lose_tensors(REQUEST, CLIENT, self.epoch(CLIENT) if epoch is None else epoch, STAGE))
+
+    def own(self, worker: WorkerId = WORKER, *, alone: bool = False) -> Epoch:
         """Grant and claim the task; return the epoch at which the worker owns it."""
-        assert self.grant(self.epoch(), alone=alone, remake=remake) == "ok"
+        assert self.grant(self.epoch(), alone=alone) == "ok"
         epoch = self.epoch()
         assert self.claim(epoch, worker) == "ok"
         return epoch

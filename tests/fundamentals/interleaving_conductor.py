@@ -98,8 +98,8 @@ class Conductor:
     def carry_out(self, store: Store, command: Command) -> Answer:
         """Run the script of a command as the leader of this term, as the driver's `_call` does."""
         match command:
-            case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
-                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone, remake=remake)
+            case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone):
+                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone)
             case EndRequest(state=state):
                 return self.scripts.end_request(store, store.term, state)
             case FenceWorker(worker=worker):

@@ -112,7 +112,7 @@ class Scripts:
         """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
-    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool, remake: bool) -> Answer:
+    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool) -> Answer:
         """grant.lua"""
         task = store.tasks[stage]
         if term != store.term:
@@ -121,7 +121,7 @@ class Scripts:
             return store, "ended"
         if task.epoch != expected:
             return store, "stale"
-        if task.state == "running" or (task.state == "finished" and not remake):
+        if task.state in ("running", "finished"):
             return store, "owned"
         return self.grant_task(store, stage, task, role, alone=alone, by="grant"), "ok"
 
@@ -219,10 +219,12 @@ class Scripts:
         if why := outdated(store, store.tasks[CONSUMER], epoch):
             return store, why
         task = store.tasks[PRODUCER]
+        if task.state == "finished":
+            return self.grant_task(store, PRODUCER, task, task.role, alone=task.alone, by="recompute"), "ok"
         if self.skips(task):
             notified = store._replace(notices=store.notices | {(task.owner, "x")})
             return self._lose(notified, PRODUCER, task, died=False), "ok"
-        return store.with_event(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=Epoch(task.epoch))), "ok"
+        return store, "ok"
 
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
         """lose_task.lua"""

@@ -50,10 +50,11 @@ def test_last_chunk_after_the_delivery_closes_the_request(control: Control) -> N
 
 
 def recompute(control: Control) -> Epoch:
-    """Grant the finished task again, as the leader does when its tensors are lost; return its epoch at the new owner."""
+    """Lose the tensors of the finished task, and claim it again; return its epoch at the new owner."""
     assert control.append(control.own(), finish=True) == "ok"
     control.register(OTHER)
-    return control.own(OTHER, remake=True)
+    assert control.lose_tensors() == "ok" and control.claim(control.epoch(), OTHER) == "ok"
+    return control.epoch()
 
 
 def test_delivery_during_a_recomputation_waits_for_its_end(control: Control) -> None:

@@ -120,14 +120,12 @@ class Twins:
         return self.rng.choice([*frequent, *rare])
 
     def grant(self) -> None:
-        stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
+        stage, alone = self.rng.randrange(2), self.rng.random() < 0.3
         epoch, leads = self.random_epoch(stage), self.rng.random() < 0.9
         role = RoleName(STAGES[stage])
-        call = scripts.grant(
-            self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone, remake=remake
-        )
+        call = scripts.grant(self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone)
         term = self.store.term + (not leads)
-        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
+        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone), call)
 
     def claim(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
@@ -249,7 +247,7 @@ def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
 
 def test_mirror_answers_as_the_scripts(client: redis.Redis) -> None:
     seen = run_walks(client, Scripts())
-    assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
+    assert {"TaskLost", "TaskGranted", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "offered", "released", "confirmed"} <= seen
 
 

@@ -221,8 +221,8 @@ class Driver:
 
     def _call(self, command: Command) -> scripts.Call:
         match command:
-            case GrantTask(request=request, stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
-                return scripts.grant(self.leader, request, stage, role, at, alone=alone, remake=remake)
+            case GrantTask(request=request, stage=stage, role=role, expected_epoch=at, alone=alone):
+                return scripts.grant(self.leader, request, stage, role, at, alone=alone)
             case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
                 return scripts.set_walk(self.leader, request, stage, edge, index, walk)
             case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
