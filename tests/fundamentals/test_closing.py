@@ -1,7 +1,5 @@
 """The script that ends a request's last task closes it, in whichever order the tasks end and however often."""
 
-from typing import cast
-
 import pytest
 
 from fleet.control import keys, scripts
@@ -103,4 +101,4 @@ def test_closed_request_is_retained_as_submitted(control: Control, is_older: boo
         control.client.hset(hash_of, "retention_s", retention_s := 77)
     assert control.append(control.own(), finish=True) == "ok" and deliver(control) == "ok"
     for key in (hash_of, keys.task(REQUEST, STAGE), keys.edge(REQUEST, TEXT), keys.trace(REQUEST)):
-        assert retention_s - 5 <= cast(int, control.client.ttl(key)) <= retention_s
+        assert retention_s - 5 <= control.client.ttl(key) <= retention_s
