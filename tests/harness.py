@@ -127,7 +127,7 @@ class ThreadFleet:
 @contextmanager
 def thread_fleet(
     url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis", file: Path | None = None,
-    without: str = "",
+    without: str = "", conductor: bool = True,
 ) -> Generator[ThreadFleet]:  # fmt: skip
     """One conductor and one worker per role of `file` but `without`, on the fake engine unless `overrides` say otherwise."""
     config = load_config(file, ("engine=fake", "device=cpu", EACH_TOKEN, *overrides))
@@ -135,7 +135,8 @@ def thread_fleet(
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
     fleet.checkpoint, fleet.transfer = checkpoint or Path(), transfer
     try:
-        fleet.start_conductor()
+        if conductor:
+            fleet.start_conductor()
         for role in config.roles():
             if role.name != without:
                 fleet.add_worker(role.name)
@@ -214,10 +215,10 @@ async def gateway_at(url: str, config: FleetConfig) -> AsyncGenerator[FleetClien
 
 @asynccontextmanager
 async def open_fleet(
-    url: str, *overrides: str, transfer: str = "redis", file: Path | None = None, without: str = ""
+    url: str, *overrides: str, transfer: str = "redis", file: Path | None = None, without: str = "", conductor: bool = True
 ) -> AsyncGenerator[tuple[ThreadFleet, FleetClient]]:
     """Run a `thread_fleet` with one gateway."""
-    with thread_fleet(url, *overrides, transfer=transfer, file=file, without=without) as fleet:
+    with thread_fleet(url, *overrides, transfer=transfer, file=file, without=without, conductor=conductor) as fleet:
         async with gateway(fleet) as client:
             yield fleet, client
 

@@ -21,7 +21,6 @@ from fleet.worker.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
 from tests.support import NEVER_EXPIRES, wait_until
 
-KEEP_S = 600
 STORM_TIMEOUT_S = 60.0
 
 
@@ -79,7 +78,7 @@ class Storm:
 
     def _abort(self, client: redis.Redis, requests: Sequence[RequestId]) -> None:
         for request in requests:
-            run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP_S))
+            run(client, scripts.abort(request, scripts.API_RIGHT, "the storm"))
 
     async def run(
         self, client: FleetClient, requests: Sequence[tuple[RequestSpec, bytes | None]], *, concurrency: int, most_turns: int

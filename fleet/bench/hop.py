@@ -154,10 +154,8 @@ def _open_request(call: RunScript, links: Mapping[StageName, RedisLink], url: st
     for stage, worker in WORKERS.items():
         call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
     _ok(call(scripts.submit(spec, None, bound=1, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
-    leader = text(call(scripts.lead(WorkerId("conductor@bench"), "", LEASE_US // 1000)))
     epochs: dict[StageName, Epoch] = {}
     for stage, worker in WORKERS.items():
-        _ok(call(scripts.grant(leader, spec.id, stage, RoleName(stage), Epoch(0))))
         grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]
         _ok(call(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
         epochs[stage] = grant.epoch

@@ -38,10 +38,9 @@ def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: 
     fenced, detected, lost = _fencing(events, target)
     if fenced is None:
         return Recovery(joined_s=after_s(joined))
-    since = [timed for timed in events if timed[0] >= fenced]
-    ended = {event.request for _, event in since if isinstance(event, RequestEnded)}
-    granted = [_first(since, TaskGranted, task) for task in lost]
-    claimed = [_first(since, TaskClaimed, task) for task in lost]
+    ended = {event.request for at, event in events if at >= fenced and isinstance(event, RequestEnded)}
+    granted = [_first(events, TaskGranted, task) for task in lost]
+    claimed = [_first(events, TaskClaimed, task) for task in lost]
     unclaimed = [at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)]
     return Recovery(
         detected=detected,
@@ -54,14 +53,14 @@ def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: 
 
 
 def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str, list[TaskLost]]:
-    """Return (time, detection, lost tasks): one script reports all of them, followed by the end of the worker."""
+    """Return (time, detection, lost tasks): one script loses and grants all of them, followed by the end of the worker."""
     lost: list[TaskLost] = []
     for at_us, event in events:
         if isinstance(event, TaskLost):
             lost.append(event)
         elif isinstance(event, WorkerLeft) and event.worker == target:
             return at_us, event.how, lost
-        else:
+        elif not isinstance(event, TaskGranted):
             lost = []
     return None, "", []
 

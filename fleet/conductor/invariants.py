@@ -21,6 +21,4 @@ def violations(state: ConductorState, checked: ConductorState | None = None) -> 
                 found.append(f"{record.id}: {task.stage} is pending at epoch {task.epoch}")
             if task.state is not TaskState.PENDING and task.epoch <= 0:
                 found.append(f"{record.id}: {task.stage} is {task.state} without an epoch")
-        if record.complete and not record.ending:
-            found.append(f"{record.id}: every task has finished and the answer was delivered, but no EndRequest was issued")
     return found

@@ -37,18 +37,13 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One live request. `delivered`: its answer was read to the end. `ending`: EndRequest was issued; it must not be repeated."""
+    """One live request. `ending`: EndRequest was issued; it must not be repeated."""
 
     id: RequestId
     graph: str
     outputs: tuple[EdgeName, ...]
     tasks: Mapping[StageName, TaskRecord]
-    delivered: bool = False
     ending: bool = False
-
-    @property
-    def complete(self) -> bool:
-        return self.delivered and all(task.state is TaskState.FINISHED for task in self.tasks.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,10 @@ from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
-"""Workers that may die over a task without progress before it runs alone: another task of the batch may be the cause."""
+"""Workers that may die over a task without progress before it runs alone: another task of the batch may be the cause.
+
+The scripts that grant lost tasks follow the same rule (`lose_owner` in `common.lua`).
+"""
 Decision = tuple[ConductorState, tuple[Command, ...]]
 
 
@@ -23,12 +26,15 @@ def step(state: ConductorState, event: ev.Event) -> Decision:
     return _decide(event, state)
 
 
-def resume(state: ConductorState, record: RequestRecord) -> Decision:
-    """Take over a live request, as read from its hashes: grant its pending tasks, and end it if it is complete."""
-    state = state.with_request(record)
-    pending = tuple(_grant(state, record.id, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
-    state, ends = _settle(state, record)
-    return state, pending + ends
+def resume(state: ConductorState, request: RequestId) -> tuple[Command, ...]:
+    """Take over a live request, as read from its hashes, after its missed facts: grant the tasks that an older version left
+    pending or lost, which the scripts of this one grant themselves.
+    """
+    record = state.requests.get(request)
+    if record is None or record.ending:
+        return ()
+    ungranted = (task for task in record.tasks.values() if task.state in (TaskState.PENDING, TaskState.LOST))
+    return tuple(_grant(state, request, task) for task in ungranted)
 
 
 @singledispatch
@@ -44,52 +50,52 @@ def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
     stages = get_graph(event.graph).stages_for(event.outputs)
     tasks = {stage: TaskRecord(stage=stage) for stage in stages}
     record = RequestRecord(id=event.request, graph=event.graph, outputs=event.outputs, tasks=tasks)
-    return state.with_request(record), tuple(_grant(state, record.id, task) for task in tasks.values())
+    return state.with_request(record), ()
 
 
 @_decide.register
 def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
     task = state.task(event.request, event.stage)
     remade = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
-    return _move(state, event, Happened.REMADE if remade else Happened.GRANTED)
+    return _move(state, event, Happened.REMADE if remade else Happened.GRANTED), ()
 
 
 @_decide.register
 def _(event: ev.TaskHandedOff, state: ConductorState) -> Decision:
-    """Record the new role; the script has already added the grant to that role's stream."""
-    state, commands = _move(state, event, Happened.GRANTED)
+    """Record the new role, to which the script has granted the task."""
+    state = _move(state, event, Happened.GRANTED)
     task = _current_task(state, event)
-    return state.with_task(event.request, replace(task, role=event.role)) if task else state, commands
+    return state.with_task(event.request, replace(task, role=event.role)) if task else state, ()
 
 
 @_decide.register
 def _(event: ev.TaskClaimed, state: ConductorState) -> Decision:
-    return _move(state, event, Happened.CLAIMED, owner=event.owner)
+    return _move(state, event, Happened.CLAIMED, owner=event.owner), ()
 
 
 @_decide.register
 def _(event: ev.TaskFinished, state: ConductorState) -> Decision:
-    return _move(state, event, Happened.FINISHED)
+    return _move(state, event, Happened.FINISHED), ()
 
 
 @_decide.register
 def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
-    state, _ = _move(state, event, Happened.FAILED)
+    state = _move(state, event, Happened.FAILED)
     return _end(state, event.request, "failed", event.code, event.message, event.param)
 
 
 @_decide.register
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
+    """Fail the request of a task that kills its workers alone too. Any other task is granted again by the script that lost it."""
     task = state.task(event.request, event.stage)
     if task is None or event.epoch < task.epoch:
         return state, ()
-    state, _ = _move(state, event, Happened.LOST)
+    state = _move(state, event, Happened.LOST)
     if event.alone and event.deaths > MAX_DEATHS:
         message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with no other task"
         return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
     lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
-    state = state.with_task(event.request, lost)
-    return state, () if state.requests[event.request].ending else (_grant(state, event.request, lost),)
+    return state.with_task(event.request, lost), ()
 
 
 @_decide.register
@@ -97,15 +103,6 @@ def _(event: ev.ClientGone, state: ConductorState) -> Decision:
     if event.request not in state.requests:
         return state, ()
     return state, (AbandonRequest(request=event.request, client_epoch=event.epoch),)
-
-
-@_decide.register
-def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
-    """Grant a finished task again, to recompute the tensors; a running one recomputes them without an order."""
-    task = _current_task(state, event)
-    if task is None or task.state is not TaskState.FINISHED or state.requests[event.request].ending:
-        return state, ()
-    return state, (_grant(state, event.request, task, remake=True),)
 
 
 @_decide.register
@@ -123,11 +120,11 @@ def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.AnswerDelivered, state: ConductorState) -> Decision:
+    """End the request if every task has finished: an older version left it open."""
     record = state.requests.get(event.request)
-    if record is None:
+    if record is None or any(task.state is not TaskState.FINISHED for task in record.tasks.values()):
         return state, ()
-    record = replace(record, delivered=True)
-    return _settle(state.with_request(record), record)
+    return _end(state, event.request, "finished")
 
 
 @_decide.register
@@ -158,9 +155,9 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker, deadline_us=event.deadline_us),)
 
 
-def _grant(state: ConductorState, request: RequestId, task: TaskRecord, *, remake: bool = False) -> GrantTask:
+def _grant(state: ConductorState, request: RequestId, task: TaskRecord) -> GrantTask:
     role = granted_role(state, task)
-    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake)
+    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone)
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
@@ -174,20 +171,14 @@ def _current_task(state: ConductorState, event: ev.TaskEvent) -> TaskRecord | No
     return task if task is not None and task.epoch == event.epoch else None
 
 
-def _move(state: ConductorState, event: ev.TaskEvent, happened: Happened, owner: WorkerId | None = None) -> Decision:
+def _move(state: ConductorState, event: ev.TaskEvent, happened: Happened, owner: WorkerId | None = None) -> ConductorState:
     task = state.task(event.request, event.stage)
     if task is None or event.epoch < task.epoch:
-        return state, ()
+        return state
     moved = replace(task, state=next_state(task.state, happened), epoch=event.epoch, owner=owner or task.owner)
     if moved.state in ENDED or moved.state is TaskState.GRANTED:
         moved = replace(moved, owner=None)
-    state = state.with_task(event.request, moved)
-    return _settle(state, state.requests[event.request])
-
-
-def _settle(state: ConductorState, record: RequestRecord) -> Decision:
-    """End the request if every task has finished and the answer was delivered."""
-    return _end(state, record.id, "finished") if record.complete else (state, ())
+    return state.with_task(event.request, moved)
 
 
 def _end(

@@ -132,7 +132,7 @@ class GatewayRequests:
 
     async def abort(self, request: RequestId) -> bool:
         """End any request of the fleet. Return True if it was live."""
-        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API", self._config.retention_s)
+        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API")
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     def detach_all(self) -> None:
@@ -295,6 +295,8 @@ class GatewayRequests:
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
             audio=[edge for edge in spec.outputs if graph.media[edge] != "text"],
+            retention_s=self._config.retention_s,
+            first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
         )
 
     def _roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
-from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
+from fleet.core.events import ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.pages import PagesRef, encode_pages
 from fleet.core.request import RequestSpec, encode_request
@@ -54,8 +54,8 @@ SCRIPTS = (
 )  # fmt: skip
 
 
-AUDIO_RETENTION_S = 60
-"""Retention of a request's audio, in logs and prompt, which is large; its other keys are retained for `retention_s`."""
+RETENTION_S, AUDIO_RETENTION_S = 600, 60
+"""Usual retention of a request's keys after its end, and that of its audio, in logs and prompt, which is large."""
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +117,12 @@ def submit(
     audio: Sequence[EdgeName] = (),
     roles: Sequence[RoleName] = (),
     grace_us: int = 0,
+    retention_s: int = RETENTION_S,
+    first_roles: Sequence[RoleName] = (),
 ) -> Call:
-    """`audio`: those of `edges` that are retained for `AUDIO_RETENTION_S` only.
+    """`first_roles`: the role to which each stage's task is granted; without them, the stages' own names.
+
+    `retention_s`: the time for which the request's keys outlive it; those of the edges `audio`, `AUDIO_RETENTION_S`.
 
     Refused unless each of `roles` has a worker, lost its last one less than `grace_us` ago, or has one starting.
     """
@@ -127,7 +131,7 @@ def submit(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
          gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(audio),
-         ",".join(roles), grace_us),
+         ",".join(roles), grace_us, retention_s, AUDIO_RETENTION_S, ",".join(first_roles or stages)),
     )  # fmt: skip
 
 
@@ -138,9 +142,9 @@ def admission(request: RequestId, *, bound: int, gateway: WorkerId, roles: Seque
 
 def grant(
     leader: str, request: RequestId, stage: StageName, role: RoleName, expected: Epoch,
-    *, alone: bool = False, remake: bool = False,
+    *, alone: bool = False,
 ) -> Call:  # fmt: skip
-    return Call("grant", (leader, request, stage, role, expected, "1" if alone else "", "1" if remake else ""))
+    return Call("grant", (leader, request, stage, role, expected, "1" if alone else ""))
 
 
 def claim(
@@ -175,8 +179,8 @@ def append(items: Sequence[Append]) -> Call:
 def ack(acks: Sequence[Ack]) -> Call:
     args: list[Arg] = []
     for a in acks:
-        event = encode_event(AnswerDelivered(request=a.request)) if a.delivered else b""
-        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, event, "1" if a.closed else "0")
+        flags = "1" if a.delivered else "0", "1" if a.closed else "0"
+        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, *flags)
     return Call("ack", tuple(args))
 
 
@@ -250,17 +254,15 @@ def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, 
 
 
 def end_request(
-    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep_s: int,
+    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None,
     *, dead_stage: StageName | None = None,
 ) -> Call:  # fmt: skip
     """`dead_stage`: the stage whose workers died over the request, which becomes a dead letter."""
-    ends = (leader, request, state, code, message, param or "", keep_s, AUDIO_RETENTION_S)
-    return Call("end_request", (*ends, dead_stage or ""))
+    return Call("end_request", (leader, request, state, code, message, param or "", dead_stage or ""))
 
 
-def abort(request: RequestId, right: str | Epoch, reason: str, keep_s: int) -> Call:
-    """`keep_s`: the time for which the request's keys outlive it."""
-    return Call("abort", (request, right, reason, keep_s, AUDIO_RETENTION_S))
+def abort(request: RequestId, right: str | Epoch, reason: str) -> Call:
+    return Call("abort", (request, right, reason))
 
 
 def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:

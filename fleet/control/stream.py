@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Self
 
@@ -44,7 +44,7 @@ class ClientStream:
         self.on_stale: Callable[[], Awaitable[object]] = self._supersede
         """Called when Redis does not have this stream as the reader of the answer: attaches it again, or ends it."""
         self.on_unread: Callable[[], object] = lambda: None
-        self._redis, self._retention_s = client, config.retention_s
+        self._redis = client
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
         self._edges = {edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge)) for edge in edges}
@@ -154,20 +154,20 @@ class ClientStream:
         sent = [(edge, edge.consumed) for edge in due]
         delivered = not self._open()
         acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
-        *_, replies = await asyncio.gather(*self._report_receipts(acks), run_async(self._redis, scripts.ack(acks)))
-        answers = texts(replies)
+        if delivered:
+            await self._report_receipts()
+        answers = texts(await run_async(self._redis, scripts.ack(acks)))
         for (edge, consumed), answer in zip(sent, answers, strict=True):
             if answer != "stale":
                 edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
         return "stale" not in answers
 
-    def _report_receipts(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
-        """With the last acknowledgement, save the receipts in the trace. They may be lost if the acknowledgement is first."""
-        line = self._receipts.line(self.gateway) if any(ack.delivered for ack in acks) else None
-        if line is None:
-            return []
-        name = f"{RECEIVED}:{self.epoch}"
-        return [run_async(self._redis, scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line))]
+    async def _report_receipts(self) -> None:
+        """Save the receipts in the trace, before the last acknowledgement: it may close the request, and its epoch with it."""
+        line = self._receipts.line(self.gateway)
+        if line is not None:
+            name = f"{RECEIVED}:{self.epoch}"
+            await run_async(self._redis, scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line))
 
     def _ack_of(self, edge: ClientEdge, *, delivered: bool) -> scripts.Ack:
         return scripts.Ack(
@@ -295,7 +295,7 @@ class ClientStream:
         if self._closed:
             return
         await self._close()
-        await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._retention_s)))
+        await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason)))
 
     def run_on(self) -> None:
         """Leave the rest of the answer to the gateway, which reads it until a client resumes it (`GatewayRequests.resume`).

@@ -10,9 +10,9 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class GrantTask(Command, frozen=True, kw_only=True):
-    """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`.
+    """Offer the task to a role again. Refused unless the task's epoch is still `expected_epoch`.
 
-    `alone`: to a worker that runs nothing beside it. `remake`: the task has finished, and must recompute its tensors.
+    `alone`: to a worker that runs nothing beside it.
     """
 
     request: RequestId
@@ -20,7 +20,6 @@ class GrantTask(Command, frozen=True, kw_only=True):
     role: RoleName
     expected_epoch: Epoch
     alone: bool = False
-    remake: bool = False
 
 
 class SetWalk(Command, frozen=True, kw_only=True):

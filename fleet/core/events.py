@@ -64,7 +64,7 @@ class TaskFailed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskLost(TaskEvent, frozen=True, kw_only=True):
-    """The task's owner was fenced; its epoch has been raised.
+    """The task's owner was fenced; its epoch has been raised. TaskGranted follows, unless the conductor must decide.
 
     `deaths`: number of workers that died over it since its last append. `alone`: this one ran nothing else.
     """
@@ -79,12 +79,11 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     role: RoleName
 
 
-class TensorsLost(TaskEvent, frozen=True, kw_only=True):
-    """The tensors that the task published at this epoch were lost with its worker, and its consumer waits for them."""
-
-
 class AnswerDelivered(Event, frozen=True, kw_only=True):
-    """The gateway has read the last chunk of the last client edge."""
+    """The gateway has read the last chunk of the last client edge.
+
+    Produced by a new leader, from the hashes; stored only by older versions, whose scripts do not close the request.
+    """
 
     request: RequestId
 
@@ -144,7 +143,6 @@ AnyEvent = (
     | TaskFailed
     | TaskLost
     | TaskHandedOff
-    | TensorsLost
     | AnswerDelivered
     | RequestEnded
     | WorkerJoined

@@ -93,6 +93,27 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
         assert len(wait_until(rejoined, "the worker to rejoin", PATIENCE_S)) == 1
 
 
+async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Path) -> None:
+    """SIGSTOP the conductor; SIGKILL the task's owner, which its keeper fences."""
+    settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
+    with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
+        wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2, "both replicas", START_S)
+        leader = WorkerId(text(control.get(keys.CONDUCTOR)).partition("|")[0])
+
+        def kill(request: RequestId) -> None:
+            killed, _ = owner_of(control, request, STAGE)
+            process_of(killed).kill()
+            wait_for_another_owner(control, request, killed)
+
+        process_of(leader).suspend()
+        try:
+            request = await compare_disturbed_answer(fleet, kill)
+            wait_until(lambda: not control.sismember(keys.LIVE, request), "the request to be closed", PATIENCE_S)
+            assert text(control.hget(keys.request(request), "state")) == "finished"
+        finally:
+            process_of(leader).resume()
+
+
 def reported_workers(fleet: ProcessFleet, *, standby: bool) -> set[str]:
     """Return the stage's active or standby workers, as `fleet status` reports them."""
     workers = json.loads(run_cli("status", "--json", cwd=fleet.folder, env=fleet.env).stdout)["workers"]

@@ -16,7 +16,7 @@ from fleet.cli.supervise import fence_process
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, pairs, run, text
 from fleet.control.telemetry.logs import line_of
-from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
+from fleet.core.ids import RequestId, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.core.telemetry import LogLine
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
@@ -112,15 +112,13 @@ def test_kept_worker_without_fleet_up_is_fenced(client: redis.Redis, redis_url: 
 
 
 def give_request_to(client: redis.Redis, worker: WorkerId) -> RequestId:
-    """Submit a request whose client reads nothing, grant its first stage, and wait until the worker owns it."""
+    """Submit a request whose client reads nothing, and wait until the worker owns its first stage."""
     graph, gateway = GRAPHS[DEFAULT_GRAPH], WorkerId("gateway@test:1:a")
     sampling = {stage.name: Sampling(max_tokens=1000, seed=1) for stage in graph.stages}
     spec = RequestSpec(id=new_request_id(), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media), sampling=sampling)
     stages, edges = [stage.name for stage in graph.stages], [edge.name for edge in graph.edges]
-    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(gateway, "", 60_000_000, {"kind": "test"}))
     run(client, scripts.submit(spec, None, bound=8, stages=stages, edges=edges, gateway=gateway))
-    run(client, scripts.grant(leader, spec.id, stages[0], RoleName(ROLE), Epoch(0)))
     wait_until(lambda: owner_of(client, spec.id, stages[0])[0] == worker, "the worker to own the request")
     return spec.id
 

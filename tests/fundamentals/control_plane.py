@@ -35,20 +35,26 @@ class Control:
     def epoch(self, stage: StageName = STAGE) -> Epoch:
         return Epoch(int(text(self.client.hget(keys.task(REQUEST, stage), "epoch"))))
 
-    def grant(self, expected: Epoch, *, alone: bool = False, remake: bool = False) -> str:
-        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone, remake=remake))
+    def grant(self, expected: Epoch, *, alone: bool = False) -> str:
+        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone))
 
     def claim(self, epoch: Epoch, worker: WorkerId = WORKER) -> str:
-        return self.run(scripts.claim(worker, ROLE, "0-1", REQUEST, STAGE, epoch))
+        """Claim the grant of this epoch, and take its entry from the role's queue."""
+        entry = self.task().get("entry", "") if epoch == self.epoch() else ""
+        return self.run(scripts.claim(worker, ROLE, entry, REQUEST, STAGE, epoch))
 
     def append(self, epoch: Epoch, index: int = 0, *, finish: bool = False) -> str:
         chunk = Chunk(request=REQUEST, edge=TEXT, index=index, epoch=epoch)
         item = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1)
         return self.run(scripts.append([item]))
 
-    def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:
+    def lose_tensors(self, epoch: Epoch | None = None) -> str:
+        """Report as the client that the tensors of the task are lost: the client is its only consumer."""
+        return self.run(scripts.lose_tensors(REQUEST, CLIENT, self.epoch(CLIENT) if epoch is None else epoch, STAGE))
+
+    def own(self, worker: WorkerId = WORKER, *, alone: bool = False) -> Epoch:
         """Grant and claim the task; return the epoch at which the worker owns it."""
-        assert self.grant(self.epoch(), alone=alone, remake=remake) == "ok"
+        assert self.grant(self.epoch(), alone=alone) == "ok"
         epoch = self.epoch()
         assert self.claim(epoch, worker) == "ok"
         return epoch
@@ -87,7 +93,7 @@ class Control:
         return texts(run(self.client, submission(request, **options)))
 
     def abort(self, request: RequestId = REQUEST, right: str | Epoch = scripts.API_RIGHT) -> str:
-        return self.run(scripts.abort(request, right, "stop", KEEP_S))
+        return self.run(scripts.abort(request, right, "stop"))
 
     def leave(self, worker: WorkerId = WORKER, *, died: bool = False, cause: str = "") -> str:
         """End the worker's rights as it does itself or, with `died`, as its keeper does."""

@@ -45,20 +45,23 @@ class Conductor:
             yield "a conductor leads", world._replace(store=led, conductor=MirrorConductor(phase="noted"))
         elif conductor.phase == "noted":
             record = read_request(store)
-            state, orders = resume(self.empty_state, record) if record else (self.empty_state, ())
-            yield (
-                "the conductor reads the hashes",
-                world._replace(conductor=MirrorConductor("read", self._number(state), (), orders)),
-            )
+            state = self.empty_state.with_request(record) if record else self.empty_state
+            yield "the conductor reads the hashes", world._replace(conductor=MirrorConductor("read", self._number(state)))
         elif conductor.orders:
             after, answer = self.carry_out(store, conductor.orders[0])
             label = f"{type(conductor.orders[0]).__name__} -> {answer}"
             yield label, world._replace(store=after, conductor=conductor._replace(orders=conductor.orders[1:]))
         elif conductor.phase == "read":
             facts = missed_facts(store) if self.states[conductor.known].requests else ()
-            yield "the conductor reads the missed events", world._replace(conductor=conductor._replace(phase="up", facts=facts))
+            yield (
+                "the conductor reads the missed events",
+                world._replace(conductor=conductor._replace(phase="missed", facts=facts)),
+            )
         elif conductor.facts:
             yield self._apply(world._replace(conductor=conductor._replace(facts=conductor.facts[1:])), conductor.facts[0])
+        elif conductor.phase == "missed":
+            orders = resume(self.states[conductor.known], R)
+            yield "the conductor resumes the request", world._replace(conductor=conductor._replace(phase="up", orders=orders))
         else:
             yield from self._watch(world)
 
@@ -95,8 +98,8 @@ class Conductor:
     def carry_out(self, store: Store, command: Command) -> Answer:
         """Run the script of a command as the leader of this term, as the driver's `_call` does."""
         match command:
-            case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
-                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone, remake=remake)
+            case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone):
+                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone)
             case EndRequest(state=state):
                 return self.scripts.end_request(store, store.term, state)
             case FenceWorker(worker=worker):
@@ -106,7 +109,7 @@ class Conductor:
 
     def _number(self, state: ConductorState) -> int:
         records = tuple(
-            (*((self.comparable(task), task.alone) for task in record.tasks.values()), record.delivered, record.ending)
+            (*((self.comparable(task), task.alone) for task in record.tasks.values()), record.ending)
             for record in state.requests.values()
         )
         if records not in self._numbers:
@@ -126,8 +129,7 @@ def read_request(store: Store) -> RequestRecord | None:
     if store.end:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
-    delivered = store.consumed_by_client == store.sizes[CONSUMER]
-    return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
+    return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks)
 
 
 def _record(name: StageName, task: MirrorTask) -> TaskRecord:
@@ -150,6 +152,8 @@ def missed_facts(store: Store) -> tuple[ev.Event, ...]:
             facts.append(ev.TaskLost(request=R, stage=name, epoch=epoch, deaths=task.deaths, alone=task.died_alone))
         elif task.state == "failed":
             facts.append(ev.TaskFailed(request=R, stage=name, epoch=epoch, code="engine_error", message=""))
+    if store.consumed_by_client == store.sizes[CONSUMER]:
+        facts.append(ev.AnswerDelivered(request=R))
     return tuple(facts)
 
 

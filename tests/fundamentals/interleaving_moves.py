@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fleet.core.commands import FenceWorker
 from tests.fundamentals.interleaving_conductor import Conductor, acts, tidy
-from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, SUBMITTED, MirrorTask, Scripts, Store
+from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, MirrorTask, Scripts, Store, submitted
 from tests.fundamentals.interleaving_world import Budget, MirrorConductor, MirrorWorker, Move, World
 
 SECOND_HALVES = "XYZxyz"
@@ -20,17 +20,20 @@ class Fleet(Conductor):
     def __init__(
         self, places: str, budget: Budget, scripts: Scripts | None = None,
         *, faulty: str = "", sizes: tuple[int, int] = (2, 1), split: int | None = None, credits: int = 99,
-        reports_once: bool = False,
+        reports_once: bool = False, submitted_by_older: Store | None = None,
     ) -> None:  # fmt: skip
         """`places`: one letter per worker, upper case for the producer's stage. `faulty`: the places that may have faults.
         `sizes`: chunks produced per stage. `credits`: chunks the producer may be ahead. `reports_once`: a consumer reports lost
-        tensors only once.
+        tensors only once. `submitted_by_older`: the hashes as an older version left them, for a new leader to take over.
         """
         super().__init__(scripts or Scripts(), split)
         self.faulty, self.credits, self.reports_once = faulty, credits, reports_once
         workers = tuple(MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places)
-        store = Store(sizes, listed=frozenset(worker.id for worker in workers), events=(SUBMITTED,))
-        self.start = World(store, workers, self.initial, budget)
+        roles = self.empty_state.first_roles
+        store = submitted_by_older or submitted(self.scripts, sizes, [roles.get(stage, stage) for stage in STAGES])
+        store = store._replace(listed=frozenset(worker.id for worker in workers))
+        conductor = MirrorConductor(phase="down") if submitted_by_older else self.initial
+        self.start = World(store, workers, conductor, budget)
 
     def role_of(self, place: str) -> str:
         stage = _stage_of(place)

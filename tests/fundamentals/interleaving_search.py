@@ -1,65 +1,41 @@
-"""Breadth-first search over all reachable worlds: checks the invariants of each, and that each leads to an end."""
+"""The interleaving check of one request's tasks: the invariants of each reachable world."""
 
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleet.core.errors import TransitionError
+from fleet.conductor.step import MAX_DEATHS
 from tests.fundamentals.interleaving_conductor import read_request
+from tests.fundamentals.interleaving_explore import Exploration
 from tests.fundamentals.interleaving_moves import Fleet
-from tests.fundamentals.interleaving_store import PRODUCER, STAGES, R, Scripts, Store
-from tests.fundamentals.interleaving_world import MirrorWorker, World
-
-
-class Broken(Exception):
-    """A forbidden state or a dead end is reachable: the message names it and the moves that lead there."""
+from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, R, Scripts, Store
+from tests.fundamentals.interleaving_world import MirrorWorker, Move, World
 
 
 @dataclass(slots=True)
-class Search:
-    """All worlds found; `reached` is the first move into each, `before` lists its predecessors by fault-free moves."""
+class Search(Exploration[World]):
+    """All worlds that a fleet can reach. `stores`: states of the hashes that were checked."""
 
-    fleet: Fleet
-    worlds: list[World] = field(default_factory=list[World])
-    reached: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    before: list[list[int]] = field(default_factory=list[list[int]])
+    fleet: Fleet = field(kw_only=True)
     stores: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
-    num_moves: int = 0
 
-    def run(self, limit: int = 1_000_000) -> None:
-        """Raises: Broken with the shortest path to the failure; AssertionError if there are more worlds than `limit`."""
-        numbers = {self.fleet.start: 0}
-        self._add(self.fleet.start, -1, "")
-        due = deque([0])
-        while due:
-            here = due.popleft()
-            world = self.worlds[here]
-            if self.fleet.ended(world):
-                continue
-            try:
-                fault_free_moves = list(self.fleet.fault_free_moves(world))
-                moves = [*fault_free_moves, *self.fleet.faults(world)]
-            except (TransitionError, AssertionError) as error:
-                raise Broken(f"{error}\n{self.moves_to(here)}") from error
-            self.num_moves += len(moves)
-            for position, (label, after) in enumerate(moves):
-                there = numbers.get(after)
-                if there is None:
-                    there = numbers[after] = len(self.worlds)
-                    assert there < limit, f"more than {limit} worlds"
-                    self._add(after, here, label)
-                    due.append(there)
-                if position < len(fault_free_moves):
-                    self.before[there].append(here)
-        self._check_every_world_leads_to_an_end()
+    def fault_free_moves(self, world: World) -> Iterator[Move]:
+        return self.fleet.fault_free_moves(world)
 
-    def _add(self, world: World, previous: int, label: str) -> None:
-        self.worlds.append(world)
-        self.reached.append((previous, label))
-        self.before.append([])
+    def faults(self, world: World) -> Iterator[Move]:
+        return self.fleet.faults(world)
+
+    def has_ended(self, world: World) -> bool:
+        return self.fleet.ended(world)
+
+    def ended_well(self, world: World) -> bool:
+        return is_expected_end(self.fleet, world)
+
+    def wrong(self, world: World) -> list[str]:
         wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_conductor_state(self.fleet, world)]
-        wrong += late_writes(self.fleet.scripts, world)
-        if wrong:
-            raise Broken("; ".join(wrong) + "\n" + self.moves_to(len(self.worlds) - 1))
+        return wrong + late_writes(self.fleet.scripts, world)
+
+    def wrong_move(self, before: World, after: World) -> str:
+        return "closed as finished while a task is open" if num_open_at_close(before.store, after.store) > 1 else ""
 
     def _wrong_store(self, store: Store) -> list[str]:
         """Check each state of the hashes only once."""
@@ -69,33 +45,21 @@ class Search:
         self.stores.add(key)
         return [*wrong_logs(store), *old_epochs(self.fleet.scripts, store)]
 
-    def moves_to(self, number: int) -> str:
-        """Return the moves that lead to a world, one per line."""
-        lines: list[str] = []
-        while number > 0:
-            number, label = self.reached[number]
-            lines.append(label)
-        return "\n".join(reversed(lines))
-
-    def _check_every_world_leads_to_an_end(self) -> None:
-        """The end is reached without another fault, and is a success unless a task failed."""
-        ending = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and is_expected_end(self.fleet, world)]
-        reaches_end = bytearray(len(self.worlds))
-        for number in ending:
-            reaches_end[number] = 1
-        while ending:
-            for number in self.before[ending.pop()]:
-                if not reaches_end[number]:
-                    reaches_end[number] = 1
-                    ending.append(number)
-        stuck = reaches_end.find(0)
-        if stuck >= 0:
-            raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.moves_to(stuck)}")
-
 
 def is_expected_end(fleet: Fleet, world: World) -> bool:
-    """A request fails only if a task failed."""
-    return world.store.end == "finished" or world.budget.failures < fleet.start.budget.failures
+    """A request fails only if a task failed, or killed its workers alone too."""
+    condemned = any(task.died_alone and task.deaths > MAX_DEATHS for task in world.store.tasks)
+    return world.store.end == "finished" or condemned or world.budget.failures < fleet.start.budget.failures
+
+
+def num_open_at_close(before: Store, after: Store) -> int:
+    """Return the number of tasks, the client's included, that were open before the move that closed the request; else 0. The last
+    one to end closes it.
+    """
+    if after.end != "finished" or before.end:
+        return 0
+    delivered = before.consumed_by_client == before.sizes[CONSUMER]
+    return sum(task.state != "finished" for task in before.tasks) + (not delivered)
 
 
 def wrong_logs(store: Store) -> list[str]:

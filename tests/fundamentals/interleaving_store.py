@@ -5,8 +5,10 @@ An epoch rises by one where the scripts use Redis's time. Each method of `Script
 The order of calls is not modelled here.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from fleet.conductor.step import MAX_DEATHS
 from fleet.core import events as ev
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import Edge, Graph, Stage
@@ -85,6 +87,14 @@ class Store(NamedTuple):
 Answer = tuple[Store, str]
 
 
+def submitted(scripts: "Scripts", sizes: tuple[int, int], roles: Sequence[str] = STAGES) -> Store:
+    """submit.lua: both tasks are granted to their first roles."""
+    store = Store(sizes, events=(SUBMITTED,))
+    for stage, role in enumerate(roles):
+        store = scripts.grant_task(store, stage, store.tasks[stage], role, alone=False, by="grant")
+    return store
+
+
 def outdated(store: Store, task: MirrorTask, epoch: int) -> str:
     """The reply to a write at another epoch than the task's, or after the request's end; else ""."""
     return "stale" if task.epoch != epoch else "ended" if store.end else ""
@@ -102,7 +112,7 @@ class Scripts:
         """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
-    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool, remake: bool) -> Answer:
+    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool) -> Answer:
         """grant.lua"""
         task = store.tasks[stage]
         if term != store.term:
@@ -111,11 +121,15 @@ class Scripts:
             return store, "ended"
         if task.epoch != expected:
             return store, "stale"
-        if task.state == "running" or (task.state == "finished" and not remake):
+        if task.state in ("running", "finished"):
             return store, "owned"
-        epoch = self.raised(task, "grant")
+        return self.grant_task(store, stage, task, role, alone=alone, by="grant"), "ok"
+
+    def grant_task(self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str) -> Store:
+        """common.lua `grant_task`, to a role."""
+        epoch = self.raised(task, by)
         task = task._replace(state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone)
-        return store.with_task(stage, task).with_event(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))), "ok"
+        return store.with_task(stage, task).with_event(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
         """claim.lua; the entry left the stream when it was delivered."""
@@ -152,6 +166,7 @@ class Scripts:
         if finish and task.state in ("running", "finished"):
             task = task._replace(state="finished", owner="")
             store = store.with_event(ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
+            return self.close_if_complete(store.with_task(stage, task)), answer
         return store.with_task(stage, task), answer
 
     def relocate(self, store: Store, worker: str, epoch: int, index: int) -> Answer:
@@ -204,10 +219,12 @@ class Scripts:
         if why := outdated(store, store.tasks[CONSUMER], epoch):
             return store, why
         task = store.tasks[PRODUCER]
+        if task.state == "finished":
+            return self.grant_task(store, PRODUCER, task, task.role, alone=task.alone, by="recompute"), "ok"
         if self.skips(task):
             notified = store._replace(notices=store.notices | {(task.owner, "x")})
             return self._lose(notified, PRODUCER, task, died=False), "ok"
-        return store.with_event(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=Epoch(task.epoch))), "ok"
+        return store, "ok"
 
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
         """lose_task.lua"""
@@ -231,11 +248,11 @@ class Scripts:
         return store.with_task(CONSUMER, task._replace(consumed=max(consumed, task.consumed))), "ok"
 
     def ack_by_client(self, store: Store, consumed: int) -> Answer:
-        """ack.lua, by the one gateway of this model; the ack of the last chunk also appends the event."""
+        """ack.lua, by the one gateway of this model; the ack of the last chunk ends the client's task."""
         if store.end:
             return store, "ended"
         store = store._replace(consumed_by_client=max(consumed, store.consumed_by_client))
-        return (store.with_event(ev.AnswerDelivered(request=R)) if consumed == store.sizes[CONSUMER] else store), "ok"
+        return self.close_if_complete(store), "ok"
 
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
         """fail.lua"""
@@ -263,7 +280,7 @@ class Scripts:
         return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
 
     def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
-        """common.lua `lose`"""
+        """common.lua `lose_owner`"""
         epoch, deaths, produced_at_death = self.raised(task, "lose"), task.deaths, task.produced_at_death
         over = died and self.had_work(store, stage)
         if over:
@@ -273,11 +290,22 @@ class Scripts:
             state="lost", epoch=epoch, owner="", deaths=deaths, produced_at_death=produced_at_death, died_alone=alone
         )
         fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
-        return store.with_task(stage, task).with_event(fact)
+        store = store.with_task(stage, task).with_event(fact)
+        if alone and deaths > MAX_DEATHS:
+            return store
+        return self.grant_task(store, stage, task, task.role, alone=deaths >= MAX_DEATHS, by="regrant")
 
     def end_request(self, store: Store, term: int, state: str) -> Answer:
         """end_request.lua"""
         return self.close(store, state) if term == store.term else (store, "not_leader")
+
+    def is_complete(self, store: Store) -> bool:
+        delivered = store.consumed_by_client == store.sizes[CONSUMER]
+        return delivered and all(task.state == "finished" for task in store.tasks)
+
+    def close_if_complete(self, store: Store) -> Store:
+        """common.lua `close_if_complete`"""
+        return self.close(store, "finished")[0] if self.is_complete(store) else store
 
     def close(self, store: Store, state: str) -> Answer:
         """common.lua `close`, which abort.lua calls too."""

@@ -43,7 +43,7 @@ class MirrorWorker(NamedTuple):
 
 
 class MirrorConductor(NamedTuple):
-    """The conductor. Phases: down, noted (the last event's id), read (the hashes), up.
+    """The conductor. Phases: down, noted (the last event's id), read (the hashes), missed (events were derived from them), up.
 
     `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders` are commands not yet sent.
     """

@@ -17,7 +17,6 @@ from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
-from tests.fundamentals.control_plane import KEEP_S
 from tests.harness import answer, gateway, thread_fleet
 from tests.support import run_cli
 
@@ -41,7 +40,7 @@ def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None 
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
         run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
-        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, KEEP_S, dead_stage=STAGE))
+        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, dead_stage=STAGE))
     client.delete(keys.CONDUCTOR)
 
 

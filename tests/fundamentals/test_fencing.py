@@ -8,11 +8,10 @@ from fleet.control import keys, scripts
 from fleet.control.connect import pairs, text
 from fleet.control.notices import MovedNotice, parse_notice
 from fleet.core.chunk import encode_location
-from fleet.core.events import TaskFailed, TaskLost, TensorsLost
+from fleet.core.events import TaskFailed, TaskGranted, TaskLost
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
 from tests.fundamentals.control_plane import (
     GATEWAY,
-    KEEP_S,
     OTHER,
     REQUEST,
     ROLE,
@@ -172,7 +171,7 @@ def test_worker_is_fenced_only_with_the_deadline_that_the_leader_saw(control: Co
     assert control.fence() == "ok"
     assert control.append(epoch) == "stale"
     assert control.run(scripts.renew(WORKER, 1_000_000, {})) == "unlisted"
-    assert control.task()["state"] == "lost"
+    assert (control.task()["state"], control.task()["owner"]) == ("granted", "")
 
 
 def test_walk_is_set_once_per_index_and_only_by_the_leader(control: Control) -> None:
@@ -211,9 +210,10 @@ def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) ->
     assert control.relocate(old, WORKER) == "ok"
     assert control.grant(old) == "owned"
     control.register(OTHER)
-    new = control.own(OTHER, remake=True)
-    assert control.grant(old, remake=True) == "stale"
-    assert control.grant(new, remake=True) == "owned"
+    assert control.lose_tensors() == "ok"
+    new = control.epoch()
+    assert control.claim(new, OTHER) == "ok"
+    assert (control.grant(old), control.grant(new)) == ("stale", "owned")
     assert [control.relocate(old, WORKER), control.append(old, finish=True), control.append(old, 1)] == ["stale"] * 3
     assert control.task()["state"] == "running"
     assert control.relocate(new, OTHER, 1) == "gap"
@@ -222,14 +222,6 @@ def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) ->
     assert control.append(new, finish=True) == "duplicate"
     assert control.task()["state"] == "finished"
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
-
-
-def test_remake_by_a_former_leader_is_refused(control: Control) -> None:
-    epoch = control.own()
-    control.append(epoch, finish=True)
-    old = control.depose()
-    assert control.run(scripts.grant(old, REQUEST, STAGE, ROLE, epoch, remake=True)) == "not_leader"
-    assert control.grant(epoch, remake=True) == "ok"
 
 
 def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
@@ -245,17 +237,19 @@ def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
 
 
 def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) -> None:
-    """The event contains the producer's epoch of that moment, so that a late event requests nothing."""
+    """A producer that runs recomputes them without an order; a finished one is granted again, once."""
     old, producing = control.epoch(CLIENT), control.own()
     control.register(OTHER_GATEWAY, "")
     assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
-    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, old, STAGE)) == "stale"
-    assert control.events_of(TensorsLost) == []
-    now = control.epoch(CLIENT)
-    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, now, STAGE)) == "ok"
-    assert control.events_of(TensorsLost) == [TensorsLost(request=REQUEST, stage=STAGE, epoch=producing)]
+    assert (control.lose_tensors(), control.epoch()) == ("ok", producing)
+    assert control.append(producing, finish=True) == "ok"
+    assert (control.lose_tensors(old), control.epoch()) == ("stale", producing)
+    assert control.lose_tensors() == "ok" and control.epoch() > producing
+    recomputing = control.epoch()
+    assert control.events_of(TaskGranted)[-1] == TaskGranted(request=REQUEST, stage=STAGE, epoch=recomputing)
+    assert (control.lose_tensors(), control.epoch()) == ("ok", recomputing), "a repeated report grants nothing"
     control.abort()
-    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, control.epoch(CLIENT), STAGE)) == "ended"
+    assert control.lose_tensors() == "ended"
 
 
 def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control) -> None:
@@ -274,7 +268,7 @@ def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control
     assert control.task()["deaths"] == "2"
     lost = control.events_of(TaskLost)
     assert [event.deaths for event in lost] == [1, 2, 1, 2, 2]
-    assert lost[-1].epoch == control.epoch()
+    assert lost[-1].epoch < control.epoch()
 
 
 def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) -> None:
@@ -284,7 +278,7 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
     assert control.run(scripts.lose_task(REQUEST, STAGE, old)) == "stale"
     assert (control.append(old), control.task()["owner"]) == ("stale", WORKER)
     assert control.run(scripts.lose_task(REQUEST, STAGE, now)) == "ok"
-    assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("lost", "2", "")
+    assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("granted", "2", "")
     assert [event.deaths for event in control.events_of(TaskLost)] == [1, 2]
     assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
     assert control.client.zscore(keys.WORKERS, WORKER) is not None
@@ -337,7 +331,7 @@ def test_second_fence_of_a_worker_leaves_the_next_owner(control: Control) -> Non
 
 def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: Control) -> None:
     def end(leader: str) -> str:
-        call = scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, KEEP_S, dead_stage=STAGE)
+        call = scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, dead_stage=STAGE)
         return control.run(call)
 
     epoch = control.own()
@@ -352,7 +346,7 @@ def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: C
 
 
 def test_failed_request_without_a_dead_stage_writes_no_dead_letter(control: Control) -> None:
-    ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP_S)
+    ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None)
     assert control.run(ended) == "ok"
     assert control.client.exists(keys.DEAD) == 0
 

@@ -15,7 +15,7 @@ from fleet.core.errors import NoWorker, Overloaded
 from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.core.telemetry import LogLine, LogQuery
-from tests.fundamentals.control_plane import GATEWAY, KEEP_S, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join
+from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, join
 from tests.harness import collected, fake_spec, open_fleet
 
 
@@ -64,7 +64,7 @@ def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: C
         control.register(WORKER)
         control.own()
         control.leave(died=True, cause="SIGSEGV")
-    end = scripts.end_request(control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, KEEP_S, dead_stage=STAGE)
+    end = scripts.end_request(control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, dead_stage=STAGE)
     assert [control.run(end), control.run(end)] == ["ok", "ended"]
     (line,) = lines(control.client, "error")
     assert (line.worker, line.stage, line.request) == (WORKER, STAGE, REQUEST)

@@ -11,7 +11,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import connect, run, text
 from fleet.control.outage import code_of
 from fleet.core.ids import CLIENT, Epoch, WorkerId
-from tests.fundamentals.control_plane import GATEWAY, KEEP_S, LEASE_US, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import GATEWAY, LEASE_US, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
 from tests.support import RedisProcess
 
 
@@ -46,7 +46,7 @@ def ack(epoch: Epoch) -> scripts.Call:
 
 
 def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
-    """Renew, acknowledge, lead and fence, then grant and claim the lost task; return the answers."""
+    """Renew, acknowledge, lead and fence, then grant the lost task again and claim it; return the answers."""
     answers = [
         control.run(scripts.renew(WORKER, LEASE_US, {"running": 1})),
         control.run(scripts.renew(GATEWAY, LEASE_US, {})),
@@ -74,8 +74,8 @@ def test_operators_orders_are_accepted_with_a_full_memory(control: Control) -> N
 
 
 ENDS_AND_MOVES: dict[str, Callable[[Control, Epoch], scripts.Call]] = {
-    "end_request": lambda control, _: scripts.end_request(control.leader, REQUEST, "failed", "e", "why", "", KEEP_S),
-    "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP_S),
+    "end_request": lambda control, _: scripts.end_request(control.leader, REQUEST, "failed", "e", "why", ""),
+    "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop"),
     "lose_task": lambda _, epoch: scripts.lose_task(REQUEST, STAGE, epoch),
     "detach": lambda control, _: scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT)),
     "attach": lambda control, _: scripts.attach(REQUEST, GATEWAY, held=control.epoch(CLIENT)),

@@ -13,7 +13,7 @@ from fleet.control.connect import run, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import RequestSpec
-from tests.fundamentals.control_plane import KEEP_S, REQUEST, STAGE, TEXT, WORKER, Control, join
+from tests.fundamentals.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join
 
 NUM_IDLE = 250
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
@@ -87,7 +87,7 @@ def lose_acknowledgements(idle: Idle) -> None:
 
 
 def end(idle: Idle) -> None:
-    call = scripts.end_request(idle.control.leader, REQUEST, "failed", "engine_error", "it failed", None, KEEP_S)
+    call = scripts.end_request(idle.control.leader, REQUEST, "failed", "engine_error", "it failed", None)
     assert idle.control.run(call) == "ok"
 
 

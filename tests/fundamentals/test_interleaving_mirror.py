@@ -7,14 +7,26 @@ from typing import cast
 import pytest
 import redis
 
+from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys, scripts
 from fleet.control.connect import first_text, run, text
 from fleet.core import events as ev
 from fleet.core.chunk import Chunk, TensorRef, decode_location
 from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from tests.fundamentals.control_plane import KEEP_S, place
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, MirrorTask, R, Scripts, Store
+from tests.fundamentals.control_plane import place
+from tests.fundamentals.interleaving_store import (
+    CONSUMER,
+    PAIR,
+    PRODUCER,
+    STAGES,
+    Answer,
+    MirrorTask,
+    R,
+    Scripts,
+    Store,
+    submitted,
+)
 from tests.support import stream_entries
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
@@ -37,9 +49,9 @@ class Twins:
             run(client, scripts.register(WorkerId(worker), role, HOUR_US, {"kind": "test"}))
         spec = RequestSpec(id=R, graph=PAIR.name, prompt_ids=(1,), outputs=(EDGES[CONSUMER],))
         run(client, scripts.submit(spec, None, bound=1, stages=STAGES, edges=EDGES, gateway=GATEWAY))
-        submitted = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=spec.outputs)
-        self.store = Store(SIZES, listed=frozenset(w for w, _ in WORKERS), events=(submitted,))
+        self.store = submitted(mirror, SIZES)._replace(listed=frozenset(w for w, _ in WORKERS))
         self.epochs = [{0: 0}, {0: 0}]
+        self.compare("submit")
 
     def call_both(self, answer: Answer, call: scripts.Call) -> None:
         self.store, mirrored = answer
@@ -108,14 +120,12 @@ class Twins:
         return self.rng.choice([*frequent, *rare])
 
     def grant(self) -> None:
-        stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
+        stage, alone = self.rng.randrange(2), self.rng.random() < 0.3
         epoch, leads = self.random_epoch(stage), self.rng.random() < 0.9
         role = RoleName(STAGES[stage])
-        call = scripts.grant(
-            self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone, remake=remake
-        )
+        call = scripts.grant(self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone)
         term = self.store.term + (not leads)
-        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
+        self.call_both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone), call)
 
     def claim(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
@@ -214,7 +224,7 @@ class Twins:
         """End the request, rarely, since no later call is accepted."""
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
-            call = scripts.end_request(self.leader, R, state, "", "", None, KEEP_S)
+            call = scripts.end_request(self.leader, R, state, "", "", None)
             self.call_both(self.mirror.end_request(self.store, self.store.term, state), call)
 
 
@@ -237,8 +247,23 @@ def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
 
 def test_mirror_answers_as_the_scripts(client: redis.Redis) -> None:
     seen = run_walks(client, Scripts())
-    assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
-    assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
+    assert {"TaskLost", "TaskGranted", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
+    assert {"finished", "failed", "offered", "released", "confirmed"} <= seen
+
+
+def test_mirror_condemns_the_tasks_that_the_scripts_leave_lost(client: redis.Redis) -> None:
+    """A task is granted again after each death, alone after some; one more death while it runs alone, and it is left lost."""
+    twins = Twins(client, random.Random(0), Scripts())
+    worker, role = WorkerId("A0"), RoleName(STAGES[PRODUCER])
+    states: list[tuple[str, bool]] = []
+    for _ in range(MAX_DEATHS + 1):
+        epoch = twins.store.tasks[PRODUCER].epoch
+        claim = scripts.claim(worker, role, "0-1", R, STAGES[PRODUCER], twins.real(PRODUCER, epoch))
+        twins.call_both(twins.mirror.claim(twins.store, worker, PRODUCER, epoch), claim)
+        lose = scripts.lose_task(R, STAGES[PRODUCER], twins.real(PRODUCER, epoch))
+        twins.call_both(twins.mirror.lose_task(twins.store, PRODUCER, epoch), lose)
+        states.append((twins.store.tasks[PRODUCER].state, twins.store.tasks[PRODUCER].alone))
+    assert states == [("granted", False), ("granted", True), ("lost", True)]
 
 
 def test_differing_mirror_is_detected(client: redis.Redis) -> None:

@@ -20,7 +20,7 @@ from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, WorkerId, new_req
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
-from tests.fundamentals.control_plane import KEEP_S, set_deadline
+from tests.fundamentals.control_plane import set_deadline
 from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, held, in_step, stop_claims, thread_fleet
 from tests.support import await_until, wait_until
 
@@ -53,9 +53,12 @@ class PrefixCacheBench:
     def epoch(self, request: RequestId) -> Epoch:
         return Epoch(int(text(self.client.hget(keys.task(request, STAGE), "epoch"))))
 
-    def grant(self, request: RequestId) -> str:
-        """Grant the task; return the role or worker whose queue holds the grant."""
+    def grant_again(self, request: RequestId) -> None:
+        """Grant the task again as the leader does when it is overdue."""
         assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request))) == "ok"
+
+    def waiting_at(self) -> str:
+        """Return the role or worker whose queue holds a grant."""
         waits = {ROLE: self.client.xlen(keys.role(ROLE))}
         waits |= {worker: self.client.xlen(keys.inbox(worker)) for worker in (CACHING, OTHER)}
         return ",".join(name for name, count in waits.items() if count)
@@ -67,7 +70,7 @@ class PrefixCacheBench:
 
     def first_turn(self) -> None:
         first = self.submit("first")
-        assert self.grant(first) == ROLE
+        assert self.waiting_at() == ROLE
         assert self.claim(first, CACHING) == "ok"
         retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, SESSION, num_rows=9, reused=0, keep_s=60)
         assert self.call_script(retain) == "ok"
@@ -87,7 +90,7 @@ def bench(client: redis.Redis) -> PrefixCacheBench:
 
 def test_next_turn_is_reserved_for_the_caching_worker(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
-    assert bench.grant(second) == CACHING
+    assert bench.waiting_at() == CACHING
     assert bench.claim(second, OTHER) == "stale"
     assert bench.claim(second, CACHING) == "ok"
     assert bench.client.smembers(keys.worker_tasks(CACHING)) == {f"{second}|{STAGE}".encode()}
@@ -103,14 +106,14 @@ def drain(bench: PrefixCacheBench) -> None:
 
 def run_a_task(bench: PrefixCacheBench) -> None:
     busy = bench.submit("busy")
-    bench.grant(busy)
     assert bench.claim(busy, CACHING) == "ok"
     bench.client.delete(keys.inbox(CACHING))
 
 
 def reserve_a_slot(bench: PrefixCacheBench) -> None:
     """A slot counts as used from the moment a task is offered for it; otherwise several tasks would be offered for one slot."""
-    assert bench.grant(bench.submit("offered")) == CACHING
+    bench.submit("offered")
+    assert bench.waiting_at() == CACHING
     bench.client.delete(keys.inbox(CACHING))
 
 
@@ -133,16 +136,16 @@ def test_next_turn_is_granted_to_the_role_without_an_available_caching_worker(
 ) -> None:
     change(bench)
     second = bench.submit("second")
-    assert bench.grant(second) == ROLE
+    assert bench.waiting_at() == ROLE
     assert bench.claim(second, OTHER) == "ok"
 
 
 def test_overdue_turn_is_granted_to_the_role(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
-    assert bench.grant(second) == CACHING
+    assert bench.waiting_at() == CACHING
     late = scripts.claim(CACHING, ROLE, "", second, STAGE, bench.epoch(second))
     bench.client.hset(keys.worker(CACHING), "capacity", "9")  # a grant may not return even to a worker with room for another task
-    bench.grant(second)
+    bench.grant_again(second)
     assert bench.client.xlen(keys.role(ROLE)) == 1
     assert bench.call_script(late) == "stale"
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0, "its slot is free again"
@@ -155,21 +158,18 @@ def test_turn_reserved_for_a_leaving_worker_is_granted_again(
 ) -> None:
     """Immediately, and without counting a death: the worker never owned the task."""
     second = bench.submit("second")
-    bench.grant(second)
     before = bench.epoch(second)
     leave(bench)
     fields = cast("dict[bytes, bytes]", bench.client.hgetall(keys.task(second, STAGE)))
-    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (b"lost", False, None)
+    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (b"granted", False, None)
     assert bench.epoch(second) > before
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
-    bench.grant(second)
     assert bench.claim(second, OTHER) == "ok"
 
 
 def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
-    bench.grant(second)
-    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop", KEEP_S))
+    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop"))
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
     assert bench.claim(second, CACHING) == "ended"
 

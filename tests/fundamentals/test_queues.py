@@ -24,11 +24,10 @@ LEASE_US, CAPACITY = 60_000_000, 4
 
 
 class QueueBench:
-    """A gateway, a leader, and a registered worker for each stage; no process."""
+    """A gateway and a registered worker for each stage; no process."""
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
         self.client, self.gateway = client, gateway
-        self.leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
         self.workers = {stage: self.join(RoleName(stage), 1) for stage in STAGES}
 
     def join(self, role: RoleName, number: int) -> WorkerId:
@@ -45,11 +44,8 @@ class QueueBench:
         await self.gateway.requests.submit(spec, None)
         return spec.id
 
-    def grant(self, request: RequestId) -> Epoch:
-        task = keys.task(request, STAGE)
-        expected = Epoch(int(text(self.client.hget(task, "epoch"))))
-        assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
-        return Epoch(int(text(self.client.hget(task, "epoch"))))
+    def epoch(self, request: RequestId) -> Epoch:
+        return Epoch(int(text(self.client.hget(keys.task(request, STAGE), "epoch"))))
 
     def read_one(self) -> str:
         """Deliver the next grant to the worker, as its loop reads it; return the entry's id."""
@@ -68,14 +64,12 @@ async def bench(redis_url: str, client: redis.Redis) -> AsyncIterator[QueueBench
 
 async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
     assert [view.role for view in await bench.gateway.telemetry.roles()] == STAGES
-    first, second = await bench.submit(), await bench.submit()
-    epoch = bench.grant(first)
-    bench.grant(second)
+    first, _ = await bench.submit(), await bench.submit()
     waiting = await bench.role()
     assert (waiting.queue_depth, waiting.lag) == (2, 2) and 0 <= waiting.oldest_s < 10
     entry = bench.read_one()
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
-    assert bench.call_script(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
+    assert bench.call_script(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, bench.epoch(first))) == "ok"
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
@@ -90,7 +84,6 @@ async def test_queue_age_is_that_of_the_oldest_grant(bench: QueueBench) -> None:
 
 async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
     request = await bench.submit()
-    bench.grant(request)
     assert (await bench.role()).queue_depth == 1
     await bench.gateway.requests.abort(request)
     assert (await bench.role()).queue_depth == 0

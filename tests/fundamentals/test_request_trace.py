@@ -89,7 +89,7 @@ async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> 
 def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
     epoch = control.own()
     control.run(scripts.fail(TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good")))
-    control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP_S))
+    control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None))
     lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == ["failed", STAGE, str(epoch), "lm@test:1:a", "engine_error: no | good"]
     assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP_S

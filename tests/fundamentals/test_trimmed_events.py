@@ -1,4 +1,4 @@
-"""`events` is trimmed: a conductor that is further behind reads the state from the hashes, and no request waits indefinitely."""
+"""`events` is trimmed: a conductor that is further behind reads every live request from its hashes, and misses no fact."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,13 @@ import redis
 
 from fleet.conductor.driver import Driver
 from fleet.conductor.driver import loop as driver_loop
+from fleet.conductor.state import TaskState
+from fleet.conductor.step import MAX_DEATHS
 from fleet.config import load_config
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, text
+from fleet.control.connect import connect
 from fleet.core.ids import CLIENT, RequestId, WorkerId
-from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, STAGE, TEXT, WORKER, Control
 
 SETTINGS = ("engine=fake", "device=cpu", "graph=text", "lease.conductor_ttl_s=60", "lease.worker_ttl_s=60")
 
@@ -57,30 +59,39 @@ def deliver(plane: Control) -> None:
     assert plane.run(scripts.ack([ack])) == "ok"
 
 
-def test_submission_with_a_trimmed_event_is_granted(plane: Control, driver: Driver) -> None:
+def known_state(driver: Driver, request: RequestId = REQUEST) -> TaskState | None:
+    """Return the state of the request's task in the conductor's own record."""
+    task = driver.state.task(request, STAGE)
+    return task.state if task else None
+
+
+def test_submission_with_a_trimmed_event_is_followed(plane: Control, driver: Driver) -> None:
     assert plane.submit(REQUEST)[0] == "ok"
     trim(plane)
     read_all(driver)
-    assert plane.task()["state"] == "granted"
+    assert known_state(driver) is TaskState.GRANTED
+    assert (REQUEST, STAGE) in driver.granted_at, "it is noticed if no worker claims it"
 
 
-def test_delivery_with_a_trimmed_event_ends_the_request(plane: Control, driver: Driver) -> None:
+def test_end_with_a_trimmed_event_is_known(plane: Control, driver: Driver) -> None:
     assert plane.submit(REQUEST)[0] == "ok"
     read_all(driver)
     deliver(plane)
     trim(plane)
     read_all(driver)
-    assert plane.client.scard(keys.LIVE) == 0, "its place is free"
+    assert plane.client.scard(keys.LIVE) == 0 and not driver.state.requests and not driver.granted_at
 
 
-def test_loss_with_a_trimmed_event_is_granted_again(plane: Control, driver: Driver) -> None:
+def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driver: Driver) -> None:
     assert plane.submit(REQUEST)[0] == "ok"
     read_all(driver)
-    assert plane.claim(plane.epoch()) == "ok"
-    plane.leave()
+    for _ in range(MAX_DEATHS + 1):
+        assert plane.claim(plane.epoch()) == "ok"
+        plane.leave(died=True)
+        plane.register(WORKER)
     trim(plane)
     read_all(driver)
-    assert (plane.task()["state"], plane.client.xlen(keys.role(ROLE))) == ("granted", 1)
+    assert (plane.client.scard(keys.LIVE), plane.client.xlen(keys.DEAD)) == (0, 1)
 
 
 def test_leader_that_reads_slowly_notices_trimmed_events(plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +103,7 @@ def test_leader_that_reads_slowly_notices_trimmed_events(plane: Control, driver:
     trim(plane)
     monkeypatch.undo()
     read_all(driver)
-    assert [text(plane.client.hget(keys.task(request, STAGE), "state")) for request in requests] == ["granted"] * 3
+    assert [known_state(driver, request) for request in requests] == [TaskState.GRANTED] * 3
 
 
 def test_complete_events_are_read_without_the_hashes(plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +116,7 @@ def test_complete_events_are_read_without_the_hashes(plane: Control, driver: Dri
     monkeypatch.setattr(driver_loop, "read_live", refuse)
     assert plane.submit(REQUEST)[0] == "ok"
     read_all(driver)
-    assert plane.task()["state"] == "granted"
+    assert known_state(driver) is TaskState.GRANTED
 
 
 def test_wait_for_a_gateway_does_not_begin_again_after_trimmed_events(plane: Control, driver: Driver) -> None:

@@ -25,7 +25,10 @@ def left(worker: WorkerId, how: str) -> ev.WorkerLeft:
     return ev.WorkerLeft(worker=worker, how=how)
 
 
-FENCING = [(5_020_000, lost(FIRST, 7)), (5_020_000, lost(SECOND, 8)), (5_020_000, left(VICTIM, "died"))]
+FENCING = [
+    (5_020_000, lost(FIRST, 7)), (5_020_000, granted(FIRST, 9)), (5_020_000, lost(SECOND, 8)), (5_020_000, granted(SECOND, 10)),
+    (5_020_000, left(VICTIM, "died")),
+]  # fmt: skip
 
 
 def recovered(*more: tuple[int, ev.AnyEvent]) -> Recovery:
@@ -38,23 +41,22 @@ def recovered(*more: tuple[int, ev.AnyEvent]) -> Recovery:
 def test_recovery_times_count_from_the_fault_to_the_last_task() -> None:
     joined = ev.WorkerJoined(worker=WorkerId("lm@h:3:c"), role="lm")
     recovery = recovered(
-        (5_021_000, granted(FIRST, 9)), (5_022_000, granted(SECOND, 10)), (5_030_000, claimed(SECOND, 10)),
-        (5_040_000, claimed(FIRST, 9)), (6_000_400, claimed(FIRST, 12)), (7_000_400, joined),
+        (5_030_000, claimed(SECOND, 10)), (5_040_000, claimed(FIRST, 9)), (6_000_400, claimed(FIRST, 12)), (7_000_400, joined)
     )  # fmt: skip
     assert recovery == Recovery(
-        detected="died", fenced_s=0.0196, granted_s=0.0216, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
+        detected="died", fenced_s=0.0196, granted_s=0.0196, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
     )
 
 
 def test_unclaimed_task_leaves_claim_time_open_unless_its_request_ended() -> None:
-    begun = ((5_021_000, granted(FIRST, 9)), (5_030_000, claimed(FIRST, 9)))
-    assert recovered(*begun).claimed_s is None
-    assert recovered(*begun, (5_050_000, ev.RequestEnded(request=SECOND, state="aborted"))).claimed_s == 0.0296
+    begun = (5_030_000, claimed(FIRST, 9))
+    assert recovered(begun).claimed_s is None
+    assert recovered(begun, (5_050_000, ev.RequestEnded(request=SECOND, state="aborted"))).claimed_s == 0.0296
 
 
 def test_hand_off_is_no_new_grant() -> None:
     handed = ev.TaskHandedOff(request=FIRST, stage=STAGE, epoch=Epoch(9), role=RoleName("lm.decode"))
-    assert recovered((5_021_000, handed)).granted_s is None
+    assert recovery_of([FENCING[0], FENCING[-1], (5_021_000, handed)], VICTIM, "lm", FAULT_US).granted_s is None
 
 
 def test_unregistered_target_has_no_recovery() -> None:

@@ -147,13 +147,13 @@ class Driver:
             record = read_request(self.client, request)
             if record is None:
                 continue
-            self.state, commands = resume(self.state, record)
+            self.state = self.state.with_request(record)
             for task in record.tasks.values():
                 if task.state is TaskState.GRANTED:
                     self.granted_at[record.id, task.stage] = self._clock()
-            self._carry_out(commands)
             for fact in missed_facts(self.client, record, drives_walks=bool(self.state.conductor_driven)):
                 self._apply(fact)
+            self._carry_out(resume(self.state, request))
         return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
@@ -221,15 +221,14 @@ class Driver:
 
     def _call(self, command: Command) -> scripts.Call:
         match command:
-            case GrantTask(request=request, stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
-                return scripts.grant(self.leader, request, stage, role, at, alone=alone, remake=remake)
+            case GrantTask(request=request, stage=stage, role=role, expected_epoch=at, alone=alone):
+                return scripts.grant(self.leader, request, stage, role, at, alone=alone)
             case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
                 return scripts.set_walk(self.leader, request, stage, edge, index, walk)
             case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
-                keep_s = self.config.retention_s
-                return scripts.end_request(self.leader, request, state, code, message, param, keep_s, dead_stage=dead)
+                return scripts.end_request(self.leader, request, state, code, message, param, dead_stage=dead)
             case AbandonRequest(request=request, client_epoch=epoch):
-                return scripts.abort(request, epoch, "the gateway that held the client is gone", self.config.retention_s)
+                return scripts.abort(request, epoch, "the gateway that held the client is gone")
             case FenceWorker(worker=worker, deadline_us=deadline):
                 return scripts.fence_worker(self.leader, worker, deadline_us=deadline)
             case _:

@@ -9,7 +9,7 @@ from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
 from fleet.control.connect import entry_order, exchange, pairs, stream_entries, text
 from fleet.core.chunk import decode_chunk
-from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
+from fleet.core.events import AnswerDelivered, ChunkAppended, Event, TaskFailed, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -26,9 +26,8 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
     if raw is None:
         return None
     spec = decode_request(raw)
-    tasks = _read_tasks(client, request, (*get_graph(spec.graph).stages_for(spec.outputs), CLIENT))
-    delivered = tasks.pop(CLIENT).state is TaskState.FINISHED
-    return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks, delivered=delivered)
+    tasks = _read_tasks(client, request, get_graph(spec.graph).stages_for(spec.outputs))
+    return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks)
 
 
 def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
@@ -43,6 +42,8 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
             facts.append(TaskLost(request=record.id, stage=stage, epoch=at, deaths=int(deaths or 0), alone=alone))
         elif state == TaskState.FAILED:
             facts.append(TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None))
+        elif stage == CLIENT and state == TaskState.FINISHED:
+            facts.append(AnswerDelivered(request=record.id))
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 

@@ -1,7 +1,8 @@
 -- ack: compares the consumer's epoch of each item; writes how much it consumed, which only grows, and gives the producer that credit.
--- With an event, the consumer has received everything, and its task ends. Only gateways send one; append ends the tasks of workers.
+-- "delivered": the consumer, a gateway, has received everything, and its task ends; append ends the tasks of workers. If that was the
+-- request's last task, the request is closed as finished.
 -- "closed": the consumer reads no more, so its producer gets unlimited credit.
--- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
+-- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, delivered ("1"), closed ("1")
 pass_when_full()
 local out = {}
 for i = 1, #ARGV, 8 do
@@ -18,10 +19,10 @@ for i = 1, #ARGV, 8 do
       local owner = call('HGET', task_key(r, producer), 'owner')
       if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', closed and ENDLESS or consumed) end
     end
-    if ARGV[i + 6] ~= '' then
+    if ARGV[i + 6] == '1' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
       trace(r, 'delivered', s, epoch, remove_owner(tk, r, s))
-      event(ARGV[i + 6])
+      close_if_complete(r)
     end
     out[#out + 1] = 'ok'
   end

@@ -1,5 +1,6 @@
 -- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1; writes the edge, the location, the
--- task's counts, the consumer's inbox, an event if there is one, and the task's end if this chunk ends it ("finish").
+-- task's counts, the consumer's inbox, an event if there is one, and the task's end if this chunk ends it ("finish"). The end of the
+-- request's last task closes it as finished.
 -- A repeated chunk is answered "duplicate", also the one that ended the task.
 -- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
 local function first_of(r, s, epoch, e, consumer, now)
@@ -43,6 +44,7 @@ for i = 1, #ARGV, 12 do
       count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
     end
     event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
+    close_if_complete(r)
   end
   out[#out + 1] = answer
 end

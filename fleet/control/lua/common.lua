@@ -8,8 +8,12 @@ local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local MAX_START_US, FENCE_SLICE, SWEEP_SLICE = 120000000, 50, 50
+-- Deaths over a task without progress before it runs alone, and beyond which one of them, alone, condemns it; as in `conductor/step.py`.
+local MAX_DEATHS = 2
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
+-- Retention of a request that an older version submitted: its hash does not say.
+local USUAL_RETENTION_S, USUAL_AUDIO_RETENTION_S = 600, 60
 
 local function now_us()
   local t = call('TIME')
@@ -271,8 +275,41 @@ local function had_work(tk, r)
   end
   return #inputs == 0
 end
+-- Offer a task without an owner, at a higher epoch, to a role or to the worker `to` of it, which reserves a slot. Returns the epoch.
+local function offer(tk, r, s, role, alone, to)
+  local epoch = raise_epoch(tk)
+  if to then
+    call('HSET', tk, 'reserved_for', to)
+    call('SADD', tasks_of(to), r .. '|' .. s)
+    notice(to, 'k', 'g', 'r', r, 's', s, 'e', epoch, 'a', alone)
+  else
+    call('HSET', tk, 'entry', call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch, 'a', alone))
+  end
+  call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()), 'alone', alone)
+  count('in:' .. role)
+  return epoch
+end
+-- Grant a task without an owner, by `offer`; `how` is added to its trace. Every grant is by this function, except that of a hand-off.
+local function grant_task(tk, r, s, role, alone, to, how)
+  local epoch = offer(tk, r, s, role, alone, to)
+  trace(r, 'granted', s, epoch, to, role .. (alone == '1' and ', alone' or '') .. (how or ''))
+  event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
+  return epoch
+end
+-- Return the worker for a task's first grant: the one that caches the rows of its request's session, if it is alive, accepts tasks of
+-- the role and has a free slot; else nil. If the task stays unclaimed there, the next grant goes to the role.
+local function caching_worker(r, s, role)
+  local session = call('HGET', P .. 'req:' .. r, 'session')
+  local w = session and call('HGET', P .. 'cached_prefix:' .. session, s)
+  local deadline = w and call('ZSCORE', P .. 'workers', w)
+  if not deadline or tonumber(deadline) < now_us() then return nil end
+  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'draining', 'standby', 'capacity')
+  local has_room = call('SCARD', tasks_of(w)) < tonumber(is[4] or '0')
+  return is[1] == role and is[2] ~= '1' and is[3] ~= '1' and has_room and w or nil
+end
 -- The task lost its owner, which died or (not `died`) left; `how` replaces that in the trace. Raise the epoch, count the deaths since
--- the task last appended (none for an idle one), and notify the conductor.
+-- the task last appended (none for an idle one), and grant it again to its role: alone after some deaths, since another task of the
+-- batch may be their cause. Two are left lost, for the conductor to decide: a task that kills its workers alone too, and the client's.
 local function lose_owner(tk, r, s, died, how)
   local worked = died and had_work(tk, r)
   local epoch, produced = raise_epoch(tk), 0
@@ -293,6 +330,8 @@ local function lose_owner(tk, r, s, died, how)
   trace(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
+  if s == 'client' or (alone and deaths > MAX_DEATHS) then return end
+  grant_task(tk, r, s, call('HGET', tk, 'role'), deaths >= MAX_DEATHS and '1' or '')
 end
 -- Revoke some of the tasks of a fenced worker or gateway: Redis serves nothing else meanwhile, and a gateway may hold thousands. While
 -- some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
@@ -312,7 +351,7 @@ local function lose_tasks_of(w, died)
   if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, died and '1' or '')
   else call('HDEL', P .. 'fencing', w) end
 end
--- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted again.
+-- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted to others.
 local function stop_granting(w)
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
   call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
@@ -326,11 +365,13 @@ local function stop_granting(w)
   end
   if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
--- Close request r: end every right, notify every holder, give every key its time to live.
-local function close(r, state, code, message, param, retention_s, brief_s)
+-- Close request r: end every right, notify every holder, give every key its time to live, as submitted. Answers "ended" if it has ended.
+local function close(r, state, code, message, param)
   local rk = P .. 'req:' .. r
-  if call('SREM', P .. 'live', r) == 0 then return 0 end
+  if call('SREM', P .. 'live', r) == 0 then return 'ended' end
   set_state(r, state)
+  local of = call('HMGET', rk, 'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s')
+  local brief, retention_s, brief_s = of[3] or '', of[4] or USUAL_RETENTION_S, of[5] or USUAL_AUDIO_RETENTION_S
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
   call('EXPIRE', rk .. ':blob', brief_s)
@@ -339,7 +380,7 @@ local function close(r, state, code, message, param, retention_s, brief_s)
   call('ZADD', P .. 'index:expires', int(now_us() + tonumber(retention_s) * 1000000), r)
   prune_index()
   count('ended:' .. state)
-  for _, s in ipairs(split(call('HGET', rk, 'stages'))) do
+  for _, s in ipairs(split(of[1])) do
     local tk = task_key(r, s)
     local was = call('HGET', tk, 'state')
     local holder = call('HGET', tk, 'holder')
@@ -351,17 +392,26 @@ local function close(r, state, code, message, param, retention_s, brief_s)
     call('EXPIRE', tk, retention_s)
     call('DEL', kv_key(r, s))
   end
-  for _, e in ipairs(split(call('HGET', rk, 'edges'))) do
+  for _, e in ipairs(split(of[2])) do
     call('EXPIRE', edge_key(r, e), retention_s)
     call('DEL', loc_key(r, e))
   end
-  local brief = call('HGET', rk, 'brief') or ''
   for _, e in ipairs(split(brief)) do call('EXPIRE', edge_key(r, e), brief_s) end
   if brief ~= '' or call('EXISTS', rk .. ':blob') == 1 then
     call('ZADD', P .. 'retained_audio', int(now_us() + tonumber(brief_s) * 1000000), r .. '|' .. brief)
   end
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
-  return 1
+  return 'ok'
+end
+-- Close the request as finished if every task has finished, that of the client too: the answer was delivered. To be called where a task
+-- finishes. States are compared, and not a count of open tasks: a finished task may run again to recompute its tensors, and a repeated
+-- last chunk finishes it twice.
+local function close_if_complete(r)
+  if call('HGET', task_key(r, 'client'), 'state') ~= 'finished' then return end
+  for _, s in ipairs(split(call('HGET', P .. 'req:' .. r, 'stages'))) do
+    if call('HGET', task_key(r, s), 'state') ~= 'finished' then return end
+  end
+  close(r, 'finished', '', '', '')
 end
 -- Return the answer for a request that is refused, nil if it is admitted: each of `roles` must have or expect a worker, and fewer
 -- than `bound` requests be live. A refusal for the bound is logged, at most once in some seconds: a flood of requests must not fill

@@ -1,6 +1,7 @@
--- end_request: compares the leader's term; closes the request as finished, failed or aborted. A request that killed the workers of a
--- stage also becomes a dead letter, with everything needed to submit it again; the oldest ones are removed beyond a number and a size.
--- ARGV: leader, request, state, code, message, param, retention s, client edge retention s, dead stage
+-- end_request: compares the leader's term; closes the request as failed, or as finished if an older version left it open. A request
+-- that killed the workers of a stage also becomes a dead letter, with everything needed to submit it again; the oldest ones are removed
+-- beyond a number and a size.
+-- ARGV: leader, request, state, code, message, param, dead stage
 pass_when_full()
 local function keep_letter(r, stage, why)
   local spec, blob = call('HGET', P .. 'req:' .. r, 'spec'), call('GET', P .. 'req:' .. r .. ':blob') or ''
@@ -17,7 +18,7 @@ local function keep_letter(r, stage, why)
     end
   end
 end
-local leader, r, state, code, message, param, retention, client, dead = unpack(ARGV)
+local leader, r, state, code, message, param, dead = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
 if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
   call('HSET', P .. 'req:' .. r, 'failed_stage', dead)
@@ -26,4 +27,4 @@ if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
   log_line('error', 'conductor', worker, dead, r, 'request ' .. r .. ' is a dead letter: ' .. message .. '; the last was ' ..
     (worker ~= '' and worker or 'unknown') .. '; `fleet dead-letters list` shows it')
 end
-return close(r, state, code, message, param, retention, client) == 1 and 'ok' or 'ended'
+return close(r, state, code, message, param)

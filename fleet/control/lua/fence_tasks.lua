@@ -1,5 +1,5 @@
--- fence_tasks: compares the leader's term, and that the fenced worker or gateway still holds tasks (`fencing`); raises the epoch of some
--- of them and reports them lost. Answers "more" while others are left.
+-- fence_tasks: compares the leader's term, and that the fenced worker or gateway still holds tasks (`fencing`); takes some of them from
+-- it, which are granted again at a higher epoch. Answers "more" while others are left.
 -- ARGV: leader, worker
 pass_when_full()
 local leader, w = unpack(ARGV)

@@ -1,8 +1,8 @@
 -- fence_worker: compares the leader's term and the deadline that the leader saw unrenewed for the duration of the lease: Redis's clock
 -- may have been set, so that the deadline alone proves nothing (leader "": the worker leaves, or its keeper saw it die);
--- removes the worker and raises the epoch of each task that it owns or that is reserved for it, and reports them lost: the first ones
--- here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and a log
--- line says how it ended and what it held.
+-- removes the worker, and takes from it each task that it owns or that is reserved for it, which is granted again at a higher epoch: the
+-- first ones here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and
+-- a log line says how it ended and what it held.
 -- ARGV: leader, worker, event, died ("1"), deadline us (of a leader)
 pass_when_full()
 local function archive(w, how, cause)

@@ -1,5 +1,5 @@
--- lose_task: compares epoch, that the task runs, and request live; removes the owner as if it had died over the task: a step over
--- several tasks failed as a whole, and which task caused it is unknown.
+-- lose_task: compares epoch, that the task runs, and request live; removes the owner as if it had died over the task, and grants the
+-- task again at a higher epoch: a step over several tasks failed as a whole, and which task caused it is unknown.
 -- ARGV: request, stage, epoch
 pass_when_full()
 local r, s, epoch = unpack(ARGV)

@@ -1,6 +1,6 @@
 -- redeliver: an operator's order through the API. Compares that the request is live, the epoch at which the task was seen, and that it
--- is granted or runs; revokes it at a higher epoch, so that the conductor grants it again, without counting a death. Its owner is
--- notified to release it; what it has appended stays.
+-- is granted or runs; revokes it and grants it again at a higher epoch, without counting a death. Its owner is notified to release it,
+-- before it can read that grant itself; what it has appended stays.
 -- ARGV: request, stage, epoch ("0": any)
 pass_when_full()
 local r, s, epoch = unpack(ARGV)
@@ -14,6 +14,6 @@ local owner
 if t[2] == 'granted' then withdraw(tk, r, s)
 elseif t[2] == 'running' then owner = remove_owner(tk, r, s)
 else return t[2] end
+if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', int(tonumber(t[1]) + 1)) end
 lose_owner(tk, r, s, false, 'revoked')
-if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', call('HGET', tk, 'epoch')) end
 return 'ok'
