@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from fleet.config.settings import has_password
 from fleet.control.embedded import read_password
-from fleet.control.outage import cause_of
+from fleet.control.outage import cause_of, code_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
 from fleet.core.errors import ConfigError, RedisUnreachable
@@ -44,16 +44,16 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
         try:
             return _ready(url, one_connection)
         except BusyLoadingError:
-            logged = _log_once(logged, f"waiting for redis at {_safe(url)} to load its data")
+            logged = _log_once(logged, f"waiting for redis at {safe_url(url)} to load its data")
         except (AuthenticationError, NoPermissionError) as error:
-            raise ConfigError(_refused(url, error), param="REDIS_URL") from error
+            raise ConfigError(describe_failure(url, error), param="REDIS_URL") from error
         except (TypeError, ValueError) as error:
             wrong = f"REDIS_URL: its options cannot be read ({error}); correct what follows the `?`"
             raise ConfigError(wrong, param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
-                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {_how_to_find(url)}") from error
-            logged = _log_once(logged, f"waiting for redis at {_safe(url)}")
+                raise RedisUnreachable(describe_failure(url, error)) from error
+            logged = _log_once(logged, f"waiting for redis at {safe_url(url)}")
         time.sleep(0.1)
 
 
@@ -126,11 +126,20 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def _safe(url: str) -> str:
+def safe_url(url: str) -> str:
     """Return the address without user, password and query."""
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{'***@' if at else ''}{host}{parts.path}"
+
+
+def describe_failure(url: str, error: RedisError) -> str:
+    """Return why Redis at `url` cannot be used, and the remedy, without the password of the address."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return _refused(url, error)
+    if code_of(error):
+        return f"{cause_of(error)} (at {safe_url(url)})"
+    return f"no Redis answers at {safe_url(url)} ({error}); {_how_to_find(url)}"
 
 
 def _how_to_find(url: str) -> str:
@@ -151,13 +160,15 @@ def _refused(url: str, error: RedisError) -> str:
         scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT/SERVICE"
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
-        return f"Redis at {_safe(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
+        return f"Redis at {safe_url(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
     if not has_password(url):
         beside = " and the file `password` beside its socket is missing, another user's or not the server's" if local else ""
-        return f"Redis at {_safe(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
+        return f"Redis at {safe_url(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
     if "without any password" in str(error):
-        return f"Redis at {_safe(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
-    return f"Redis at {_safe(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
+        return (
+            f"Redis at {safe_url(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
+        )
+    return f"Redis at {safe_url(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
 
 
 def load_scripts(client: redis.Redis) -> None:
