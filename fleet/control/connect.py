@@ -243,6 +243,27 @@ async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
         return await client.execute_command("EVAL", source(call.script), 0, *call.args)
 
 
+async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: int, timeout_ms: int) -> tuple[Reply, int]:
+    """Run a script as `run_async`, then wait, on its connection, until `num_replicas` have its writes, or for `timeout_ms`.
+
+    Returns the script's reply and the number of replicas that have them. Raises: redis errors.
+    """
+    commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
+    reply: Reply = None
+    num_synced: Reply = 0
+    for command in commands:
+        pipe = client.pipeline(transaction=False)
+        pipe.execute_command(*command, 0, *call.args)
+        pipe.execute_command("WAIT", num_replicas, timeout_ms)
+        reply, num_synced = cast("list[Reply]", await pipe.execute(raise_on_error=False))
+        if not isinstance(reply, NoScriptError):
+            break
+    for each in (reply, num_synced):
+        if isinstance(each, Exception):
+            raise each
+    return reply, cast(int, num_synced)
+
+
 async def answer_of(call: Awaitable[T]) -> T:
     """Await a call of Redis. Raises: RedisUnreachable for redis-py's errors."""
     try:

@@ -188,10 +188,14 @@ def check_replicas(server: CheckedServer) -> Finding:
             f"the replica {one.get('ip')}:{one.get('port')} does not follow (state {one.get('state')}, {one.get('lag')} s "
             "behind): check its link and its log; until then a failover to it loses requests"
         )
-    value = (
-        f"{len(replicas) - len(behind)} in step with the primary" if replicas else "none; a lost server loses what its disk lost"
-    )
-    return Finding(subject="Redis replicas", value=value, warning=warning)
+    num_following, needed, refusal = len(replicas) - len(behind), server.config.redis.wait_replicas, ""
+    if num_following < needed:
+        refusal = (
+            f"redis.wait_replicas is {needed}, and {num_following} replicas follow, so every request would be refused: start the "
+            "replicas, or lower the setting"
+        )
+    value = f"{num_following} in step with the primary" if replicas else "none; a lost server loses what its disk lost"
+    return Finding(subject="Redis replicas", value=value, refusal=refusal, warning=warning, param="redis.wait_replicas")
 
 
 def check_clock(server: CheckedServer) -> Finding:
@@ -261,7 +265,7 @@ KEY_REFUSALS = {
 
 def check_rights(server: CheckedServer) -> Finding:
     """Run the commands of the fleet on an unused key, which needs no right of an administrator, unlike ACL DRYRUN."""
-    denied = find_denied_commands(server.client)
+    denied = find_denied_commands(server.client, waits=server.config.redis.wait_replicas > 0)
     user = _user(server.client)
     grant = (
         "grant them, with the keys fleet:* and rq:* and the channels rq:pubsub:*, as the example in deploy/kubernetes.yaml does"
@@ -270,7 +274,7 @@ def check_rights(server: CheckedServer) -> Finding:
     return Finding(subject="Redis user", value=f"{user} may run what the fleet needs", refusal=refusal, param="REDIS_URL")
 
 
-def find_denied_commands(client: redis.Redis) -> list[str]:
+def find_denied_commands(client: redis.Redis, *, waits: bool) -> list[str]:
     commands: list[tuple[str | int, ...]] = [
         ("EVAL", RIGHTS, 0, *COMMANDS.strip().replace("\n", "|").split("|")),
         ("SCRIPT", "EXISTS", "0" * 40),
@@ -279,6 +283,8 @@ def find_denied_commands(client: redis.Redis) -> list[str]:
         ("EXISTS", "rq:none"),
         ("PUBLISH", "rq:pubsub:none", ""),
     ]
+    if waits:
+        commands.append(("WAIT", 0, 1))
     inner, *outer = exchange_each(client, (), *commands)
     denied = [f"{command[0]} of rq:*" if "rq:" in str(command[1]) else str(command[0]) for command, reply in
               zip(commands[1:], outer, strict=True) if _is_denial(reply)]  # fmt: skip

@@ -35,7 +35,9 @@ DOCUMENTS = (
 )
 LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
-FLAGS = "--all --barge-in --check --engines --gpu --interference --keep --offline --once --read-only --small --transfer --twin --up".split()
+FLAGS = (
+    "--all --barge-in --check --engines --gpu --interference --keep --offline --once --read-only --small --transfer --twin --up"
+).split()
 """Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(rf"`((?:{PROGRAMS}) [^`\n]+|\./check[^`\n]*)`")
