@@ -18,7 +18,7 @@ from fleet.control.server import require_free_port
 from fleet.control.server_checks import full_fleet_bytes
 from fleet.core.errors import ConfigError
 
-MIN_DAYS = 14
+MIN_DAYS, MAX_SHOWN = 14, 80
 COPIES = 3
 """The append-only file may be twice the data before it is rewritten, and the new file is written beside it."""
 MIN_FREE_BYTES = 64 * 2**20
@@ -36,16 +36,16 @@ def _check_port(subject: str, host: str, port: int, key: str, own: str) -> Findi
     try:
         require_free_port(host, port, key)
     except ConfigError as error:
-        pid, name = _find_listener(port)
-        if own in name:
-            return Finding(subject=subject, value=f"{port} is served by process {pid} ({name})")
-        holder = f"process {pid} ({name})" if pid else "a process of another user"
+        pid, words = _find_listener(port)
+        holder = f"process {pid} ({' '.join(words)[:MAX_SHOWN]})" if pid else "a process of another user"
+        if own in words or own in Path(words[0]).name:
+            return Finding(subject=subject, value=f"{port} is served by {holder}")
         return Finding(subject=subject, value="", refusal=f"{error.message}; {holder} listens on it", param=key)
     return Finding(subject=subject, value=f"{port} is free")
 
 
-def _find_listener(port: int) -> tuple[int | None, str]:
-    """Return the process that listens on a TCP port and its command; (None, "") if this user may not see it."""
+def _find_listener(port: int) -> tuple[int | None, list[str]]:
+    """Return the process that listens on a TCP port and its command line; no process if this user may not see it."""
     try:
         found = [
             one.pid
@@ -53,9 +53,9 @@ def _find_listener(port: int) -> tuple[int | None, str]:
             if one.status == psutil.CONN_LISTEN and tuple(one.laddr)[1:2] == (port,)
         ]
         pid = next((pid for pid in found if pid), None)
-        return (pid, " ".join(psutil.Process(pid).cmdline())[-60:]) if pid else (None, "")
+        return (pid, psutil.Process(pid).cmdline() or [""]) if pid else (None, [""])
     except psutil.Error:
-        return None, ""
+        return None, [""]
 
 
 def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:

@@ -21,6 +21,8 @@ from fleet.control.embedded import read_password
 from fleet.control.outage import cause_of, code_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
+from fleet.control.tls_refusals import client_certificate_hint, tls_refusal
+from fleet.control.undeclared_keys import find_script_refusal
 from fleet.core.errors import ConfigError, RedisUnreachable
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,8 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
 
     `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle connection that broke, although
     the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
-    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access.
+    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access
+    or scripts like Fleet's, or its certificate is refused.
     """
     deadline = time.monotonic() + patience_s
     logged = ""
@@ -51,6 +54,8 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
             wrong = f"REDIS_URL: its options cannot be read ({error}); correct what follows the `?`"
             raise ConfigError(wrong, param="REDIS_URL") from error
         except RedisError as error:
+            if refusal := tls_refusal(url, error):
+                raise ConfigError(refusal, param="REDIS_URL") from error
             if time.monotonic() > deadline:
                 raise RedisUnreachable(describe_failure(url, error)) from error
             logged = _log_once(logged, f"waiting for redis at {safe_url(url)}")
@@ -62,6 +67,8 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
     client = _client(url, SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, one_connection=one_connection)
     try:
         load_scripts(client)  # unlike PING, this is answered while Redis refuses writes
+        if refusal := find_script_refusal(client):
+            raise ConfigError(refusal, param="REDIS_URL")
     except BaseException:
         client.close()
         raise
@@ -137,9 +144,12 @@ def describe_failure(url: str, error: RedisError) -> str:
     """Return why Redis at `url` cannot be used, and the remedy, without the password of the address."""
     if isinstance(error, AuthenticationError | NoPermissionError):
         return _refused(url, error)
+    if refusal := tls_refusal(url, error):
+        return refusal
     if code_of(error):
         return f"{cause_of(error)} (at {safe_url(url)})"
-    return f"no Redis answers at {safe_url(url)} ({error}); {_how_to_find(url)}"
+    hint = client_certificate_hint(url, error)
+    return f"no Redis answers at {safe_url(url)} ({error}); {_how_to_find(url)}{hint}"
 
 
 def _how_to_find(url: str) -> str:

@@ -19,6 +19,7 @@ from fleet.control.connect import connect_for_a_call, describe_failure, exchange
 from fleet.control.redis_status import memory_of
 from fleet.control.scripts import AUDIO_RETENTION_S
 from fleet.control.server import MIN_VERSION
+from fleet.control.undeclared_keys import PROBE, UNDECLARED_FLAG, UNUSED_KEY, find_script_refusal
 
 Info = Mapping[str, str | int]
 
@@ -30,11 +31,6 @@ AUDIO_BYTES_PER_S = 48_000
 MIN_MEMORY_BYTES = 16 * 2**20
 """Less does not hold one long answer beside the scripts and the fleet's log."""
 MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = 1.0, 5.0, 50.0, 100, 1.0, 10
-UNDECLARED_FLAG = "--!df flags=allow-undeclared-keys\n"
-"""Dragonfly's flag for scripts that compute the names of keys; a comment for other servers. `common.lua` begins with it."""
-UNUSED_KEY = f"{keys.PREFIX}none"
-"""A key that never exists between two calls."""
-PROBE = f"{UNDECLARED_FLAG}return redis.call('EXISTS', '{UNUSED_KEY}')"
 COMMANDS = """
 EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k|XLEN k|XRANGE k - +
 XREVRANGE k + -|ZCARD k|ZCOUNT k 0 1|ZRANGE k 0 -1|ZRANGEBYSCORE k 0 1|ZREVRANGE k 0 -1|ZREVRANGEBYSCORE k 1 0|ZSCORE k m
@@ -72,11 +68,14 @@ class CheckedServer(NamedTuple):
 
 def check_server(url: str, config: FleetConfig, *, is_embedded: bool = False, measured: bool = True) -> Iterator[Finding]:
     """Yield one finding per check; without `measured` not the latency, which takes up to `CALLS_S`."""
-    checks = CHECKS if measured else tuple(check for check in CHECKS if check is not check_latency)
+    checks = [check for check in CHECKS if measured or check is not check_latency]
     try:
         with connect_for_a_call(url, TIMEOUT_S) as client:
             server = CheckedServer(client, cast(Info, client.info()), config, url, is_embedded)
-            for check in checks:
+            version = check_version(server)
+            yield version
+            # On a server of the wrong kind the other checks would fail for the same reason.
+            for check in () if version.refused else checks:
                 yield check(server)
     except RedisError as error:
         yield Finding(subject="Redis server", value="", refusal=describe_failure(url, error), param="REDIS_URL")
@@ -92,7 +91,7 @@ def version_of(info: Info) -> tuple[str, str]:
 
 def check_version(server: CheckedServer) -> Finding:
     kind, version = version_of(server.info)
-    role, is_cluster = server.info.get("role"), server.info.get("redis_mode") == "cluster"
+    role, is_cluster = server.info.get("role"), bool(server.info.get("cluster_enabled"))
     refusal = warning = ""
     needed = ".".join(map(str, MIN_VERSION))
     if _numbers(str(server.info.get("redis_version", "0"))) < MIN_VERSION:
@@ -236,33 +235,6 @@ def check_scripts(server: CheckedServer) -> Finding:
     return Finding(subject="Redis scripts", value=value, refusal=refusal, param="REDIS_URL")
 
 
-def find_script_refusal(client: redis.Redis) -> str:
-    """Return why the server does not run scripts that compute the names of keys, and the remedy; "" if it does."""
-    try:
-        client.eval(PROBE, 0)
-    except NoPermissionError:
-        return ""  # a matter of the user's rights
-    except ResponseError as error:
-        return explain_script_refusal(str(error))
-    return ""
-
-
-def explain_script_refusal(message: str) -> str:
-    """Return the cause and the remedy for a reply to a script, "" if the reply has another cause."""
-    text = message.casefold()
-    remedy = next((remedy for part, remedy in KEY_REFUSALS.items() if part in text), "")
-    return remedy and f"REDIS_URL: this Redis refuses scripts that use undeclared keys ({message}): {remedy}"
-
-
-KEY_REFUSALS = {
-    "undeclared key": "start Dragonfly with --default_lua_flags=allow-undeclared-keys",
-    "bad lua script": "set script_check_enable to 0 on Tair, or use an instance with cluster architecture disabled",
-    "number of keys can't be negative or zero": "use an instance with cluster architecture disabled",
-    "crossslot": "use a server with cluster mode disabled",
-}
-"""Part of an error reply, in lower case, and the remedy."""
-
-
 def check_rights(server: CheckedServer) -> Finding:
     """Run the commands of the fleet on an unused key, which needs no right of an administrator, unlike ACL DRYRUN."""
     denied = find_denied_commands(server.client, waits=server.config.redis.wait_replicas > 0)
@@ -306,5 +278,6 @@ def _user(client: redis.Redis) -> str:
 
 
 CHECKS: tuple[Callable[[CheckedServer], Finding], ...] = (
-    check_version, check_durability, check_memory, check_replicas, check_clock, check_latency, check_scripts, check_rights,
+    check_durability, check_memory, check_replicas, check_clock, check_latency, check_scripts, check_rights,
 )  # fmt: skip
+"""Checks beside that of the version, in the order of the output."""

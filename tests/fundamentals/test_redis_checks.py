@@ -1,6 +1,9 @@
 """A Redis that would lose or delete the fleet's data is refused with the remedy, or a warning names the risk."""
 
 import re
+import socketserver
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,13 @@ import redis
 from fleet.config import load_config
 from fleet.config.safety import Finding
 from fleet.control import server_checks
-from fleet.control.server_checks import check_server, compare_clocks, explain_script_refusal
-from tests.support import REPO, RedisProcess, wait_until
+from fleet.control.connect import connect
+from fleet.control.scripts import SCRIPTS, source
+from fleet.control.server import find_server
+from fleet.control.server_checks import check_server, compare_clocks
+from fleet.control.undeclared_keys import UNDECLARED_FLAG, explain_script_refusal
+from fleet.core.errors import ConfigError
+from tests.support import REPO, RedisProcess, free_port, redis_answers, wait_until
 from tests.unit.test_deploy import documents
 
 
@@ -30,7 +38,7 @@ def test_server_as_fleet_starts_it_is_accepted_and_left_empty(server: RedisProce
     found = findings(server.url)
     verdicts = {subject: finding.text for subject, finding in found.items() if finding.verdict != "OK"}
     verdicts.pop("Redis latency", None)  # depends on what else the machine does
-    assert verdicts == {} and len(found) == len(server_checks.CHECKS)
+    assert verdicts == {} and len(found) == 1 + len(server_checks.CHECKS)
     assert re.fullmatch(r"(Redis|Valkey) \d+\.\d+.* at redis://127\.0\.0\.1:\d+", found["Redis server"].text)
     assert admin.keys("*") == []
 
@@ -76,7 +84,7 @@ def test_replica_is_refused_and_one_that_lags_is_reported(own_redis: RedisProces
         follower.replicaof("127.0.0.1", str(own_redis.port))
         wait_until(lambda: findings(own_redis.url)["Redis replicas"].text.startswith("1 in step"), "the replica to follow")
         assert "point REDIS_URL at the primary" in findings(replica.url)["Redis server"].refusal
-    replica.stop()
+    replica.kill()  # which ignores SIGTERM while it writes its first append-only file
 
 
 def test_denied_commands_of_the_user_are_named(server: RedisProcess, admin: redis.Redis) -> None:
@@ -129,3 +137,43 @@ def test_server_that_refuses_undeclared_keys_is_refused_with_its_remedy(message:
     """The replies are those of Dragonfly and Tair, as their documents have them; neither can be installed here."""
     assert remedy in explain_script_refusal(message)
     assert explain_script_refusal("OOM command not allowed when used memory > 'maxmemory'") == ""
+
+
+def test_every_script_has_the_flag_for_undeclared_keys_in_its_first_line() -> None:
+    assert {source(name).partition("\n")[0] + "\n" for name in SCRIPTS} == {UNDECLARED_FLAG}
+
+
+class RefusingHandler(socketserver.StreamRequestHandler):
+    """Answers as a server that accepts connections and scripts, and refuses undeclared keys: no such server is installed here."""
+
+    def handle(self) -> None:
+        while head := self.rfile.readline():
+            words: list[bytes] = []
+            for _ in range(int(head[1:])):
+                words.append(self.rfile.read(int(self.rfile.readline()[1:]) + 2).strip())
+            refusal = b"-ERR Error running script: script tried accessing undeclared key, key: fleet:none\r\n"
+            self.wfile.write(refusal if words[0] == b"EVAL" else b"+OK\r\n")
+
+
+def test_command_that_uses_a_server_which_refuses_undeclared_keys_ends_with_the_remedy() -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), RefusingHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            with pytest.raises(ConfigError, match=r"refuses scripts with undeclared keys \(.*\): start Dragonfly with"):
+                connect(f"redis://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
+    port = free_port()
+    command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes", "--dir", str(tmp_path)]
+    with subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: redis_answers(f"redis://127.0.0.1:{port}"), "the node to answer")
+            (finding,) = check_server(f"redis://127.0.0.1:{port}", load_config(None, ()))
+        finally:
+            process.kill()
+    assert finding.refused and "use a server with cluster mode disabled" in finding.text

@@ -84,8 +84,9 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         with redis.Redis(port=int(url.rpartition(":")[2].partition("/")[0])) as sentinel:
             wait_until(lambda: sentinel.sentinel_slaves(SERVICE), "the sentinel to know the replica", timeout_s=60)
         yield Servers(primary, replica, url)
-    primary.stop()
-    replica.stop()
+    # A replica that still writes its first append-only file ignores SIGTERM.
+    primary.kill()
+    replica.kill()
 
 
 async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> None:

@@ -1,45 +1,22 @@
 """Checks of a host by `fleet doctor`: ports, certificates, disk, checkpoint; each refusal says what to change."""
 
-import datetime as dt
+import os
 import re
 import socket
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from fleet.cli import host_checks
 from fleet.config import load_config
 from fleet.config.safety import Finding
 from fleet.config.settings import EnvironmentSettings
+from tests.certificates import DAY, Authority
 from tests.support import call_cli, free_port, set_options
-
-DAY = dt.timedelta(days=1)
 
 
 def settings(redis_url: str | None = None) -> EnvironmentSettings:
     return EnvironmentSettings(redis_url=redis_url, config_path=None, api_key=None, port=None)
-
-
-def write_certificate(folder: Path, name: str, valid_for: dt.timedelta) -> tuple[Path, Path]:
-    """Write a self-signed certificate that began ten days ago; return its file and that of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    certificate = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - 10 * DAY).not_valid_after(now + valid_for)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    files = folder / f"{name}.crt", folder / f"{name}.key"
-    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return files
 
 
 def check_gateway_certificate(certificate: Path, key: Path) -> Finding:
@@ -57,27 +34,27 @@ def check_gateway_certificate(certificate: Path, key: Path) -> Finding:
     ],
 )
 def test_certificate_is_checked_by_the_days_that_it_is_valid(days: int, verdict: str, line: str, tmp_path: Path) -> None:
-    finding = check_gateway_certificate(*write_certificate(tmp_path, "web", days * DAY))
+    finding = check_gateway_certificate(*Authority(tmp_path).issue("web", days * DAY))
     assert finding.verdict == verdict and re.search(line, finding.text)
 
 
 def test_certificate_with_another_key_is_refused(tmp_path: Path) -> None:
-    certificate, _ = write_certificate(tmp_path, "web", 90 * DAY)
-    _, other_key = write_certificate(tmp_path, "other", 90 * DAY)
+    certificate, _ = Authority(tmp_path).issue("web", 90 * DAY)
+    _, other_key = Authority(tmp_path).issue("other", 90 * DAY)
     finding = check_gateway_certificate(certificate, other_key)
     assert finding.refused and finding.text.startswith(f"web.tls_key: {other_key} is not the key of {certificate}")
 
 
 def test_files_that_are_missing_or_no_certificate_are_refused(tmp_path: Path) -> None:
-    certificate, key = write_certificate(tmp_path, "web", 90 * DAY)
+    certificate, key = Authority(tmp_path).issue("web", 90 * DAY)
     assert "cannot be read (No such file" in check_gateway_certificate(tmp_path / "none", key).refusal
     assert "cannot be read (No such file" in check_gateway_certificate(certificate, tmp_path / "none").refusal
     assert "contains no certificate" in check_gateway_certificate(key, key).refusal
 
 
 def test_certificates_that_the_redis_address_names_are_checked(tmp_path: Path) -> None:
-    authority, _ = write_certificate(tmp_path, "authority", -2 * DAY)
-    certificate, key = write_certificate(tmp_path, "client", 90 * DAY)
+    authority, _ = Authority(tmp_path).issue("authority", -2 * DAY)
+    certificate, key = Authority(tmp_path).issue("client", 90 * DAY)
     url = f"rediss://redis:6379?ssl_ca_certs={authority}&ssl_certfile={certificate}&ssl_keyfile={key}"
     first, second = host_checks.check_certificates(load_config(None, ()), settings(url))
     assert (
@@ -93,7 +70,7 @@ def test_port_that_another_process_has_is_refused_with_its_holder() -> None:
         port = taken.getsockname()[1]
         (finding,) = host_checks.check_ports(load_config(None, (f"web.port={port}",)), settings())
     assert finding.refused and "choose another with --set web.port=PORT; process " in finding.text
-    assert "pytest" in finding.text
+    assert f"process {os.getpid()} (" in finding.text
     (finding,) = host_checks.check_ports(load_config(None, (f"web.port={free_port()}",)), settings())
     assert finding.verdict == "OK"
 
@@ -126,6 +103,6 @@ def test_checkpoint_is_looked_for_and_neither_written_nor_downloaded(
 
 
 def test_up_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon(tmp_path: Path) -> None:
-    certificate, key = write_certificate(tmp_path, "web", -2 * DAY)
+    certificate, key = Authority(tmp_path).issue("web", -2 * DAY)
     done = call_cli("up", *set_options(f"web.tls_cert={certificate}", f"web.tls_key={key}", "web.port=0"), cwd=tmp_path)
     assert done.returncode == 1 and re.fullmatch(r"fleet: web\.tls_cert: .* expired on .*; renew it.*\n", done.stderr)
