@@ -24,6 +24,8 @@ from fleet.transfer.probe import LIMIT_S, SELF, ProbeOrder, ProbePeer, ProbeResu
 from fleet.worker.peers import NETWORK_REACH, PeerAccess, read_peer_access
 
 REDIS_LIMIT_S, NIXL_LIMIT_S = 15.0, LIMIT_S + 5.0
+MAX_PEERS = 64
+"""Number of listed workers that are read at most, since each read needs an agent."""
 NIXL_FIX = "install nixl (`pip install nixl`; its libraries need Linux), or set transfer.kind: redis"
 READ_FIX = (
     "open the ports between the two hosts in both directions, and give `transfer.interface` the network that both are on, "
@@ -137,7 +139,7 @@ def _read_peers(
         return {}, {}
     try:
         with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
-            listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
+            listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, MAX_PEERS - 1))]
             pipe = client.pipeline(transaction=False)
             for worker in listed:
                 pipe.hgetall(keys.worker(worker))

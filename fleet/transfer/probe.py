@@ -13,11 +13,11 @@ import msgspec
 from fleet.core.errors import ConfigError, TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Span
-from fleet.transfer.base import BlockRead, Pull
+from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.reach import reach_of
 
-LIMIT_S, READ_S, POLL_S = 20.0, 3.0, 0.0002
+LIMIT_S, READ_S, POLL_S = 20.0, 5.0, 0.0002
 PAYLOAD_BYTES, ARENA_BYTES, PEER_BYTES = 64 * 1024, 256 * 1024, 8
 SELF = "this host"
 
@@ -71,14 +71,25 @@ def probe(order: ProbeOrder) -> ProbeResult:
     read_us = (time.perf_counter() - began_s) * 1e6
     if data != payload:
         raise TransferError("the bytes that were read are not those that were published")
+    return ProbeResult(_read_peers(reader, order.peers), read_us)
+
+
+def _read_peers(reader: Transfer, peers: dict[str, ProbePeer]) -> dict[str, str]:
+    """Read from all peers, side by side; return the failures."""
     failures: dict[str, str] = {}
-    for worker, peer in order.peers.items():
+    reads: dict[str, BlockRead] = {}
+    for worker, peer in peers.items():
         span = Span(peer.address, reader.registered_address, PEER_BYTES)
         try:
-            _await(reader.read_blocks(WorkerId(worker), peer.metadata, [span], READ_S))
+            reads[worker] = reader.read_blocks(WorkerId(worker), peer.metadata, [span], READ_S)
         except TransferError as error:
             failures[worker] = error.message
-    return ProbeResult(failures, read_us)
+    for worker, read in reads.items():
+        try:
+            _await(read)
+        except TransferError as error:
+            failures[worker] = error.message
+    return failures
 
 
 def _await(read: Pull | BlockRead) -> bytes | bool:
