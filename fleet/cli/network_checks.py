@@ -23,7 +23,7 @@ from fleet.core.ids import WorkerId
 from fleet.transfer.probe import LIMIT_S, SELF, ProbeOrder, ProbePeer, ProbeResult, run_probe
 from fleet.worker.peers import NETWORK_REACH, PeerAccess, read_peer_access
 
-REDIS_LIMIT_S, NIXL_LIMIT_S = 15.0, LIMIT_S + 5.0
+REDIS_LIMIT_S, NIXL_LIMIT_S = 20.0, LIMIT_S + 5.0
 MAX_PEERS = 64
 """Number of listed workers that are read at most, since each read needs an agent."""
 NIXL_FIX = "install nixl (`pip install nixl`; its libraries need Linux), or set transfer.kind: redis"

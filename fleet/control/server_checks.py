@@ -23,7 +23,7 @@ from fleet.control.undeclared_keys import PROBE, UNDECLARED_FLAG, UNUSED_KEY, fi
 
 Info = Mapping[str, str | int]
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 5.0
 TESTED = {"Redis": (8, 0), "Valkey": (9, 1)}
 """The newest version of each server with which tests/fundamentals was run."""
 AUDIO_BYTES_PER_S = 48_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fleet.control import keys
+from fleet.control import keys, server_checks
 from fleet.core.ids import WorkerId
 from fleet.transfer import probe
 from fleet.transfer.probe import SELF, ProbeOrder, run_probe
@@ -46,7 +46,10 @@ def test_probe_that_does_not_end_is_killed_and_named(monkeypatch: pytest.MonkeyP
     assert result.read_us == 0.0 and "ended with status 1" in run_probe(ProbeOrder(None, False)).failures[SELF]
 
 
-def test_redis_that_never_answers_is_refused_and_the_other_checks_are_made(tmp_path: Path) -> None:
+def test_redis_that_never_answers_is_refused_and_the_other_checks_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         done = call_cli("doctor", *set_options(*SETTINGS, "transfer.kind=redis"), cwd=tmp_path, env={"REDIS_URL": url})
