@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ import redis
 
 from fleet.control.keys import PREFIX, row_of
 from tests.run_cache import compute_once
-from tests.support import RedisProcess
+from tests.support import RedisProcess, chosen_servers
 
 # No timing decides a test: an example may meet a machine that does something else.
 hypothesis.settings.register_profile("fleet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -24,6 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
     parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
     parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
+    parser.addoption(
+        "--redis-server", type=Path, action="append", default=[], metavar="PATH",
+        help="run the tests with this redis-server or valkey-server; repeated: with each of them in turn",
+    )  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen: list[Path] = metafunc.config.getoption("--redis-server") or []
+    if missing := [path for path in chosen if not shutil.which(path)]:
+        raise pytest.UsageError(f"--redis-server: {missing[0]} is not a program; give the path of a redis-server")
+    if chosen:
+        metafunc.parametrize("redis_binary", chosen, indirect=True, scope="session", ids=lambda path: path.name)
 
 
 def pytest_report_header() -> list[str]:
@@ -112,8 +125,18 @@ def tiny_checkpoint(run_folder: Path) -> Path:
     return compute_once(run_folder / "tiny-omni", write_tiny_checkpoint)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def redis_binary(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The server that `--redis-server` names replaces the default one."""
+    chosen: Path | None = getattr(request, "param", None)
+    chosen_servers.extend([chosen] if chosen else [])
+    yield
+    if chosen:
+        chosen_servers.remove(chosen)
+
+
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+def redis_server(tmp_path_factory: pytest.TempPathFactory, redis_binary: None) -> Iterator[RedisProcess]:
     """The session's server. A test that kills or restarts Redis starts a `RedisProcess` of its own."""
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
     server.start()

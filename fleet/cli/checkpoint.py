@@ -41,6 +41,25 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
     return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
 
 
+def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
+    """Return the folder of the weights if it exists, else the step by which the first start provides it. Changes nothing.
+
+    Raises: ConfigError as `resolve_checkpoint`, but not for what that downloads or writes.
+    """
+    if config.checkpoint == AUTO and get_graph(config.graph).shipped is not None:
+        return resolve_checkpoint(config), ""
+    if config.checkpoint in (AUTO, TINY):
+        target = _tiny_folder(config)
+        return (target, "") if target.is_dir() else (None, f"a tiny random one is written to {target} at the first start")
+    if not Path(config.checkpoint).expanduser().exists() and HUB_NAME.fullmatch(config.checkpoint):
+        return None, f"{config.checkpoint} is looked for in the hub's cache, and downloaded if it is missing"
+    return resolve_checkpoint(config), ""
+
+
+def _tiny_folder(config: FleetConfig) -> Path:
+    return config.data_dir.absolute() / "checkpoints" / f"{config.graph}-tiny"
+
+
 def _tiny(config: FleetConfig) -> Path:
     """Return the tiny checkpoint; write it first if there is none, in a process of its own: that needs torch."""
     if not get_graph(config.graph).tiny:
@@ -49,7 +68,7 @@ def _tiny(config: FleetConfig) -> Path:
         )
     home = secure_data_dir(config) / "checkpoints"
     make_private_folder(home)
-    target = home / f"{config.graph}-tiny"
+    target = _tiny_folder(config)
     lock_file = home / f"{config.graph}-tiny.lock"
     lock_file.touch(mode=0o600)
     with lock_file.open("w") as lock:

@@ -1,11 +1,14 @@
-"""`fleet doctor`: reports what the deployment exposes, and which of it is refused at start. Starts and opens nothing."""
+"""`fleet doctor`: reports what the deployment exposes, whether Redis, NIXL and this host are ready, and what to change."""
 
+import logging
 import stat
+import sys
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import typer
 
-from fleet.cli.deployment import check_data_dir, open_deployment
+from fleet.cli.deployment import Deployment, check_data_dir, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
 from fleet.config.placement import gpu_of, place_workers
@@ -16,6 +19,8 @@ from fleet.core.fleet_secret import read_fleet_secret
 from fleet.core.private import OTHERS
 from fleet.transfer.agent import has_cuda_transports
 from fleet.transfer.reach import reach_of
+
+log = logging.getLogger(__name__)
 
 
 def check_redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
@@ -90,25 +95,76 @@ def _refusal(check: Callable[[], object]) -> str:
     return ""
 
 
-CHECKS: tuple[Check, ...] = (
+CONFIGURED: tuple[Check, ...] = (
     *GATEWAY_CHECKS, check_redis_access, check_transfers, check_hand_offs, check_fleet_secret, check_data_folder,
 )  # fmt: skip
-"""Checks in the order of the output."""
+"""Checks of the configuration alone, in the order of the output."""
+
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Check the configuration and files only; contact neither Redis nor workers.")
+]
 
 
-def doctor(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Check what the deployment exposes: one line each, OK, REFUSED (with the remedy) or PERMITTED by a setting.
+def doctor(config: ConfigFile = None, set_: Overrides = None, offline: Offline = False) -> None:
+    """Check the deployment: one line each, OK, WARNING or REFUSED (with the remedy), or PERMITTED by a setting.
 
-    The exit status is 1 if the deployment would be refused at start.
+    The configuration: what others can reach. Redis: version, append-only file, memory, replicas, clock, latency, scripts, rights.
+    Transfers: NIXL reads on this host, and from workers that are listed. This host: ports, certificates, disk, checkpoint.
 
-    Example: fleet doctor --set web.host=0.0.0.0
+    Run it on each host, with the configuration and environment of the fleet, before the start or while the fleet runs. Every
+    check has a time limit. The exit status is 1 if anything is refused; `fleet up` would not start then.
+
+    Examples:
+
+      fleet doctor --set web.host=0.0.0.0
+
+      fleet doctor --set transfer.interface=10.0.0.0/16
     """
     deployment = open_deployment(config, set_)
-    results = list(run_checks(CHECKS, deployment.config, deployment.settings))
+    results = list(_run(deployment, offline))
     verdict_width = max(len(finding.verdict) for finding in results)
     subject_width = max(len(finding.subject) for finding in results)
     for finding in results:
-        text = finding.refusal if finding.refused else finding.value
-        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {text}")
+        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {finding.text}")
     if any(finding.refused for finding in results):
         raise typer.Exit(1)
+
+
+def _run(deployment: Deployment, offline: bool) -> Iterator[Finding]:
+    # Imported here and below, since every command imports this module when it starts.
+    from fleet.cli.host_checks import FILE_CHECKS, check_checkpoint, check_ports
+    from fleet.cli.network_checks import NETWORK_CHECKS
+
+    config, settings = deployment.config, deployment.settings
+    configured = list(run_checks(CONFIGURED, config, settings))
+    yield from configured
+    if not offline and not any(finding.refused and finding.param == "REDIS_URL" for finding in configured):
+        yield from run_checks(NETWORK_CHECKS, config, settings)
+    if not offline:
+        yield from check_ports(config, settings)
+    yield from run_checks((*FILE_CHECKS, check_checkpoint), config, settings)
+
+
+def refuse_unready(deployment: Deployment) -> None:
+    """Run the quick checks of a host on which a fleet is started, and of a Redis that is there before; print the warnings.
+
+    Raises: ConfigError for the first that is refused.
+    """
+    from fleet.cli.host_checks import FILE_CHECKS
+    from fleet.cli.network_checks import QUICK_REDIS_CHECK
+
+    checks = FILE_CHECKS if deployment.embedded_redis else (*FILE_CHECKS, QUICK_REDIS_CHECK)
+    for finding in run_checks(checks, deployment.config, deployment.settings):
+        if finding.refused:
+            raise ConfigError(finding.refusal, param=finding.param)
+        if finding.warning:
+            print(f"fleet: warning: {finding.subject}: {finding.warning}", file=sys.stderr, flush=True)
+
+
+def log_redis_findings(deployment: Deployment) -> None:
+    """Log what the quick checks of a Redis of others refuse or warn of, once at the start of a conductor."""
+    from fleet.cli.network_checks import QUICK_REDIS_CHECK
+
+    for finding in run_checks((QUICK_REDIS_CHECK,), deployment.config, deployment.settings):
+        if finding.refused or finding.warning:
+            log.log(logging.ERROR if finding.refused else logging.WARNING, "%s: %s", finding.subject, finding.text)

@@ -9,6 +9,7 @@ import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, open_serving_deployment, secure_data_dir
+from fleet.cli.doctor import log_redis_findings
 from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.config.safety import refuse_unsafe
@@ -59,6 +60,8 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
     if kept:
         raise typer.Exit(_keep_fenced(["conductor", *passed_on(config, set_)], deployment))
     _await_redis(deployment)
+    if not deployment.embedded_redis:
+        log_redis_findings(deployment)
     from fleet.conductor.driver import run_conductor
     from fleet.control.log_stream import shipping
 

@@ -12,6 +12,7 @@ import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, check_data_dir, open_serving_deployment, secure_data_dir
+from fleet.cli.doctor import refuse_unready
 from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
@@ -46,6 +47,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     refuse_unsafe(deployment.config, deployment.settings)
     _check_peers(deployment.config)
     _check_redis(deployment)
+    refuse_unready(deployment)
     resolved = _resolve(deployment)
     resolved_file = _store(resolved)
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"

@@ -28,14 +28,15 @@ PLACEHOLDERS = (
 class Finding:
     """Result of one check: `value` of `subject` as it is configured.
 
-    `refusal` is the cause and the remedy if the value is unsafe; `permitted_by` is the setting that permits it, if it is set.
-    `param` names the field or variable.
+    `refusal` is the cause and the remedy if the value is unsafe or unusable; `permitted_by` is the setting that permits it, if it
+    is set. `warning` is the risk and the remedy if the value is usable. `param` names the field or variable.
     """
 
     subject: str
     value: str
     refusal: str = ""
     permitted_by: str = ""
+    warning: str = ""
     param: str | None = None
 
     @property
@@ -47,7 +48,12 @@ class Finding:
         """The result in upper case, with the setting that permits the value."""
         if self.refused:
             return "REFUSED"
-        return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "OK"
+        return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "WARNING" if self.warning else "OK"
+
+    @property
+    def text(self) -> str:
+        """The line that an operator reads: the refusal, else the warning, else the value."""
+        return self.refusal if self.refused else self.warning or self.value
 
 
 Check = Callable[[FleetConfig, EnvironmentSettings], Iterator[Finding]]

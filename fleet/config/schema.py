@@ -225,14 +225,19 @@ class VoiceConfig(Strict):
 
 
 class RedisConfig(Strict):
-    """The embedded server, used only if REDIS_URL is not set. `data_dir` None: `redis` under the deployment's own.
+    """`data_dir` and `port` are of the embedded server, used only if REDIS_URL is not set. `data_dir` None: `redis` under the
+    deployment's own.
 
     Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on loopback, and requires the
     password in that folder.
+
+    `wait_replicas`: a request is admitted once so many replicas have it, and refused if they do not within `wait_timeout_ms`.
     """
 
     data_dir: Folder | None = None
     port: Port | None = None
+    wait_replicas: Annotated[int, BeforeValidator(Whole(0, 16))] = 0
+    wait_timeout_ms: Annotated[int, BeforeValidator(Whole(1, 5000))] = 500
 
 
 class LeaseConfig(Strict):

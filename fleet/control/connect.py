@@ -18,9 +18,11 @@ from redis.retry import Retry
 
 from fleet.config.settings import has_password
 from fleet.control.embedded import read_password
-from fleet.control.outage import cause_of
+from fleet.control.outage import cause_of, code_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
+from fleet.control.tls_refusals import client_certificate_hint, tls_refusal
+from fleet.control.undeclared_keys import find_script_refusal
 from fleet.core.errors import ConfigError, RedisUnreachable
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,8 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
 
     `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle connection that broke, although
     the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
-    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access.
+    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access
+    or scripts like Fleet's, or its certificate is refused.
     """
     deadline = time.monotonic() + patience_s
     logged = ""
@@ -44,16 +47,18 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
         try:
             return _ready(url, one_connection)
         except BusyLoadingError:
-            logged = _log_once(logged, f"waiting for redis at {_safe(url)} to load its data")
+            logged = _log_once(logged, f"waiting for redis at {safe_url(url)} to load its data")
         except (AuthenticationError, NoPermissionError) as error:
-            raise ConfigError(_refused(url, error), param="REDIS_URL") from error
+            raise ConfigError(describe_failure(url, error), param="REDIS_URL") from error
         except (TypeError, ValueError) as error:
             wrong = f"REDIS_URL: its options cannot be read ({error}); correct what follows the `?`"
             raise ConfigError(wrong, param="REDIS_URL") from error
         except RedisError as error:
+            if refusal := tls_refusal(url, error):
+                raise ConfigError(refusal, param="REDIS_URL") from error
             if time.monotonic() > deadline:
-                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {_how_to_find(url)}") from error
-            logged = _log_once(logged, f"waiting for redis at {_safe(url)}")
+                raise RedisUnreachable(describe_failure(url, error)) from error
+            logged = _log_once(logged, f"waiting for redis at {safe_url(url)}")
         time.sleep(0.1)
 
 
@@ -62,6 +67,8 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
     client = _client(url, SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, one_connection=one_connection)
     try:
         load_scripts(client)  # unlike PING, this is answered while Redis refuses writes
+        if refusal := find_script_refusal(client):
+            raise ConfigError(refusal, param="REDIS_URL")
     except BaseException:
         client.close()
         raise
@@ -126,11 +133,23 @@ def connect_async(url: str) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_pool(pool)
 
 
-def _safe(url: str) -> str:
+def safe_url(url: str) -> str:
     """Return the address without user, password and query."""
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{'***@' if at else ''}{host}{parts.path}"
+
+
+def describe_failure(url: str, error: RedisError) -> str:
+    """Return why Redis at `url` cannot be used, and the remedy, without the password of the address."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return _refused(url, error)
+    if refusal := tls_refusal(url, error):
+        return refusal
+    if code_of(error):
+        return f"{cause_of(error)} (at {safe_url(url)})"
+    hint = client_certificate_hint(url, error)
+    return f"no Redis answers at {safe_url(url)} ({error}); {_how_to_find(url)}{hint}"
 
 
 def _how_to_find(url: str) -> str:
@@ -151,13 +170,15 @@ def _refused(url: str, error: RedisError) -> str:
         scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT/SERVICE"
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
-        return f"Redis at {_safe(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
+        return f"Redis at {safe_url(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
     if not has_password(url):
         beside = " and the file `password` beside its socket is missing, another user's or not the server's" if local else ""
-        return f"Redis at {_safe(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
+        return f"Redis at {safe_url(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
     if "without any password" in str(error):
-        return f"Redis at {_safe(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
-    return f"Redis at {_safe(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
+        return (
+            f"Redis at {safe_url(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
+        )
+    return f"Redis at {safe_url(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
 
 
 def load_scripts(client: redis.Redis) -> None:
@@ -230,6 +251,27 @@ async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
         return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
     except NoScriptError:
         return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+
+
+async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: int, timeout_ms: int) -> tuple[Reply, int]:
+    """Run a script as `run_async`, then wait, on its connection, until `num_replicas` have its writes, or for `timeout_ms`.
+
+    Returns the script's reply and the number of replicas that have them. Raises: redis errors.
+    """
+    commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
+    reply: Reply = None
+    num_synced: Reply = 0
+    for command in commands:
+        pipe = client.pipeline(transaction=False)
+        pipe.execute_command(*command, 0, *call.args)
+        pipe.execute_command("WAIT", num_replicas, timeout_ms)
+        reply, num_synced = cast("list[Reply]", await pipe.execute(raise_on_error=False))
+        if not isinstance(reply, NoScriptError):
+            break
+    for each in (reply, num_synced):
+        if isinstance(each, Exception):
+            raise each
+    return reply, cast(int, num_synced)
 
 
 async def answer_of(call: Awaitable[T]) -> T:

@@ -10,10 +10,12 @@ import redis.asyncio
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
-from fleet.control.connect import answer_of, run_async, text, texts
+from fleet.control.connect import Reply, answer_of, run_async, text, texts
 from fleet.core.ids import WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
+
+Run = Callable[[redis.asyncio.Redis, scripts.Call], Awaitable[Reply]]
 
 
 class Membership:
@@ -44,13 +46,15 @@ class Membership:
         if text(await run_async(self._reader, call)) != "ok":  # not queued behind a burst of requests
             await self._rejoin(self.id)
 
-    async def call(self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str) -> tuple[WorkerId, list[str]]:
+    async def call(
+        self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run = run_async
+    ) -> tuple[WorkerId, list[str]]:
         """Run a script under this gateway's id; once more under a new one if the answer is `unlisted`.
 
-        Returns the id that the script ran under, and its answer. Raises: RedisUnreachable.
+        Returns the id that the script ran under, and its answer. Raises: RedisUnreachable, and what `run` raises.
         """
         me = self.id
-        answer = texts(await answer_of(run_async(self._redis, make(me))))
+        answer = texts(await answer_of(run(self._redis, make(me))))
         if answer[0] == unlisted:
             # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait for.
             rejoining = asyncio.create_task(self._rejoin(me))
@@ -58,7 +62,7 @@ class Membership:
             rejoining.add_done_callback(self._rejoins.discard)
             await answer_of(asyncio.shield(rejoining))
             me = self.id
-            answer = texts(await answer_of(run_async(self._redis, make(me))))
+            answer = texts(await answer_of(run(self._redis, make(me))))
         return me, answer
 
     async def _rejoin(self, former: WorkerId) -> None:

@@ -11,13 +11,13 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import answer_of, run_async, slices, text, texts
-from fleet.control.membership import Membership
+from fleet.control.connect import Reply, answer_of, first_text, run_async, run_replicated, slices, text, texts
+from fleet.control.membership import Membership, Run
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, MovedNotice
 from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
 from fleet.control.stream import ClientStream
-from fleet.core.errors import FleetError, GatewayStopping, NoWorker, RedisUnreachable, ResumedElsewhere
+from fleet.core.errors import FleetError, GatewayStopping, NotReplicated, NoWorker, RedisUnreachable, ResumedElsewhere
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
@@ -61,13 +61,19 @@ class GatewayRequests:
 
         Requests wait for a role without a worker if one is starting, or was lost less than `lease.no_worker_timeout_s` ago.
 
-        Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
+        Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable, NotReplicated.
         """
         stream = ClientStream(spec, blob, self._config, self._redis)
         self._hold(stream)
         stream.on_lost = lambda: self._resubmit(stream)
         try:
-            gateway, answer = await self._admit(spec.id, lambda me: self._submission(spec, blob, me, checked=True))
+            gateway, answer = await self._admit(
+                spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
+            )
+        except NotReplicated:
+            self._streams.pop(spec.id, None)
+            await self.abort(spec.id)
+            raise
         except FleetError:
             # The script may have run although its answer was lost: then `_detach_unread` finds the request.
             self._streams.pop(spec.id, None)
@@ -303,12 +309,24 @@ class GatewayRequests:
         stages = self._config.graph_declaration().stages_for(outputs)
         return [role.name for role in self._config.roles() if role.stage in stages]
 
-    async def _admit(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[str]]:
-        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable."""
+    async def _replicate(self, client: redis.asyncio.Redis, call: scripts.Call) -> Reply:
+        """Run a submission; an accepted one must be on `redis.wait_replicas` replicas. Raises: NotReplicated, redis errors."""
+        options = self._config.redis
+        if not options.wait_replicas:
+            return await run_async(client, call)
+        reply, num_synced = await run_replicated(client, call, options.wait_replicas, options.wait_timeout_ms)
+        if first_text(reply) == "ok" and num_synced < options.wait_replicas:
+            raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
+        return reply
+
+    async def _admit(
+        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run = run_async
+    ) -> tuple[WorkerId, list[str]]:
+        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable, those of `run`."""
         self._status.check_memory()
-        gateway, answer = await self._membership.call(call, unlisted="stale")
+        gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
         if answer[0] == "no_worker" and await self._assume_served():
-            gateway, answer = await self._membership.call(call, unlisted="stale")
+            gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
         if answer[0] != "ok":
             error = refusal_of(answer, self._config.limits.max_requests)
             if isinstance(error, NoWorker):

@@ -148,6 +148,18 @@ class RedisUnreachable(FleetError):
     retryable = True
 
 
+class NotReplicated(RedisUnreachable):
+    """Too few replicas of Redis have a new request, which has been aborted: a failover could lose it."""
+
+    @staticmethod
+    def of(num_synced: int, num_needed: int, timeout_ms: int) -> "NotReplicated":
+        return NotReplicated(
+            f"{num_synced} replicas of Redis had the request within redis.wait_timeout_ms ({timeout_ms}), and "
+            f"redis.wait_replicas is {num_needed}, so it was aborted. Start the replicas and check their links (`fleet doctor`), "
+            "or lower the setting; then try again", retry_after_s=5,
+        )  # fmt: skip
+
+
 class ChunkOrderError(FleetError):
     """A chunk was appended or released out of order; a bug in Fleet."""
 

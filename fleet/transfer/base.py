@@ -109,6 +109,11 @@ class Transfer(Protocol):
         ...
 
     @property
+    def registered_address(self) -> int:
+        """Address of the first byte that peers may read; 0 without any."""
+        ...
+
+    @property
     def registered_bytes(self) -> int:
         """Size of the memory that peers may read or that is read into."""
         ...

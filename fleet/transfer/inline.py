@@ -65,6 +65,10 @@ class InlineTransfer:
         return self.arena.used_bytes
 
     @property
+    def registered_address(self) -> int:
+        return 0
+
+    @property
     def registered_bytes(self) -> int:
         return 0
 

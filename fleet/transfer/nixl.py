@@ -97,6 +97,10 @@ class NixlTransfer:
         return self.arena.used_bytes
 
     @property
+    def registered_address(self) -> int:
+        return self.memory.address
+
+    @property
     def registered_bytes(self) -> int:
         return self.memory.length_bytes + sum(region.length_bytes for region in self._more)
 

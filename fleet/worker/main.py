@@ -288,6 +288,7 @@ class WorkerProcess:
             "checkpoint": self.fingerprint,
             "device": self.device,
             "backend": transfer.backend,
+            "registered_address": str(transfer.registered_address),
             "registered_bytes": str(transfer.registered_bytes),
             **self._shared_settings(serves.stage),
         }

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import cast
 
 import fakeredis
 import pytest
@@ -26,10 +25,15 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=server_binaries(), ids=lambda binary: Path(binary).name)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames and not metafunc.config.getoption("--redis-server"):
+        metafunc.parametrize("server", server_binaries(), indirect=True, ids=lambda binary: binary.name)
+
+
+@pytest.fixture
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server of each supported kind for this test alone; its data folder is `tmp_path`."""
-    process = RedisProcess(tmp_path, cast(Path, request.param))
+    """A server for this test alone: the newest and the oldest kind, or as `--redis-server` says. Its data is in `tmp_path`."""
+    process = RedisProcess(tmp_path, getattr(request, "param", None))
     process.start()
     yield process
     process.stop()

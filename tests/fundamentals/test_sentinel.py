@@ -14,12 +14,11 @@ import redis
 from fleet.config import FleetConfig, load_config
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, connect_async
-from fleet.control.server import find_server
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import EdgeName
 from fleet.graphs import get_graph
 from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
-from tests.support import RedisProcess, await_until, free_port, redis_answers, wait_until
+from tests.support import RedisProcess, await_until, default_server, free_port, redis_answers, wait_until
 
 SERVICE = "voices"
 OMNI = get_graph("qwen3_omni")
@@ -36,7 +35,7 @@ def sentinel_of(folder: Path, port: int) -> Generator[str]:
         f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 2000\n"
     )
     process = subprocess.Popen(
-        [str(find_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(default_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         wait_until(lambda: redis_answers(f"redis://127.0.0.1:{own_port}"), f"a sentinel on port {own_port}", timeout_s=20)
@@ -85,8 +84,9 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         with redis.Redis(port=int(url.rpartition(":")[2].partition("/")[0])) as sentinel:
             wait_until(lambda: sentinel.sentinel_slaves(SERVICE), "the sentinel to know the replica", timeout_s=60)
         yield Servers(primary, replica, url)
-    primary.stop()
-    replica.stop()
+    # A replica that still writes its first append-only file ignores SIGTERM.
+    primary.kill()
+    replica.kill()
 
 
 async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> None:

@@ -35,7 +35,9 @@ DOCUMENTS = (
 )
 LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
-FLAGS = "--all --barge-in --check --engines --gpu --interference --keep --once --read-only --small --transfer --twin --up".split()
+FLAGS = (
+    "--all --barge-in --check --engines --gpu --interference --keep --offline --once --read-only --small --transfer --twin --up"
+).split()
 """Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(rf"`((?:{PROGRAMS}) [^`\n]+|\./check[^`\n]*)`")
@@ -174,18 +176,19 @@ def find_module(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
 
 
 CHECKS = (
-    Check(r"fleet( [\w-]+)* --help|fleet config .*|fleet doctor", run_in_process),
+    Check(r"fleet( [\w-]+)* --help|fleet config .*", run_in_process),
     Check(r"fleet (up|status|redis|jobs|dead-letters) ?.*", parse_fleet, ("tests/e2e/test_up.py", "tests/e2e/test_cli.py")),
     Check(r"fleet (worker|conductor|web) ?.*", parse_fleet, ("tests/e2e/test_supervision.py",)),
     Check(r"fleet pocket|fleet (chaos|bench) ?.*", parse_fleet, ("tests/e2e/test_chaos.py",)),
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
-    Check(r"fleet doctor .+", parse_fleet),
+    Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),
     Check(r"pip install .*", install),
     Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+)?", parse_shell),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
+    Check(r"python -m pytest .*", parse_shell),
     Check(r"bash tests/vllm/run\.sh", parse_shell),
     Check(r"openssl rand .*", run_shell),
     Check(r"openssl (req|x509) .*", parse_shell, ("tests/e2e/test_deployed_redis.py",)),

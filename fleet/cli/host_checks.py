@@ -1,0 +1,144 @@
+"""Checks of this host by `fleet doctor`: ports, certificates, disk, checkpoint. Opens nothing."""
+
+import datetime as dt
+import shutil
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import psutil
+from cryptography import x509
+
+from fleet.cli.checkpoint import find_checkpoint
+from fleet.config import FleetConfig
+from fleet.config.safety import Check, Finding
+from fleet.config.settings import EnvironmentSettings
+from fleet.control.server import require_free_port
+from fleet.control.server_checks import full_fleet_bytes
+from fleet.core.errors import ConfigError
+
+MIN_DAYS, MAX_SHOWN = 14, 80
+COPIES = 3
+"""The append-only file may be twice the data before it is rewritten, and the new file is written beside it."""
+MIN_FREE_BYTES = 64 * 2**20
+
+
+def check_ports(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+    """Check that this host's ports can be listened on, or are already served by a process of Fleet."""
+    if config.web.port:
+        yield _check_port("gateway port", config.web.host, config.web.port, "web.port", "web")
+    if settings.redis_url is None and config.redis.port:
+        yield _check_port("Redis port", "127.0.0.1", config.redis.port, "redis.port", "server")
+
+
+def _check_port(subject: str, host: str, port: int, key: str, own: str) -> Finding:
+    try:
+        require_free_port(host, port, key)
+    except ConfigError as error:
+        pid, words = _find_listener(port)
+        holder = f"process {pid} ({' '.join(words)[:MAX_SHOWN]})" if pid else "a process of another user"
+        if own in words or own in Path(words[0]).name:
+            return Finding(subject=subject, value=f"{port} is served by {holder}")
+        return Finding(subject=subject, value="", refusal=f"{error.message}; {holder} listens on it", param=key)
+    return Finding(subject=subject, value=f"{port} is free")
+
+
+def _find_listener(port: int) -> tuple[int | None, list[str]]:
+    """Return the process that listens on a TCP port and its command line; no process if this user may not see it."""
+    try:
+        found = [
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and tuple(one.laddr)[1:2] == (port,)
+        ]
+        pid = next((pid for pid in found if pid), None)
+        return (pid, psutil.Process(pid).cmdline() or [""]) if pid else (None, [""])
+    except psutil.Error:
+        return None, [""]
+
+
+def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+    """Check the certificates of the gateway and those that REDIS_URL names."""
+    web = config.web
+    if web.tls_cert is not None and web.tls_key is not None:
+        fix = "renew it, and start the gateway again"
+        yield _check_pair("gateway certificate", web.tls_cert, web.tls_key, "web.tls_cert", "web.tls_key", fix)
+    if settings.redis_url is None:
+        return
+    options = {name: Path(values[-1]) for name, values in parse_qs(urlsplit(settings.redis_url).query).items()}
+    if authority := options.get("ssl_ca_certs"):
+        yield _check_certificate("Redis authority", authority, "REDIS_URL: ssl_ca_certs", "name the file of the new authority")
+    if certificate := options.get("ssl_certfile"):
+        key, fix = options.get("ssl_keyfile", certificate), "let the authority of Redis sign a new one"
+        yield _check_pair("Redis client", certificate, key, "REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile", fix)
+
+
+def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name: str, fix: str) -> Finding:
+    """Check a certificate as `_check_certificate`, and that the key is its own."""
+    found = _check_certificate(subject, certificate, name, fix)
+    if found.refused:
+        return found
+    try:
+        key.read_bytes()
+        # A password is asked for on the terminal otherwise.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        refusal = f"{key_name}: {key} is not the key of {certificate} ({error.reason or error}); name the one it was made with"
+        return Finding(subject=subject, value="", refusal=refusal, param=key_name)
+    except OSError as error:
+        return Finding(
+            subject=subject, value="", refusal=f"{key_name}: {key} cannot be read ({error.strerror}); correct it", param=key_name
+        )
+    return found
+
+
+def _check_certificate(subject: str, file: Path, name: str, fix: str) -> Finding:
+    try:
+        first = x509.load_pem_x509_certificates(file.read_bytes())[0]
+    except OSError as error:
+        refusal = f"{name}: {file} cannot be read ({error.strerror}); name a PEM file that this user may read"
+        return Finding(subject=subject, value="", refusal=refusal, param=name)
+    except ValueError:
+        refusal = f"{name}: {file} contains no certificate; name a PEM file"
+        return Finding(subject=subject, value="", refusal=refusal, param=name)
+    now = dt.datetime.now(dt.UTC)
+    days = (first.not_valid_after_utc - now).days
+    until = f"{first.not_valid_after_utc:%Y-%m-%d}"
+    refusal = f"{name}: {file} expired on {until}; {fix}" if days < 0 else ""
+    if first.not_valid_before_utc > now:
+        refusal = f"{name}: {file} is valid from {first.not_valid_before_utc:%Y-%m-%d} on; correct this host's clock, or {fix}"
+    return Finding(
+        subject=subject, value=f"{file}, valid for {days} more days", refusal=refusal, param=name,
+        warning=f"{file} expires in {days} days, on {until}; {fix}" if days < MIN_DAYS else "",
+    )  # fmt: skip
+
+
+def check_disk(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+    """Compare the free space for the embedded Redis with the size that its append-only file may reach."""
+    if settings.redis_url is not None:
+        return
+    folder = config.redis_data_dir
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    free, needed = shutil.disk_usage(existing).free, COPIES * full_fleet_bytes(config)
+    shown = f"{free / 2**20:.0f} MiB are free for {folder}"
+    need = f"with limits.max_requests {config.limits.max_requests} the append-only file may take {needed / 2**20:.0f} MiB"
+    fix = "free space, or choose another disk with --set redis.data_dir=DIR"
+    refusal = f"redis.data_dir: {shown}; {fix}" if free < MIN_FREE_BYTES else ""
+    warning = f"{shown}, and {need}: {fix}" if free < needed else ""
+    yield Finding(subject="disk", value=f"{shown}; {need}", refusal=refusal, warning=warning, param="redis.data_dir")
+
+
+def check_checkpoint(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
+    if config.engine == "fake":
+        return
+    try:
+        folder, later = find_checkpoint(config)
+    except ConfigError as error:
+        yield Finding(subject="checkpoint", value="", refusal=error.message, param="checkpoint")
+        return
+    yield Finding(subject="checkpoint", value=later or str(folder))
+
+
+FILE_CHECKS: tuple[Check, ...] = (check_certificates, check_disk)
+"""Quick checks of files, which `fleet up` also runs."""
