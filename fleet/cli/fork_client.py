@@ -38,7 +38,8 @@ from fleet.core.process_title import RESERVE
 
 log = logging.getLogger(__name__)
 
-LOAD_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 180.0
+"""Far more than the imports take: a server that is slow is so because the machine is, and so would be a new process."""
 REPLY_TIMEOUT_S = 5.0
 STATUS_TIMEOUT_S = 1.0
 LOCK_POLL_S = 0.05
