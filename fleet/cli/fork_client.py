@@ -31,7 +31,7 @@ from fleet.cli.fork_protocol import (
     send,
     socket_name,
 )  # fmt: skip
-from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter, spawn_process
+from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
 from fleet.core.process_title import RESERVE
@@ -45,7 +45,7 @@ STATUS_TIMEOUT_S = 1.0
 LOCK_POLL_S = 0.05
 BACKLOG = 128
 ENGINE = "torch"
-MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.stages.lm_setup")
+MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.transfer.factory")
 """Imported besides the builders of the stages."""
 
 
@@ -125,7 +125,7 @@ class ForkStarter:
                 self._unusable = isinstance(error, ServerUnavailable) and error.final
                 which = "workers start as new processes" if self._unusable else "this worker starts as a new process"
                 log.warning("%s, not by the fork server: %s", which, error)
-        return await spawn_process(arguments, output, env)
+        return await NewProcesses().start(arguments, output, env)
 
     async def close(self) -> None:
         """Leave the server, which ends when no keeper is left."""

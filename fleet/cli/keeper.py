@@ -91,19 +91,14 @@ class ProcessStarter(Protocol):
     async def close(self) -> None: ...
 
 
-async def spawn_process(arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
-    """Start a command as a new process; see `ProcessStarter`."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fleet.cli", *arguments, stdout=output, stderr=output, env=env,
-        start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
-    )  # fmt: skip
-
-
 class NewProcesses:
     """Starts each command as a new process."""
 
     async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
-        return await spawn_process(arguments, output, env)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fleet.cli", *arguments, stdout=output, stderr=output, env=env,
+            start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
 
     async def close(self) -> None:
         return
@@ -128,7 +123,8 @@ class Keeper:
     """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
 
     `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis stops last, so that the other
-    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins.
+    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins, and
+    `starter` performs it.
     """
 
     arguments: list[str]
