@@ -34,6 +34,7 @@ from fleet.cli.fork_protocol import (
 from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
+from fleet.core.private import make_private_folder
 from fleet.core.process_title import RESERVE
 
 log = logging.getLogger(__name__)
@@ -83,10 +84,8 @@ class ForkedProcess:
         """Return the exit status once the process has ended; `UNKNOWN_STATUS` if the server ended before it."""
         ended = asyncio.create_task(_readable(self.pidfd))
         reply = asyncio.create_task(_receive(self.connection))
+        reply.add_done_callback(self._check_server)
         try:
-            await asyncio.wait({ended, reply}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done() and reply.exception():
-                self.when_server_lost()
             await ended
             # The server reaps it at the same time, unless the server is frozen or gone.
             await asyncio.wait({reply}, timeout=STATUS_TIMEOUT_S)
@@ -96,6 +95,10 @@ class ForkedProcess:
             await _cancel(ended, reply)
             os.close(self.lifeline)
             os.close(self.pidfd)
+
+    def _check_server(self, reply: asyncio.Task[tuple[Message, list[int]]]) -> None:
+        if not reply.cancelled() and reply.exception():
+            self.when_server_lost()
 
     def terminate(self) -> None:
         signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
@@ -118,14 +121,23 @@ class ForkStarter:
         if not self._unusable:
             environment = os.environ if env is None else env
             try:
-                await self._connect(environment)
-                return await self._fork(arguments, output, environment)
+                return await self._fork_or_reconnect(arguments, output, environment)
             except (ServerUnavailable, OSError, EOFError) as error:
                 self._disconnect()
                 self._unusable = isinstance(error, ServerUnavailable) and error.final
                 which = "workers start as new processes" if self._unusable else "this worker starts as a new process"
                 log.warning("%s, not by the fork server: %s", which, error)
         return await NewProcesses().start(arguments, output, env)
+
+    async def _fork_or_reconnect(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> ForkedProcess:
+        try:
+            await self._connect(environment)
+            return await self._fork(arguments, output, environment)
+        except (EOFError, ConnectionError):
+            # The server ended while no process of this keeper ran.
+            self._disconnect()
+            await self._connect(environment)
+            return await self._fork(arguments, output, environment)
 
     async def close(self) -> None:
         """Leave the server, which ends when no keeper is left."""
@@ -183,6 +195,7 @@ class ForkStarter:
 
     async def _open(self, environment: Mapping[str, str]) -> socket.socket:
         """Return a connection to a server, which may be loading; another keeper may be about to create its socket."""
+        make_private_folder(self.folder)
         name = socket_name(self.modules, environment)
         deadline_s = asyncio.get_running_loop().time() + REPLY_TIMEOUT_S
         while True:

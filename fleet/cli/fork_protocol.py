@@ -102,7 +102,7 @@ def address_of(folder: Path, name: str) -> Iterator[str]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock under which a server's socket is created and removed. Raises: BlockingIOError if another process holds it."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -143,8 +143,6 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
     from fleet.cli.fork_client import make_starter
     from fleet.cli.supervise import WorkerStarts, make_fence
 
-    if role:
-        secure_data_dir(deployment.config)
     starts = WorkerStarts(deployment.redis_url, role.name) if role else None
     fence = make_fence(deployment.redis_url, arguments[0], role.name if role else "")
     starter = make_starter(deployment.config, role) if role else None

@@ -111,6 +111,9 @@ async def test_killed_server_leaves_its_commands_and_is_replaced(forks: Forks) -
     assert last["parent"] == again["parent"] and await third.wait() == 0
     second.terminate()
     assert await second.wait() == -signal.SIGTERM
+    os.kill(again["parent"], signal.SIGKILL)
+    fourth, shown = await start(starter, "exit", "0")
+    assert isinstance(fourth, ForkedProcess) and shown["parent"] != again["parent"] and await fourth.wait() == 0
 
 
 async def test_frozen_server_delays_a_start_and_starts_nothing_later(
@@ -147,6 +150,16 @@ async def test_server_that_cannot_fork_is_replaced_by_new_processes_and_one_log_
         assert not isinstance(process, ForkedProcess) and await process.wait() == 0
     (line,) = caplog.messages
     assert reason in line
+
+
+async def test_folder_that_cannot_be_used_leaves_new_processes(forks: Forks, caplog: pytest.LogCaptureFixture) -> None:
+    (forks.folder / "file").touch()
+    forks.folder /= "file"
+    starter = forks.starter()
+    process = await starter.start(["--help"], os.open(os.devnull, os.O_WRONLY), cli_env())
+    assert not isinstance(process, ForkedProcess) and await process.wait() == 0
+    (line,) = caplog.messages
+    assert str(forks.folder) in line
 
 
 def test_process_tied_by_a_pipe_is_killed_even_while_it_is_stopped() -> None:
