@@ -10,9 +10,9 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import psutil
 
@@ -29,6 +29,8 @@ ALONE_POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
 READER_TIMEOUT_S = 1.0
 NOT_STARTED = 1
+UNKNOWN_STATUS = -1000
+"""Status of a command whose end was seen, but neither its signal nor its exit status."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
 """Called with the pid of a command that died and its signal or exit status; returns True if the command had served."""
@@ -70,6 +72,38 @@ class StartAnnouncer(Protocol):
     async def end(self, *, failed: bool) -> None: ...
 
 
+class ChildProcess(Protocol):
+    """A running command."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+
+
+class ProcessStarter(Protocol):
+    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that it dies with the keeper.
+
+    `env`: None for the keeper's own. Raises: OSError.
+    """
+
+    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess: ...
+    async def close(self) -> None: ...
+
+
+class NewProcesses:
+    """Starts each command as a new process."""
+
+    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fleet.cli", *arguments, stdout=output, stderr=output, env=env,
+            start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        return
+
+
 class TerminalOutput:
     """Prints to the standard output of this process."""
 
@@ -89,7 +123,8 @@ class Keeper:
     """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
 
     `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis stops last, so that the other
-    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins.
+    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins, and
+    `starter` performs it.
     """
 
     arguments: list[str]
@@ -99,6 +134,7 @@ class Keeper:
     alone: Callable[[], Awaitable[bool]] | None = None
     when_dead: WhenDead | None = None
     starts: StartAnnouncer | None = None
+    starter: ProcessStarter = field(default_factory=NewProcesses)
     _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
@@ -112,6 +148,7 @@ class Keeper:
             return await self._run_repeatedly()
         finally:
             await self._end_starts(failed=not self.stop.is_set())
+            await self.starter.close()
 
     async def _run_repeatedly(self) -> int:
         loop = asyncio.get_running_loop()
@@ -157,10 +194,7 @@ class Keeper:
         self._last_lines.clear()
         read_end, write_end = os.pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "fleet.cli", *self.arguments, stdout=write_end, stderr=write_end, env=self.env,
-                start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
-            )  # fmt: skip
+            process = await self._unless_stopped(self.starter.start(self.arguments, write_end, self.env))
         except OSError as error:
             # The machine has no memory or processes to spare: counts as a death, and is tried again.
             os.close(read_end)
@@ -168,6 +202,9 @@ class Keeper:
             return NOT_STARTED
         finally:
             os.close(write_end)
+        if process is None:
+            os.close(read_end)
+            return -signal.SIGTERM
         # A pipe and a thread, not the process's own stream: a fork of the command may hold the pipe open after its death.
         reader = threading.Thread(target=self._forward, args=(os.fdopen(read_end, "rb"),), daemon=True)
         reader.start()
@@ -189,7 +226,19 @@ class Keeper:
                 with contextlib.suppress(OSError):
                     self.output.line(line)
 
-    async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
+    async def _unless_stopped(self, starting: Coroutine[Any, Any, ChildProcess]) -> ChildProcess | None:
+        """Return the started process, or None if the keeper was stopped before: a start may wait for the fork server."""
+        started = asyncio.create_task(starting)
+        stopped = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not started.done():
+            started.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return await started
+        return None
+
+    async def _until_ended(self, process: ChildProcess) -> int:
         ended = asyncio.create_task(process.wait())
         stopped = asyncio.create_task(self.stop.wait())
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -210,12 +259,15 @@ async def keep(
     alone: Callable[[], Awaitable[bool]] | None = None,
     when_dead: WhenDead | None = None,
     starts: StartAnnouncer | None = None,
+    starter: ProcessStarter | None = None,
 ) -> int:
     """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with. See `Keeper`."""
     stop = asyncio.Event()
     for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts).run()
+    return await Keeper(
+        arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts, starter=starter or NewProcesses()
+    ).run()
 
 
 def kill_all(pid: int) -> None:
@@ -229,12 +281,16 @@ def kill_all(pid: int) -> None:
 
 def cause_of(status: int) -> str:
     """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time signals have no name."""
+    if status == UNKNOWN_STATUS:
+        return "an unknown cause"
     if status >= 0:
         return f"exit status {status}"
     return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
 
 
 def describe_end(status: int) -> str:
+    if status == UNKNOWN_STATUS:
+        return "ended with an unknown status"
     return f"was killed by {cause_of(status)}" if status < 0 else f"ended with status {status}"
 
 

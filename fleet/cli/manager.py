@@ -23,7 +23,7 @@ import psutil
 from honcho.colour import get_colours
 from honcho.printer import Message, Printer
 
-from fleet.cli.keeper import STOP_SIGNALS, Keeper, kill_all
+from fleet.cli.keeper import STOP_SIGNALS, Keeper, ProcessStarter, kill_all
 from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
 from fleet.core.ids import RoleName
 
@@ -49,13 +49,15 @@ class KeeperProcess:
     """
 
     def __init__(
-        self, name: str, arguments: list[str], env: Mapping[str, str], colour: str, *, redis_url: str, pipe: tuple[int, int]
-    ) -> None:
+        self, name: str, arguments: list[str], env: Mapping[str, str], colour: str, *, redis_url: str, pipe: tuple[int, int],
+        starter: ProcessStarter,
+    ) -> None:  # fmt: skip
         self.name = name
         self.pid: int | None = None
         self.status: int | None = None
         self._arguments, self._env, self._colour = arguments, env, colour
         self._redis_url, (self._watched, self._held) = redis_url, pipe
+        self._starter = starter
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
         """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is ended first."""
@@ -103,6 +105,7 @@ class KeeperProcess:
             alone=make_alone_check(self._redis_url) if command == REDIS else None,
             when_dead=fence,
             starts=WorkerStarts(self._redis_url, role) if role else None,
+            starter=self._starter,
         ).run()
 
     def line(self, line: bytes) -> None:
@@ -144,10 +147,11 @@ class FleetManager:
         self._has_started = self._stopping = False
         self._kill_s: float | None = None
 
-    def keep(self, name: str, arguments: list[str], env: Mapping[str, str]) -> None:
+    def keep(self, name: str, arguments: list[str], env: Mapping[str, str], starter: ProcessStarter) -> None:
         """Run `fleet ARGUMENTS` as process `name` once `loop` is called."""
-        colour = next(self._colours)
-        self._keepers[name] = KeeperProcess(name, arguments, env, colour, redis_url=self._redis_url, pipe=self._pipe)
+        self._keepers[name] = KeeperProcess(
+            name, arguments, env, next(self._colours), redis_url=self._redis_url, pipe=self._pipe, starter=starter
+        )
         self._printer.width = max(self._printer.width, len(name))
 
     def loop(self) -> None:

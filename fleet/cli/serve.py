@@ -12,9 +12,9 @@ from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, op
 from fleet.cli.doctor import log_redis_findings
 from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
+from fleet.config.roles import Role
 from fleet.config.safety import refuse_unsafe
 from fleet.core.errors import ConfigError
-from fleet.core.ids import RoleName
 from fleet.core.log_labels import Labels
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -93,7 +93,7 @@ def worker(
     read_peer_access(deployment.config)  # before anything is loaded
     if kept:
         number = ["--replica", str(replica)] if replica > 1 else []
-        raise typer.Exit(_keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role.name))
+        raise typer.Exit(_keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role))
     _await_redis(deployment)
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     from fleet.control.starting import StartAnnouncement
@@ -138,16 +138,18 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, r
         run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
 
 
-def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | None = None) -> int:
+def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None = None) -> int:
     """Keep a registered command running, and fence it when it dies, before its lease lapses.
 
     `role`: the role of a worker, whose requests wait while it is restarted.
     """
+    from fleet.cli.fork_client import make_starter
     from fleet.cli.supervise import WorkerStarts, make_fence
 
-    starts = WorkerStarts(deployment.redis_url, role) if role else None
-    fence = make_fence(deployment.redis_url, arguments[0], role or "")
-    return asyncio.run(keep(arguments, when_dead=fence, starts=starts))
+    starts = WorkerStarts(deployment.redis_url, role.name) if role else None
+    fence = make_fence(deployment.redis_url, arguments[0], role.name if role else "")
+    starter = make_starter(deployment.config, role) if role else None
+    return asyncio.run(keep(arguments, when_dead=fence, starts=starts, starter=starter))
 
 
 def _await_redis(deployment: Deployment) -> None:

@@ -85,7 +85,8 @@ class WorkerStarts:
     """Announces each start of a kept worker, from the death of its predecessor until the new process announces itself.
 
     Announcements are sent in the background as soon as Redis answers; no start waits for them. Unless the new process renews an
-    announcement, it lapses `PYTHON_START_S` after the start, so that a keeper that died announces nothing.
+    announcement, it lapses `PYTHON_START_S` after the start, so that a keeper that died announces nothing. Until the process
+    exists, the announcement is repeated.
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
@@ -125,8 +126,9 @@ class WorkerStarts:
                 number=self._number, stopped=self._stopped,
             )  # fmt: skip
             pause_s = await self._send(call)
-            if not pause_s:
+            if not pause_s and self._child:
                 return
+            pause_s = pause_s or PYTHON_START_S / 2  # the start waits for the fork server to load
             await asyncio.sleep(pause_s)
 
     async def _send(self, call: scripts.Call) -> float:

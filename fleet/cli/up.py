@@ -6,6 +6,7 @@ import ssl
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 import yaml
@@ -18,6 +19,9 @@ from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
 from fleet.core.private import write_private
+
+if TYPE_CHECKING:
+    from fleet.cli.keeper import ProcessStarter
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
@@ -54,7 +58,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     watch = threading.Thread(target=_report_ready, args=(url,), daemon=True)
     manager = FleetManager(deployment.redis_url, watch.start)
     for name, arguments in list_processes(deployment, resolved):
-        manager.keep(name, arguments, _environment(arguments[0], resolved_file))
+        manager.keep(name, arguments, _environment(arguments[0], resolved_file), _starter_of(arguments, resolved))
     manager.loop()
     if manager.culprit:
         print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
@@ -117,6 +121,13 @@ def _environment(command: str, config_file: Path) -> dict[str, str]:
     """
     env = {key: value for key, value in without_secrets(os.environ, USES[command]).items() if key != "FLEET_PORT"}
     return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+
+
+def _starter_of(arguments: list[str], config: FleetConfig) -> "ProcessStarter":
+    from fleet.cli.fork_client import make_starter
+    from fleet.cli.keeper import NewProcesses
+
+    return make_starter(config, config.role(arguments[1])) if arguments[0] == "worker" else NewProcesses()
 
 
 def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:

@@ -293,7 +293,8 @@ class FleetConfig(Strict):
     """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written at the first start.
 
     `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a browser on the same machine, which
-    need little CPU time, respond without delay while workers use all cores.
+    need little CPU time, respond without delay while workers use all cores. `preload_workers`: keepers start workers from a fork
+    server.
     """
 
     graph: Text = DEFAULT_GRAPH
@@ -307,6 +308,7 @@ class FleetConfig(Strict):
     retention_s: Annotated[int, BeforeValidator(Whole(1, 31_536_000))] = 600
     data_dir: Folder = Path(".fleet")
     worker_nice: Annotated[int, BeforeValidator(Whole(0, 19))] = 5
+    preload_workers: Switch = True
     stages: dict[str, StageConfig] = {}
     edges: dict[str, EdgeConfig] = {}
     limits: Limits = Limits()

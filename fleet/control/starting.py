@@ -15,6 +15,7 @@ from fleet.config.roles import Role
 from fleet.control import scripts
 from fleet.control.connect import connect_for_a_call, run
 from fleet.control.outage import Outage
+from fleet.core.parent_death import keeper_pid
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class StartAnnouncement:
 
     def _renew(self) -> None:
         configured = self._role.replicas + self._role.standby
-        keeper = place_here(os.getppid())
+        keeper = place_here(keeper_pid())
         while True:
             percent = None if self._loaded is None else int(100 * self._loaded)
             call = scripts.announce_start(

@@ -1,6 +1,7 @@
 """While a role's only worker restarts, new requests wait for it; if no worker is expected they are refused immediately."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import run, text
-from fleet.control.starting import StartAnnouncement
+from fleet.control.starting import StartAnnouncement, place_here
 from fleet.control.stream import ClientStream
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
@@ -131,7 +132,7 @@ def test_stopped_loading_process_is_not_counted_as_failed_start(own_redis: Redis
     load = f"""
 import signal
 from fleet.config import load_config
-from fleet.control.starting import StartAnnouncement
+from fleet.control.starting import StartAnnouncement, place_here
 with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "device=cpu")).role("talker")) as start:
     start.end_by(signal.SIGTERM)
     signal.pause()
@@ -252,3 +253,23 @@ async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProces
         await await_until(announced, "the start to be announced")
         await starts.end(failed=True)
         assert not await announced()
+
+
+async def test_keeper_repeats_the_announcement_until_the_process_exists(
+    own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start may wait for a fork server, which loads for longer than an announcement lasts."""
+    monkeypatch.setattr("fleet.cli.supervise.PYTHON_START_S", 1.0)
+    starts, announced = WorkerStarts(own_redis.url, TALKER), f"start:{place_here(os.getpid())}"
+    with redis.Redis.from_url(own_redis.url) as client:
+
+        async def deadlines() -> bool:
+            seen.add(client.hget(keys.availability(TALKER), announced))
+            return len(seen - {None}) >= 3
+
+        seen = set[object]()
+        starts.begin(0.0)
+        await await_until(deadlines, "the announcement to be repeated twice")
+        assert client.hget(keys.availability(TALKER), "tries") == b"1", "it is one start"
+        await starts.end(failed=False)
+        assert not client.hexists(keys.availability(TALKER), announced)

@@ -1,5 +1,7 @@
 """Paged memory for keys and values: one tensor, whose pages are allocated to requests. Knows no scheduling."""
 
+import math
+import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +31,14 @@ class PageTable:
     pages: list[int] = field(default_factory=list[int])
 
 
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a restart."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(size)
+
+
 class KVPool:
     """A pool allocated once. Page `num_pages` is scratch: padding rows of a tile write there.
 
@@ -40,7 +50,7 @@ class KVPool:
         self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
-        self.data = torch.zeros(size, dtype=dtype, device=device)
+        self.data = _zeros(size, dtype, device)
         self.pages_of_layer = list(self.data)
         self.slots_of_layer = list(self.data.flatten(1, 2).flatten(2, 3))
         """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x kv_heads, head_dim]."""

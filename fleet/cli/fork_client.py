@@ -1,0 +1,289 @@
+"""Starts of workers from the fork server, as a keeper calls for them. A start that it cannot do is that of a new process.
+
+The first keeper that needs a server starts it; all keepers of a deployment whose children would inherit the same share it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleet.cli.environment import without_secrets
+from fleet.cli.fork_protocol import (
+    LOCK,
+    Ended,
+    Greeting,
+    Message,
+    NotStarted,
+    Started,
+    StartRequest,
+    address_of,
+    is_own_peer,
+    locked,
+    receive,
+    send,
+    socket_name,
+)  # fmt: skip
+from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
+from fleet.config import FleetConfig
+from fleet.config.roles import Role
+from fleet.core.private import make_private_folder
+from fleet.core.process_title import RESERVE
+
+log = logging.getLogger(__name__)
+
+LOAD_TIMEOUT_S = 180.0
+"""Far more than the imports take: a server that is slow is so because the machine is, and so would be a new process."""
+REPLY_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 1.0
+LOCK_POLL_S = 0.05
+BACKLOG = 128
+ENGINE = "torch"
+MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.transfer.factory")
+"""Imported besides the builders of the stages."""
+
+
+class ServerUnavailable(Exception):
+    """The fork server cannot start a process. `final`: it never will."""
+
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
+    """Return the starter of a role's workers, for a keeper. Only torch has much to import; vLLM starts processes of its own."""
+    if not config.preload_workers or config.engine_of(role.stage) != ENGINE:
+        return NewProcesses()
+    if sys.platform != "linux":
+        log.info("workers are started as new processes: a fork server needs Linux")
+        return NewProcesses()
+    stages = config.graph_declaration().stages
+    builders = [stage.builder.partition(":")[0] for stage in stages if config.engine_of(stage.name) == ENGINE]
+    return ForkStarter(folder=config.data_dir.absolute(), modules=(*MODULES, *builders))
+
+
+@dataclass(slots=True, kw_only=True)
+class ForkedProcess:
+    """A process that the fork server has started. `lifeline`: the write end of the pipe whose closing kills it."""
+
+    pid: int
+    pidfd: int
+    lifeline: int
+    connection: socket.socket
+    when_server_lost: Callable[[], None]
+
+    async def wait(self) -> int:
+        """Return the exit status once the process has ended; `UNKNOWN_STATUS` if the server ended before it."""
+        ended = asyncio.create_task(_readable(self.pidfd))
+        reply = asyncio.create_task(_receive(self.connection))
+        reply.add_done_callback(self._check_server)
+        try:
+            await ended
+            # The server reaps it at the same time, unless the server is frozen or gone.
+            await asyncio.wait({reply}, timeout=STATUS_TIMEOUT_S)
+            message = reply.result()[0] if reply.done() and not reply.exception() else None
+            return message.status if isinstance(message, Ended) else UNKNOWN_STATUS
+        finally:
+            await _cancel(ended, reply)
+            os.close(self.lifeline)
+            os.close(self.pidfd)
+
+    def _check_server(self, reply: asyncio.Task[tuple[Message, list[int]]]) -> None:
+        if not reply.cancelled() and reply.exception():
+            self.when_server_lost()
+
+    def terminate(self) -> None:
+        signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
+
+@dataclass(slots=True, kw_only=True)
+class ForkStarter:
+    """Starts commands from the fork server of `modules` in `folder`, one at a time; as new processes where that fails."""
+
+    folder: Path
+    modules: tuple[str, ...]
+    _connection: socket.socket | None = None
+    _server_pid: int | None = None
+    _unusable: bool = False
+    _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
+        """Start `fleet ARGUMENTS`. Raises: OSError, as a new process does."""
+        await self._cancel_connecting()
+        if not self._unusable:
+            environment = os.environ if env is None else env
+            try:
+                return await self._fork_or_reconnect(arguments, output, environment)
+            except (ServerUnavailable, OSError, EOFError) as error:
+                self._disconnect()
+                self._unusable = isinstance(error, ServerUnavailable) and error.final
+                which = "workers start as new processes" if self._unusable else "this worker starts as a new process"
+                log.warning("%s, not by the fork server: %s", which, error)
+        return await NewProcesses().start(arguments, output, env)
+
+    async def _fork_or_reconnect(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> ForkedProcess:
+        try:
+            await self._connect(environment)
+            return await self._fork(arguments, output, environment)
+        except (EOFError, ConnectionError):
+            # The server ended while no process of this keeper ran.
+            self._disconnect()
+            await self._connect(environment)
+            return await self._fork(arguments, output, environment)
+
+    async def close(self) -> None:
+        """Leave the server, which ends when no keeper is left."""
+        await self._cancel_connecting()
+        self._disconnect()
+        self._reap_server()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _reap_server(self) -> None:
+        if self._server_pid is not None and os.waitpid(self._server_pid, os.WNOHANG) != (0, 0):
+            self._server_pid = None
+
+    async def _cancel_connecting(self) -> None:
+        await _cancel(*self._connecting)
+        self._connecting.clear()
+
+    def _reconnect(self, environment: Mapping[str, str]) -> None:
+        """Start another server now, so that it has loaded when it is needed."""
+
+        async def connect() -> None:
+            with contextlib.suppress(ServerUnavailable, OSError, EOFError):  # the next start reports it
+                await self._connect(environment)
+
+        self._disconnect()
+        self._reap_server()
+        self._connecting.add(asyncio.create_task(connect()))
+
+    async def _connect(self, environment: Mapping[str, str]) -> None:
+        """Connect to the server, started first if there is none. Raises: ServerUnavailable, OSError, EOFError."""
+        if self._connection is not None:
+            return
+        try:
+            self._connection = await self._greet(environment)
+        except EOFError:
+            # The server was ending, or was killed; another one is started.
+            self._connection = await self._greet(environment)
+
+    async def _greet(self, environment: Mapping[str, str]) -> socket.socket:
+        connection = await self._open(environment)
+        try:
+            if not is_own_peer(connection):
+                raise ServerUnavailable(f"a socket in {self.folder} is another user's", final=True)
+            message, _ = await _receive(connection, LOAD_TIMEOUT_S)
+            assert isinstance(message, Greeting), "the first message of a server"
+            if message.refusal:
+                raise ServerUnavailable(message.refusal, final=True)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _open(self, environment: Mapping[str, str]) -> socket.socket:
+        """Return a connection to a server, which may be loading; another keeper may be about to create its socket."""
+        make_private_folder(self.folder)
+        name = socket_name(self.modules, environment)
+        deadline_s = asyncio.get_running_loop().time() + REPLY_TIMEOUT_S
+        while True:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                return self._dial(name)
+            with contextlib.suppress(BlockingIOError), locked(self.folder):
+                with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                    return self._dial(name)  # the keeper that held the lock has started one
+                self._launch(name, environment)
+                return self._dial(name)
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise ServerUnavailable(f"another process holds the lock {self.folder / LOCK}")
+            await asyncio.sleep(LOCK_POLL_S)
+
+    def _dial(self, name: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.setblocking(False)
+            with address_of(self.folder, name) as path:
+                connection.connect(path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _launch(self, name: str, environment: Mapping[str, str]) -> None:
+        """Create the socket and start a server on it, in a session of its own: it may outlive this keeper."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            with address_of(self.folder, name) as path:
+                Path(path).unlink(missing_ok=True)
+                listener.bind(path)
+                Path(path).chmod(0o600)
+            listener.listen(BACKLOG)
+            listener.set_inheritable(True)
+            number = listener.fileno()
+            command = [sys.executable, "-m", "fleet.cli.fork_server", str(number), str(self.folder), name, *self.modules, RESERVE]
+            null = [(os.POSIX_SPAWN_OPEN, standard, os.devnull, os.O_RDWR, 0) for standard in range(3)]
+            env = without_secrets(environment, frozenset())
+            self._server_pid = os.posix_spawn(sys.executable, command, env, file_actions=null, setsid=True)
+
+    async def _fork(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> ForkedProcess:
+        assert self._connection is not None
+        read_end, write_end = os.pipe()
+        request = StartRequest(
+            arguments=[os.fsencode(argument) for argument in arguments],
+            environment=[os.fsencode(f"{name}={value}") for name, value in environment.items()],
+            folder=os.fsencode(os.getcwd()),
+            keeper=os.getpid(),
+        )
+        try:
+            send(self._connection, request, [output, read_end])
+            message, descriptors = await _receive(self._connection, REPLY_TIMEOUT_S)
+            if not isinstance(message, Started):
+                raise ServerUnavailable(message.reason if isinstance(message, NotStarted) else f"unexpected {message}")
+        except BaseException:
+            # A process that is forked later finds its lifeline closed, and ends.
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        return ForkedProcess(
+            pid=message.pid, pidfd=descriptors[0], lifeline=write_end, connection=self._connection,
+            when_server_lost=lambda: self._reconnect(environment),
+        )  # fmt: skip
+
+
+async def _receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[Message, list[int]]:
+    """Receive a message. Raises: ServerUnavailable after `timeout_s`; EOFError, OSError if the server is gone."""
+    try:
+        await asyncio.wait_for(_readable(connection.fileno()), timeout_s)
+    except TimeoutError:
+        raise ServerUnavailable(f"it did not answer within {timeout_s:g} s") from None
+    try:
+        return receive(connection)
+    except (EOFError, ConnectionError):
+        raise EOFError("it has ended") from None
+
+
+async def _readable(descriptor: int) -> None:
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,247 @@
+"""The fork server: a process that has imported the modules of the workers, and forks a worker when a keeper asks for one.
+
+`python -m fleet.cli.fork_server LISTENER FOLDER NAME MODULE...` serves on the inherited descriptor LISTENER, whose socket is NAME
+in FOLDER. It runs while a keeper is connected. It has one thread, and opens no GPU and no transfer: where an import does, it
+refuses to fork, and keepers start workers as new processes. A worker outlives it, and is tied to its keeper by a pipe
+(`die_with_pipe`).
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet.cli.fork_protocol import (
+    Ended,
+    Greeting,
+    Message,
+    NotStarted,
+    Started,
+    StartRequest,
+    address_of,
+    is_own_peer,
+    locked,
+    receive,
+    send,
+)  # fmt: skip
+from fleet.core.parent_death import die_with_pipe, set_keeper
+from fleet.core.process_title import set_process_title
+
+IDLE_POLL_S = 0.1
+MAX_DESCRIPTORS = 1 << 20
+GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """Request that a forked process carries out, and the descriptors of its output and its lifeline."""
+
+    request: StartRequest
+    output: int
+    lifeline: int
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """Accepts keepers, forks for them, and reports the ends of what it forked. `refusal`: why it cannot fork, if it cannot."""
+
+    listener: socket.socket
+    folder: Path
+    name: str
+    refusal: str
+    _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
+    _keepers: set[socket.socket] = field(default_factory=set[socket.socket])
+    _running: dict[int, tuple[int, socket.socket]] = field(default_factory=dict[int, tuple[int, socket.socket]])
+    """By pidfd: the pid of a process, and the connection of its keeper."""
+
+    def run(self) -> Child | None:
+        """Serve while a keeper is connected; in a forked process, return immediately with the request that it carries out."""
+        self.listener.setblocking(False)
+        self._selector.register(self.listener, selectors.EVENT_READ)
+        self._accept()
+        while self._keepers or not self._close_if_unused():
+            for key, _ in self._selector.select(None if self._keepers else IDLE_POLL_S):
+                child = self._handle(key.fileobj)
+                if child:
+                    return child
+        return None
+
+    def _handle(self, source: object) -> Child | None:
+        if source is self.listener:
+            self._accept()
+        elif isinstance(source, socket.socket):
+            return self._serve(source)
+        elif isinstance(source, int):
+            self._reap(source)
+        return None
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                keeper, _ = self.listener.accept()
+            except BlockingIOError:
+                return
+            if not is_own_peer(keeper):
+                keeper.close()
+                continue
+            self._keepers.add(keeper)
+            self._selector.register(keeper, selectors.EVENT_READ)
+            self._reply(keeper, Greeting(self.refusal))
+
+    def _close_if_unused(self) -> bool:
+        """Remove the socket, unless a keeper has connected or another process is about to create one."""
+        with contextlib.suppress(BlockingIOError), locked(self.folder):
+            self._accept()
+            if self._keepers:
+                return False
+            with address_of(self.folder, self.name) as path:
+                Path(path).unlink(missing_ok=True)
+            return True
+        return False
+
+    def _serve(self, keeper: socket.socket) -> Child | None:
+        try:
+            message, descriptors = receive(keeper)
+        except (OSError, EOFError):
+            self._selector.unregister(keeper)
+            self._keepers.discard(keeper)
+            keeper.close()
+            return None
+        assert isinstance(message, StartRequest) and len(descriptors) == 2, "the only message of a keeper"
+        return self._fork(keeper, Child(message, *descriptors))
+
+    def _fork(self, keeper: socket.socket, child: Child) -> Child | None:
+        try:
+            obstacle = find_obstacle()
+            pid = -1 if obstacle else os.fork()
+        except OSError as error:
+            obstacle, pid = f"fork: {error.strerror}", -1
+        if pid < 0:
+            self._reply(keeper, NotStarted(obstacle))
+            os.close(child.output)
+            os.close(child.lifeline)
+            return None
+        if pid == 0:
+            self._close_all()
+            return child
+        os.close(child.output)
+        os.close(child.lifeline)
+        pidfd = os.pidfd_open(pid)
+        self._running[pidfd] = (pid, keeper)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._reply(keeper, Started(pid), [pidfd])
+        return None
+
+    def _close_all(self) -> None:
+        """Close the server's own descriptors in a forked process."""
+        self._selector.close()
+        for one in (self.listener, *self._keepers):
+            one.close()
+        for pidfd in self._running:
+            os.close(pidfd)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, keeper = self._running.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._reply(keeper, Ended(os.waitstatus_to_exitcode(status)))
+
+    def _reply(self, keeper: socket.socket, message: Message, descriptors: list[int] | None = None) -> None:
+        """Send without waiting. A keeper that is gone, or does not read, is found when its connection ends."""
+        with contextlib.suppress(OSError):
+            keeper.setblocking(False)
+            send(keeper, message, descriptors)
+
+
+def load(modules: Sequence[str]) -> str:
+    """Import the modules; return why this process cannot fork workers, or an empty text if it can."""
+    # OpenMP reads these once, when torch is first imported: threads that spin while they wait starve Redis and NIXL. Each worker
+    # sets the number of its threads itself.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    gc.disable()  # collections during the imports find next to nothing
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except Exception as error:
+        return f"its imports failed ({type(error).__name__}: {error})"
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()  # collections in the workers do not write to the shared pages
+    return find_obstacle()
+
+
+def find_obstacle() -> str:
+    """Return what makes a fork of this process unsafe, or an empty text."""
+    tasks = len(os.listdir("/proc/self/task"))
+    if tasks != 1 or threading.active_count() != 1:
+        return f"an imported module has started a thread ({max(tasks, threading.active_count())} threads run)"
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if target.startswith(GPU_DEVICES):
+                return f"an imported module has opened the GPU ({target})"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"the kernel has no pidfd: {error.strerror}"
+    return ""
+
+
+def become(child: Child) -> None:
+    """Make this forked process what a new process of the keeper would be: its session, output, folder and environment."""
+    request = child.request
+    os.setsid()
+    die_with_pipe(child.lifeline)
+    set_keeper(request.keeper)
+    for standard in (1, 2):
+        os.dup2(child.output, standard)
+    os.close(child.output)
+    os.chdir(request.folder)
+    os.environb.clear()
+    for entry in request.environment:
+        name, _, value = entry.partition(b"=")
+        os.environb[name] = value
+    arguments = [os.fsdecode(argument) for argument in request.arguments]
+    sys.argv = ["fleet", *arguments]
+    sys.orig_argv = [sys.executable, "-m", "fleet.cli", *arguments]
+    set_process_title(" ".join(sys.orig_argv))
+    _seed()
+
+
+def _seed() -> None:
+    """Seed from the kernel, as in a new process. Python does so for `random` itself."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def main() -> None:
+    """Serve; in each forked process, run the command of the request."""
+    listener, folder, name, *modules = sys.argv[1:]
+    for first, end in ((3, int(listener)), (int(listener) + 1, MAX_DESCRIPTORS)):
+        os.closerange(first, end)  # inherited from the first keeper, which the server may outlive
+    modules = [module for module in modules if module.strip()]
+    server = ForkServer(socket.socket(fileno=int(listener)), Path(folder), name, load(modules))
+    child = server.run()
+    if child:
+        del server
+        become(child)
+        from fleet.cli import entry
+
+        entry()
+
+
+if __name__ == "__main__":
+    main()

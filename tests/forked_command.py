@@ -1,0 +1,56 @@
+"""Imported by a fork server in place of the models: forked processes run this command, which describes its process.
+
+`fleet show` prints the description; `fleet exit STATUS` then ends with a status; `fleet wait` then waits for a signal.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+import fleet.cli
+from fleet.core.parent_death import keeper_pid
+
+
+def describe() -> dict[str, Any]:
+    """Return what a process inherits or draws."""
+    torch = sys.modules.get("torch")
+    return {
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "parent": os.getppid(),
+        "keeper": keeper_pid(),
+        "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
+        "links": [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")],
+        "terminates": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "draws": [random.random(), float(np.random.random())],
+        "torch": torch and [float(torch.rand(())), _threads_of(torch)],
+    }
+
+
+def _threads_of(torch: Any) -> int:
+    """Compute with the number of threads in the environment, and return how many threads run."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512))
+    return torch.get_num_threads()
+
+
+def entry() -> None:
+    """Run the command."""
+    print(json.dumps(describe()), flush=True)
+    command, *values = sys.argv[1:]
+    if command == "exit":
+        sys.exit(int(values[0]))
+    if command == "wait":
+        signal.pause()
+
+
+fleet.cli.entry = entry
