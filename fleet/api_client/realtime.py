@@ -41,12 +41,34 @@ class RealtimeResponse(msgspec.Struct, frozen=True):
         return error.message if error is not None else self.status
 
 
+class _ItemPart(msgspec.Struct, frozen=True):
+    transcript: str | None = None
+
+
+class RealtimeItem(msgspec.Struct, frozen=True):
+    """An item of the conversation; of its content only transcripts are read."""
+
+    id: str = ""
+    content: tuple[_ItemPart, ...] = ()
+
+    @property
+    def transcript(self) -> str:
+        return "".join(part.transcript or "" for part in self.content)
+
+
+class _SessionId(msgspec.Struct, frozen=True):
+    id: str = ""
+
+
 class RealtimeEvent(msgspec.Struct, frozen=True):
     """The fields that are read of any server event."""
 
     type: str
     delta: str = ""
     request_id: str = ""
+    response_id: str | None = None
+    session: _SessionId = _SessionId()
+    item: RealtimeItem = RealtimeItem()
     position: int | None = None
     parts: tuple[LatencyPart, ...] = ()
     response: RealtimeResponse = RealtimeResponse()
@@ -55,6 +77,11 @@ class RealtimeEvent(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(RealtimeEvent).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def decode_any_event(message: str | bytes) -> RealtimeEvent:
+    """Return an event, which may be an error event."""
+    return _decode(message)
 
 
 def decode_event(message: str | bytes) -> RealtimeEvent:

@@ -21,7 +21,8 @@ POLL_S = 0.05
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One request as its client received it. `lost`: the reason for which it was not completely answered, else "".
 
-    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer.
+    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer; `refusals`: those after which it was sent
+    again.
     Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent. `stalled_s`: pauses of
     playback from the first audio on. `difference`: from the reference answer; `changed`: from the same answer read once more.
     """
@@ -31,6 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     id: str = ""
     gateway_changes: int = 0
+    refusals: int = 0
     chunks_s: tuple[float, ...] = ()
     stalled_s: float | None = None
     lost: str = ""
@@ -129,6 +131,7 @@ class ChaosLoad:
             ended_s=ended_s,
             id=stream.request_id,
             gateway_changes=stream.gateway_changes,
+            refusals=stream.refusals,
             chunks_s=answer.chunks_s,
             stalled_s=answer.stalled_s,
         )
