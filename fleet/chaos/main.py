@@ -28,16 +28,15 @@ from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import make_bodies
 from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
 from fleet.chaos.voice import VoiceLoad
-from fleet.chaos.watch import FleetWatch, Residue
+from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
-from fleet.control.embedded import embedded_url
 from fleet.core.interrupts import interrupted_by_sigterm
 from fleet.core.private import make_private_folder
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter
 
-EXTRAS_LOG, REDIS_FOLDER = "chaos.log", "chaos-redis-"
+EXTRAS_LOG, REDIS_FOLDER = "chaos.log", "bench-redis-"
 SILENCE_S = 5.0
 """Time-out of a client's connection where gateways are frozen, after which it resumes at another."""
 SETTLE_S = 15.0
@@ -130,7 +129,7 @@ class ChaosRun:
     def run(self, setup: ChaosSetup) -> Verdict:
         config, plan = self.target.config, self.plan
         own_url = self.servers.url if self.servers else None
-        redis_url = own_url or embedded_url(config.redis_data_dir)
+        redis_url = own_url or own_redis_url(config)
         extras = ExtraProcesses(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG, own_url)
         with ExitStack() as stack:
             faults = self._redis_faults(stack)

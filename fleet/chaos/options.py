@@ -21,6 +21,7 @@ from fleet.config import FleetConfig
 from fleet.reporting.files import check_report_folders
 
 DEFAULT_REPLICAS = 2
+MIN_SOAK_REQUESTS = 100
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length of a spoken answer: about five seconds."""
 
@@ -42,6 +43,29 @@ class ChaosOptions:
     voice: int
     json: Path | None
     png: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakOptions:
+    """The options of `--soak`. `requests` are sent evenly over `minutes`; `check`: exit with 1 if the soak fails."""
+
+    config: Path | None
+    overrides: tuple[str, ...]
+    seed: int
+    requests: int
+    minutes: float
+    concurrency: int
+    check: bool
+    json: Path | None
+    png: Path | None
+
+    def __post_init__(self) -> None:
+        if self.requests < MIN_SOAK_REQUESTS:
+            raise ChaosError(f"--soak {self.requests}: give at least {MIN_SOAK_REQUESTS} requests", param="--soak")
+        if not 0 < self.minutes < float("inf"):
+            raise ChaosError(f"--minutes {self.minutes:g}: give minutes, more than 0", param="--minutes")
+        if self.concurrency < 1:
+            raise ChaosError(f"--concurrency {self.concurrency}: give a whole number of at least 1", param="--concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

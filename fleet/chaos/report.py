@@ -12,7 +12,7 @@ from fleet.chaos.pauses import FaultGroup, Pauses, by_detection, by_kind, is_ope
 from fleet.chaos.recovery import DETECTED_BY
 from fleet.chaos.requests import is_sampled
 from fleet.chaos.schedule import REDIS, SIGNALS
-from fleet.chaos.voice import VoiceSession
+from fleet.chaos.voice import ChaosSession
 from fleet.chaos.watch import Residue
 from fleet.reporting.machine import Machine
 from fleet.reporting.stats import Summary, summarise
@@ -69,7 +69,7 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     faults: tuple[InjectedFault, ...]
     faults_left: int
     residue: Residue
-    sessions: tuple[VoiceSession, ...]
+    sessions: tuple[ChaosSession, ...]
     undisturbed: tuple[Outcome, ...]
     disturbed: tuple[Outcome, ...]
 
@@ -78,7 +78,7 @@ def judge(
     setup: ChaosSetup,
     undisturbed: Sequence[Outcome],
     disturbed: Sequence[Outcome],
-    sessions: Sequence[VoiceSession],
+    sessions: Sequence[ChaosSession],
     faults: Sequence[InjectedFault],
     num_faults: int,
     residue: Residue,

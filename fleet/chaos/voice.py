@@ -36,7 +36,7 @@ COMPLETE = ("completed", "incomplete")
 NOT_FOUND = 404
 
 
-class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer. `lost`: the reason for which it was not completely answered, else "".
 
     `resumed`: connections lost during the turn; `repeated`: responses asked for again, since Redis or a gateway had lost them;
@@ -57,10 +57,10 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
     unread: bool = False
 
 
-class VoiceSession(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation. `forgotten`: items that the conversation lacked at its end, or had with other words."""
 
-    turns: tuple[VoiceTurn, ...]
+    turns: tuple[ChaosTurn, ...]
     forgotten: tuple[str, ...] = ()
 
 
@@ -114,20 +114,20 @@ class VoiceConversation:
         self._gateways = itertools.count(number)
         self._session = ""
         self._socket: ClientConnection | None = None
-        self._turns: list[VoiceTurn] = []
+        self._turns: list[ChaosTurn] = []
         self._said: dict[str, str] = {}
         """Items of the conversation with their transcripts; a typed question has none."""
         self._open: _Turn | None = None
 
-    def open_turn(self) -> VoiceTurn | None:
+    def open_turn(self) -> ChaosTurn | None:
         """Return the turn under way as a lost one."""
         turn = self._open
         return None if turn is None else self._result(turn, lost="its answer did not end")
 
-    def result(self, forgotten: Sequence[str] = ()) -> VoiceSession:
-        return VoiceSession(turns=tuple(self._turns), forgotten=tuple(forgotten))
+    def result(self, forgotten: Sequence[str] = ()) -> ChaosSession:
+        return ChaosSession(turns=tuple(self._turns), forgotten=tuple(forgotten))
 
-    def run(self, step: Callable[[], None]) -> VoiceSession:
+    def run(self, step: Callable[[], None]) -> ChaosSession:
         """Take turns until the run finishes, at least one; then compare the conversation with what was said."""
         forgotten: list[str] = []
         try:
@@ -144,7 +144,7 @@ class VoiceConversation:
             self._leave()
         return self.result(forgotten)
 
-    def _take_turn(self, number: int) -> VoiceTurn:
+    def _take_turn(self, number: int) -> ChaosTurn:
         """Ask a question and receive its answer, over however many connections."""
         turn = _Turn(number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s())
         self._open = turn
@@ -308,12 +308,12 @@ class VoiceConversation:
                 continue
         return None
 
-    def _compare(self, turn: _Turn) -> VoiceTurn:
+    def _compare(self, turn: _Turn) -> ChaosTurn:
         logged = self._logged_audio(turn)
         return self._result(turn, unread=logged is None, different=logged is not None and logged != bytes(turn.audio))
 
-    def _result(self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False) -> VoiceTurn:
-        return VoiceTurn(
+    def _result(self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False) -> ChaosTurn:
+        return ChaosTurn(
             session=self._number, turn=turn.number, asked_s=turn.asked_s, ended_s=self._now_s(), resumed=turn.resumed,
             repeated=turn.repeated, samples=len(turn.audio) // BYTES_PER_SAMPLE, longest_gap_s=turn.longest_gap_s, lost=lost,
             different=different, unread=unread,
@@ -351,7 +351,7 @@ class VoiceLoad:
         self._clients = [
             VoiceConversation(number, apis, model, seed, self._now_s, self._finishing, self._cancelled) for number in range(count)
         ]
-        self._results: dict[int, VoiceSession] = {}
+        self._results: dict[int, ChaosSession] = {}
         self._threads: list[threading.Thread] = []
 
     def _now_s(self) -> float:
@@ -374,7 +374,7 @@ class VoiceLoad:
     def _run(self, number: int, step: Callable[[], None]) -> None:
         self._results[number] = self._clients[number].run(step)
 
-    def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[VoiceSession, ...]:
+    def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[ChaosSession, ...]:
         """Wait for the last answers; a session whose answer does not end has a lost turn."""
         self._finishing.set()
         deadline_s = time.monotonic() + timeout_s
@@ -384,6 +384,6 @@ class VoiceLoad:
         return tuple(self._results.get(number) or _with_open_turn(client) for number, client in enumerate(self._clients))
 
 
-def _with_open_turn(client: VoiceConversation) -> VoiceSession:
+def _with_open_turn(client: VoiceConversation) -> ChaosSession:
     session, turn = client.result(), client.open_turn()
     return session if turn is None else msgspec.structs.replace(session, turns=(*session.turns, turn))

@@ -13,6 +13,7 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, text
+from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 from fleet.core.telemetry import WorkerView
 
@@ -52,6 +53,11 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         return not (self.live or self.queued or self.running or self.arena_slots or self.kv_pages or self.num_keys)
+
+
+def own_redis_url(config: FleetConfig) -> str:
+    """Return the address of the Redis that a fleet has started itself."""
+    return embedded_url(config.redis_data_dir)
 
 
 class FleetWatch:

@@ -28,7 +28,7 @@ from fleet.chaos.recovery import Recovery
 from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import is_sampled, make_bodies
 from fleet.chaos.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, draw_faults
-from fleet.chaos.voice import VoiceSession, VoiceTurn
+from fleet.chaos.voice import ChaosSession, ChaosTurn
 from fleet.chaos.watch import Residue
 from fleet.config import FleetConfig, load_config
 from fleet.core.errors import BadInput
@@ -280,7 +280,7 @@ def verdict(
     num_faults: int = 1,
     replicas: int = 2,
     numerics: str = "invariant",
-    sessions: tuple[VoiceSession, ...] = (),
+    sessions: tuple[ChaosSession, ...] = (),
 ) -> Verdict:
     setup = ChaosSetup(
         began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics=numerics,
@@ -334,8 +334,8 @@ def shown(verdict: Verdict) -> str:
     return console.export_text()
 
 
-def spoken(*, lost: str = "", different: bool = False) -> tuple[VoiceSession, ...]:
-    return (VoiceSession(turns=(VoiceTurn(session=0, turn=1, asked_s=0.0, ended_s=1.0, lost=lost, different=different),)),)
+def spoken(*, lost: str = "", different: bool = False) -> tuple[ChaosSession, ...]:
+    return (ChaosSession(turns=(ChaosTurn(session=0, turn=1, asked_s=0.0, ended_s=1.0, lost=lost, different=different),)),)
 
 
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_bytes=9)
@@ -359,7 +359,7 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_byt
         (verdict(num_faults=3), "2 faults were not injected"),
         (verdict(sessions=spoken(lost="no end")), "turn 1 of voice session 0 was lost: no end"),
         (verdict(sessions=spoken(different=True)), "the audio of turn 1 of voice session 0 is not that of its log"),
-        (verdict(sessions=(VoiceSession(turns=(), forgotten=("session 0, item_q0_1: missing",)),)), "item_q0_1: missing"),
+        (verdict(sessions=(ChaosSession(turns=(), forgotten=("session 0, item_q0_1: missing",)),)), "item_q0_1: missing"),
     ],
 )
 def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:
