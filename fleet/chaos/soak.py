@@ -117,9 +117,9 @@ class _Soak:
         changes, counts = changes_between(sampler.samples, load.sent), load.counts()
         complete = load.sent == options.requests
         return SoakVerdict(
-            passed=complete and has_passed(counts, changes, residue), complete=complete, began=began, command=command, machine=machine, seed=options.seed,
-            requests=load.sent, seconds=seconds, concurrency=options.concurrency, counts=counts, kills=tuple(self._kills),
-            changes=changes, residue=residue, samples=tuple(sampler.samples),
+            passed=complete and has_passed(counts, changes, residue), complete=complete, began=began, command=command,
+            machine=machine, seed=options.seed, requests=load.sent, seconds=seconds, concurrency=options.concurrency,
+            counts=counts, kills=tuple(self._kills), changes=changes, residue=residue, samples=tuple(sampler.samples),
         )  # fmt: skip
 
     def _load(self, load: SoakLoad, sampler: FleetSampler, injector: FaultInjector) -> None:

@@ -48,7 +48,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One soak. `complete`: all requests were sent in time. `kills`: the moments at which a process was killed, in seconds since the first request, and its role."""
+    """One soak. `complete`: all requests were sent in time. `kills`: the moments at which a process was killed, in seconds since
+    the first request, and its role.
+    """
 
     passed: bool
     began: str

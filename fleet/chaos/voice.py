@@ -185,7 +185,7 @@ class VoiceConversation:
             self._apply(turn, self._receive(turn))
 
     def _ask(self, turn: _Turn, text: str) -> None:
-        if self._has(turn, turn.question) is None:
+        if not turn.resumed or self._has(turn, turn.question) is None:
             content = [{"type": "input_text", "text": text}]
             self._send(
                 "conversation.item.create", item={"id": turn.question, "type": "message", "role": "user", "content": content}
@@ -208,7 +208,12 @@ class VoiceConversation:
             self._socket = connect(url, additional_headers=api.headers, max_size=None, open_timeout=SILENCE_S)
         except InvalidStatus as error:
             raise ApiRefused(api.url, error.response.status_code, "no voice session") from error
-        created = self._until(turn, "session.created").session.id
+        try:
+            created = self._until(turn, "session.created").session.id
+        except ApiRefused:
+            # A gateway that died may not have written a session in which nothing was said yet.
+            self._session = self._session if self._said else ""
+            raise
         if not self._session:
             self._session = created
             self._socket.send(update_audio_input(turn_detection=None))
@@ -386,4 +391,6 @@ class VoiceLoad:
 
 def _with_open_turn(client: VoiceConversation) -> ChaosSession:
     session, turn = client.result(), client.open_turn()
-    return session if turn is None else msgspec.structs.replace(session, turns=(*session.turns, turn))
+    if turn is None:
+        return msgspec.structs.replace(session, forgotten=("session: its client failed, as its stack on stderr says",))
+    return msgspec.structs.replace(session, turns=(*session.turns, turn))

@@ -36,9 +36,9 @@ Soak = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Instead, send N short requests evenly over --minutes to a fleet on the fake engine, with retention_s 60. A tenth of "
-        "the clients leave early; workers and gateways are killed. Redis's memory and keys, and size, open files and threads of "
-        "each kind of process, must be at most 3 % more at the end than at a quarter of the way.",
+        help="Send N short requests evenly over --minutes to a fleet on the fake engine instead. A tenth of "
+        "the clients leave; workers and gateways are killed. Redis's memory and keys, and size, open files and threads "
+        "of each kind of process, must be at most 3 % more at the end than at a quarter of the way.",
         show_default=False,
     ),
 ]
