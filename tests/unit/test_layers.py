@@ -99,7 +99,12 @@ MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
     "redis": (
-        "fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.jobs", "fleet.cli", "fleet.chaos.patience",
+        "fleet.control",
+        "fleet.conductor.driver",
+        "fleet.worker",
+        "fleet.jobs",
+        "fleet.cli",
+        "fleet.chaos.patience",
         "fleet.chaos.redis_servers",
     ),
     "nixl": ("fleet.transfer",),
