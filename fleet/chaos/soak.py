@@ -8,7 +8,7 @@ first comparison.
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from itertools import count
 
@@ -123,7 +123,7 @@ class _Soak:
         )  # fmt: skip
 
     def _load(self, load: SoakLoad, sampler: FleetSampler, injector: FaultInjector) -> None:
-        load.start(self._options.concurrency, self._progress.steps("requests", self._options.requests))
+        load.start(self._options.concurrency, self._progress_of(load))
         sampler.start()
         try:
             kills = injector.inject_all(self._draw_kills(load), load.now_s, self._report)
@@ -134,6 +134,17 @@ class _Soak:
         finally:
             load.stop()
             sampler.stop()
+
+    def _progress_of(self, load: SoakLoad) -> Callable[[], None]:
+        """Return a function that advances the progress bar, and prints a line after every twentieth of the requests."""
+        step, total, ended = self._progress.steps("requests", self._options.requests), self._options.requests, count(1)
+
+        def advance() -> None:
+            step()
+            if (number := next(ended)) % (total // 20) == 0:
+                self._progress.say(f"{load.now_s():7.1f} s  {number} of {total} requests have ended")
+
+        return advance
 
     def _draw_kills(self, load: SoakLoad) -> Iterator[Fault]:
         """Yield kills of workers and gateways in turn while requests are sent, except in the calm parts."""

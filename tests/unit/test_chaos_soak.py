@@ -67,8 +67,8 @@ def test_lost_and_different_answers_and_leftovers_fail(counts: SoakCounts, resid
 def test_verdict_is_shown_drawn_and_stored(tmp_path: Path) -> None:
     samples = (sample(280), sample(960, rss_mib=150.0))
     verdict = SoakVerdict(
-        passed=False, began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), seed=0, requests=TOTAL, complete=True,
-        seconds=60.0, concurrency=8, counts=SoakCounts(answered=TOTAL), kills=((1.0, "web"),),
+        passed=False, began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), seed=0, requests=TOTAL,
+        complete=True, seconds=60.0, concurrency=8, counts=SoakCounts(answered=TOTAL), kills=((1.0, "web"),),
         changes=changes_between(samples, TOTAL), residue=Residue(), samples=samples,
     )  # fmt: skip
     console = Console(width=160, record=True, file=io.StringIO())
