@@ -25,14 +25,24 @@ class LatencyPart(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
 
 
+class _Failure(ErrorMessage, frozen=True):
+    code: str | None = None
+
+
 class _StatusDetails(msgspec.Struct, frozen=True):
-    error: ErrorMessage | None = None
+    error: _Failure | None = None
 
 
 class RealtimeResponse(msgspec.Struct, frozen=True):
     id: str = ""
     status: str = ""
     status_details: _StatusDetails | None = None
+
+    @property
+    def code(self) -> str:
+        """The code of the error for which it failed, "" without one."""
+        error = self.status_details.error if self.status_details is not None else None
+        return (error.code or "") if error is not None else ""
 
     @property
     def failure(self) -> str:

@@ -188,7 +188,8 @@ class ChaosRun:
         self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector, voice: VoiceLoad
     ) -> tuple[list[Outcome], list[InjectedFault]]:
         plan, options = self.plan, self.plan.options
-        load = ChaosLoad(gateways, bodies, [reference.answers[request] for request in range(len(bodies))])
+        expected = [reference.answers[request] for request in range(len(bodies))]
+        load = ChaosLoad(gateways, bodies, expected, may_forget=plan.may_forget)
         beside = f" and {options.voice} voice sessions" if options.voice else ""
         injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time{beside}", plan.total_faults)
 

@@ -99,6 +99,11 @@ class ChaosPlan:
         """Return True if a gateway may send nothing without breaking its connections."""
         return bool(FaultKind.STOP in self.kinds and GATEWAY in self.roles) or FaultKind.PARTITION in self.redis_kinds
 
+    @property
+    def may_forget(self) -> bool:
+        """Return True if Redis may lose ended requests, or delete their audio early for lack of memory."""
+        return any(kind in self.redis_kinds for kind in (FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER))
+
     def schedule(self) -> list[Fault]:
         """Draw the faults from the seed."""
         seed, spacing_s = self.options.seed, self.options.spacing_s

@@ -173,6 +173,7 @@ def _answers_table(verdict: Verdict) -> Group:
         ("refused with 503, then sent again", verdict.refusals),
         ("lost", len(verdict.lost)),
         ("changed when read once more", len(verdict.changed)),
+        ("no longer there to read once more", sum(outcome.unread for outcome in verdict.disturbed)),
         ("different in any byte", len(verdict.different)),
         ("still live at the end", verdict.residue.live),
         ("grants left", verdict.residue.queued),

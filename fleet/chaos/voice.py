@@ -33,13 +33,17 @@ GIVE_UP_S = 60.0
 RETRY_S = 0.2
 COMPLETE = ("completed", "incomplete")
 """Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
-NOT_FOUND = 404
+REFUSED = "refused"
+"""Status of a response that failed before its first audio since the fleet cannot serve it now; it is asked for again."""
+UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
+"""Codes of errors to which HTTP's status is 503."""
+MAX_REPEATS = 200
 
 
 class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer. `lost`: the reason for which it was not completely answered, else "".
 
-    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since Redis or a gateway had lost them;
+    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they were refused or lost;
     `different`: the audio that arrived is not that of the log; `unread`: the log was not there to compare.
     Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two pieces of audio.
     """
@@ -82,6 +86,9 @@ class _Turn:
     longest_gap_s: float = 0.0
     resumed: int = 0
     repeated: int = 0
+
+    def is_refused(self) -> bool:
+        return self.status == REFUSED
 
     def ask_again(self) -> None:
         """Forget a response that the session does not know."""
@@ -176,13 +183,17 @@ class VoiceConversation:
     def _advance(self, turn: _Turn, text: str) -> None:
         """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if that ends before."""
         self._connect(turn)
-        if not turn.is_asked or (turn.repeated and not turn.response):
+        if not turn.is_asked:
             self._ask(turn, text)
-        if not turn.response:
-            self._send("response.create")
-            turn.response = self._until(turn, "response.created").response.id
+        pause = threading.Event()
         while not turn.status:
+            if not turn.response:
+                self._send("response.create")
+                turn.response = self._until(turn, "response.created").response.id
             self._apply(turn, self._receive(turn))
+            if turn.is_refused():
+                turn.ask_again()
+                pause.wait(RETRY_S)
 
     def _ask(self, turn: _Turn, text: str) -> None:
         if not turn.resumed or self._has(turn, turn.question) is None:
@@ -252,7 +263,9 @@ class VoiceConversation:
             self._said[event.item.id] = event.item.transcript
         elif event.type == "response.done" and event.response.id == turn.response:
             turn.status = event.response.status
-            if turn.status not in COMPLETE:
+            if event.response.code in UNAVAILABLE and not turn.audio and turn.repeated < MAX_REPEATS:
+                turn.status = REFUSED
+            elif turn.status not in COMPLETE:
                 raise ApiError(f"the response was {turn.status}: {event.response.failure}")
 
     def _has(self, turn: _Turn, item: str) -> str | None:
