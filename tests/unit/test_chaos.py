@@ -209,8 +209,8 @@ def answering(stream: bytes) -> Iterator[CannedGateway]:
         yield gateway
 
 
-def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None) -> Outcome:
-    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None)
+def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None, *, may_forget: bool = False) -> Outcome:
+    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None, may_forget=may_forget)
     load.start(1, lambda: None, once=True)
     (outcome,) = load.finish()
     return outcome
@@ -245,9 +245,9 @@ def test_every_answer_is_read_again_and_must_not_change() -> None:
 
 
 def test_refused_request_is_lost() -> None:
-    with answering(b'{"error":{"message":"no worker serves lm"}}') as gateway:
-        gateway.status = 503
-        assert "status 503: no worker serves lm" in request_once(gateway).lost
+    with answering(b'{"error":{"message":"max_tokens: too many"}}') as gateway:
+        gateway.status = 400
+        assert "status 400: max_tokens: too many" in request_once(gateway).lost
 
 
 def test_incomplete_event_is_dropped_and_last_id_set() -> None:
@@ -339,6 +339,20 @@ def spoken(*, lost: str = "", different: bool = False) -> tuple[ChaosSession, ..
 
 
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_bytes=9)
+
+
+def test_answer_that_redis_forgot_is_lost_unless_the_faults_may_cause_it() -> None:
+    with answering(events("abc", b"")) as gateway:
+        gateway.again_status = 404
+        expected = read_answer([(0.1, gateway.stream)])
+        lost = request_once(gateway, expected)
+        assert lost.lost.startswith("complete, but not when it was read once more:") and not lost.unread
+        unread = request_once(gateway, expected, may_forget=True)
+        assert unread.unread and not unread.lost and not unread.difference
+        gateway.again_status = 500
+        assert request_once(gateway, expected, may_forget=True).lost, "another failure counts"
+    options = [replace(OPTIONS, how=how) for how in ("kill", "readonly,partition", "oom", "tail", "failover")]
+    assert [make_plan(each, CONFIG).may_forget for each in options] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize(
