@@ -180,6 +180,11 @@ class ApiClient:
         """Return the address of a voice session that also reports where its time goes."""
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
 
+    def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
+        """Return the address at which a voice session continues, of whose response so many samples were received."""
+        query = {"session": session_id, "fleet": "1"} | ({"response": response_id, "samples": samples} if response_id else {})
+        return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
+
     def console_url(self) -> str:
         """Return the address of the voice session that the console's page opens."""
         return f"{self._transport.websocket_url}/console/ws?page=bench"

@@ -25,8 +25,12 @@ class LatencyPart(msgspec.Struct, frozen=True, kw_only=True):
     ms: float
 
 
+class _Failure(ErrorMessage, frozen=True):
+    code: str | None = None
+
+
 class _StatusDetails(msgspec.Struct, frozen=True):
-    error: ErrorMessage | None = None
+    error: _Failure | None = None
 
 
 class RealtimeResponse(msgspec.Struct, frozen=True):
@@ -35,10 +39,35 @@ class RealtimeResponse(msgspec.Struct, frozen=True):
     status_details: _StatusDetails | None = None
 
     @property
+    def code(self) -> str:
+        """The code of the error for which it failed, "" without one."""
+        error = self.status_details.error if self.status_details is not None else None
+        return (error.code or "") if error is not None else ""
+
+    @property
     def failure(self) -> str:
         """The reason for which it did not complete, the bare status where none is given."""
         error = self.status_details.error if self.status_details is not None else None
         return error.message if error is not None else self.status
+
+
+class _ItemPart(msgspec.Struct, frozen=True):
+    transcript: str | None = None
+
+
+class RealtimeItem(msgspec.Struct, frozen=True):
+    """An item of the conversation; of its content only transcripts are read."""
+
+    id: str = ""
+    content: tuple[_ItemPart, ...] = ()
+
+    @property
+    def transcript(self) -> str:
+        return "".join(part.transcript or "" for part in self.content)
+
+
+class _SessionId(msgspec.Struct, frozen=True):
+    id: str = ""
 
 
 class RealtimeEvent(msgspec.Struct, frozen=True):
@@ -47,6 +76,9 @@ class RealtimeEvent(msgspec.Struct, frozen=True):
     type: str
     delta: str = ""
     request_id: str = ""
+    response_id: str | None = None
+    session: _SessionId = _SessionId()
+    item: RealtimeItem = RealtimeItem()
     position: int | None = None
     parts: tuple[LatencyPart, ...] = ()
     response: RealtimeResponse = RealtimeResponse()
@@ -55,6 +87,11 @@ class RealtimeEvent(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(RealtimeEvent).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def decode_any_event(message: str | bytes) -> RealtimeEvent:
+    """Return an event, which may be an error event."""
+    return _decode(message)
 
 
 def decode_event(message: str | bytes) -> RealtimeEvent:

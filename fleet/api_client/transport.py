@@ -37,7 +37,8 @@ class OpenResponse:
             connection.request(method, path, body, headers)
             self._response = connection.getresponse()
             if self._response.status != 200:
-                raise ApiRefused(self._url, self._response.status, _reason(self._response.read()))
+                retry_after_s = _seconds(self._response.getheader("retry-after", ""))
+                raise ApiRefused(self._url, self._response.status, _reason(self._response.read()), retry_after_s)
         self.request_id = self._response.getheader("x-request-id", "")
 
     def read(self) -> bytes:
@@ -112,6 +113,11 @@ class Transport:
         except ApiSilent as error:
             error.close()
             raise
+
+
+def _seconds(header: str) -> float:
+    """Return the seconds of a Retry-After header; 0 for a date, which a proxy may send."""
+    return float(header) if header.isdecimal() else 0.0
 
 
 def _reason(body: bytes) -> str:

@@ -62,8 +62,8 @@ def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
 
 
 @contextmanager
-def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[TargetFleet]:
-    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis of its own.
+def own_fleet(config_file: Path | None, overrides: Sequence[str], redis_url: str | None = None) -> Iterator[TargetFleet]:
+    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis of its own or at `redis_url`.
 
     Raises: BenchError with the end of its output if it does not become ready.
     """
@@ -72,7 +72,8 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
     for text in (*overrides, *own_overrides(folder)):
         arguments += ["--set", text]
     log = folder / LOG_NAME
-    process = processes.start([*processes.FLEET, "up", *arguments], processes.own_environment(), log, signal.SIGTERM)
+    env = processes.own_environment(redis_url)
+    process = processes.start([*processes.FLEET, "up", *arguments], env, log, signal.SIGTERM)
     try:
         url = _await_ready(process, log)
         config = load_config(folder / RESOLVED_NAME)

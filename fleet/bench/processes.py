@@ -14,9 +14,10 @@ FLEET = (sys.executable, "-m", "fleet.cli")
 TAIL_LINES = 15
 
 
-def own_environment() -> dict[str, str]:
-    """Return this process's environment for a fleet with its own Redis and port."""
-    return {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
+def own_environment(redis_url: str | None = None) -> dict[str, str]:
+    """Return this process's environment for a fleet with its own port, and its own Redis unless another is named."""
+    own = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
+    return own if redis_url is None else {**own, "REDIS_URL": redis_url}
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path, with_parent: signal.Signals) -> "subprocess.Popen[bytes]":

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 from fleet.api_client.chat import Piece
 from fleet.api_client.client import ApiClient
-from fleet.api_client.errors import ApiSilent, ApiUnreachable
+from fleet.api_client.errors import ApiRefused, ApiSilent, ApiUnreachable
 from fleet.api_client.transport import TIMEOUT_S, OpenResponse
 
 UNREACHABLE_S = 30.0
-"""Time without a gateway after which a client gives up."""
-RETRY_S = 0.1
+"""Time without a gateway that serves after which a client gives up."""
+UNAVAILABLE = 503
+"""Status of a gateway that serves later, for example once Redis does; it says when."""
+RETRY_S, MAX_RETRY_S = 0.1, 2.0
+"""Pause before the next try, and the longest one that a gateway may ask for."""
 BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 
 
@@ -24,8 +27,8 @@ BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 class ResumableStream:
     """The stream of one answer, over however many connections.
 
-    `gateway_changes`: gateways lost during the answer. `silent`: connections that timed out; they are closed only once another
-    gateway has the answer, since closing one cancels the request.
+    `gateway_changes`: gateways lost during the answer. `refusals`: those with `UNAVAILABLE`, each tried again. `silent`:
+    connections that timed out; they are closed only once another gateway has the answer, since closing one cancels the request.
     Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`; pieces count from `sent_s`.
     """
 
@@ -36,6 +39,7 @@ class ResumableStream:
     request_id: str = ""
     last_id: str = ""
     gateway_changes: int = 0
+    refusals: int = 0
     silent: list[ApiSilent] = field(default_factory=list[ApiSilent])
 
     def close_silent(self) -> None:
@@ -99,12 +103,22 @@ class Gateways:
             except ApiUnreachable as error:
                 if isinstance(error, ApiSilent):
                     stream.silent.append(error)
-                if time.perf_counter() - stream.reached_s > UNREACHABLE_S or is_cancelled():
+                if self._is_late(stream) or is_cancelled():
                     raise ApiUnreachable(f"no gateway could be reached: {error}") from error
                 stream.gateway_changes += bool(stream.request_id)
                 stream.drop_incomplete()
+                pause_s = RETRY_S if stream.reached_s == before_s else 0
+            except ApiRefused as error:
+                if error.http_status != UNAVAILABLE or self._is_late(stream) or is_cancelled():
+                    raise
+                stream.refusals += 1
+                pause_s = min(error.retry_after_s or RETRY_S, MAX_RETRY_S)
             turn += 1
-            pause.wait(RETRY_S if stream.reached_s == before_s else 0)
+            pause.wait(pause_s)
+
+    @staticmethod
+    def _is_late(stream: ResumableStream) -> bool:
+        return time.perf_counter() - stream.reached_s > UNREACHABLE_S
 
     def _read(self, api: ApiClient, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]) -> None:
         """Read from one connection: a new answer, or the rest of one. Raises: ApiRefused, ApiUnreachable, ApiSilent."""

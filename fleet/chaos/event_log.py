@@ -2,13 +2,12 @@
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
+from fleet.chaos.patience import patiently
 from fleet.chaos.recovery import Recovery, TimedEvent, recovery_of
 from fleet.control import keys
 from fleet.control.connect import connect, text
-from fleet.control.embedded import embedded_url
 from fleet.core.events import AnyEvent, TaskClaimed, TaskHandedOff, decode_event
 from fleet.core.ids import RequestId, StageName
 
@@ -27,24 +26,27 @@ class OpenHandOff:
 
 
 class EventLog:
-    """The events of one fleet; each call blocks, from one thread. Raises: redis's errors."""
+    """The events of one fleet; each call blocks, from one thread, also while Redis is away for a time. Raises: redis's errors."""
 
-    def __init__(self, redis_data_dir: Path) -> None:
-        self._redis = connect(embedded_url(redis_data_dir))
+    def __init__(self, redis_url: str) -> None:
+        self._redis = connect(redis_url)
 
     def close(self) -> None:
         self._redis.close()
 
+    @patiently
     def now_us(self) -> int:
         """Return the time of Redis's clock, which stamps the events."""
         seconds, micros = self._redis.time()
         return seconds * 1_000_000 + micros
 
+    @patiently
     def recovery_since(self, fault_us: int, target: str, role: str) -> Recovery:
         """Return the recovery from a fault, as far as it is recorded by now."""
         entries = cast("Entries", self._redis.xrange(keys.EVENTS, min=str(fault_us // 1000)))
         return recovery_of(_timed_events(entries), target, role, fault_us)
 
+    @patiently
     def next_hand_off(self, stage: StageName, *, from_source: bool, timeout_s: float) -> OpenHandOff | None:
         """Wait for a task of the stage that is handed off and not confirmed yet; None if there is none in time.
 
@@ -69,6 +71,7 @@ class EventLog:
         worker = event.owner if isinstance(event, TaskClaimed) else source
         return OpenHandOff(request=event.request, stage=stage, worker=worker) if source else None
 
+    @patiently
     def is_open(self, hand_off: OpenHandOff) -> bool:
         return bool(self._source(hand_off.request, hand_off.stage))
 

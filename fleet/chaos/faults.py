@@ -1,4 +1,4 @@
-"""Fault injection: one fault after another into the busiest replica of a role, each once the fleet has recovered."""
+"""Injection of one fault after another, each once the fleet has recovered: into the busiest replica of a role, or into Redis."""
 
 import contextlib
 import signal
@@ -14,7 +14,8 @@ from fleet.chaos.errors import ChaosError
 from fleet.chaos.event_log import EventLog, OpenHandOff
 from fleet.chaos.processes import ExtraProcesses, find_processes, listening_port
 from fleet.chaos.recovery import Recovery
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, SIGNALS, Fault, FaultKind
+from fleet.chaos.redis_faults import RedisFaults
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind
 from fleet.chaos.watch import FleetWatch, Member
 from fleet.core.ids import StageName
 
@@ -34,8 +35,8 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. `requests`: those of whose tasks the target owned one; among conductors the target is the leader.
 
     `aimed`: it waited for a hand-off; `in_hand_off`: that hand-off was unconfirmed when the signal was sent.
-    Units: seconds since the phase began; `until_s`: when a stopped process was resumed, else `at_s`. `recovered_s`: time
-    until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
+    Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
+    `recovered_s`: time until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
     """
 
     role: str
@@ -51,7 +52,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal(self) -> str:
-        return SIGNALS[self.kind]
+        return LABELS[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,10 @@ class _FaultTarget:
 class FaultInjector:
     """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL is restarted by its keeper."""
 
-    def __init__(self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses) -> None:
-        self._watch, self._event_log, self._extras = watch, event_log, extras
+    def __init__(
+        self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses, redis_faults: RedisFaults | None = None
+    ) -> None:
+        self._watch, self._event_log, self._extras, self._redis_faults = watch, event_log, extras, redis_faults
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
@@ -77,7 +80,7 @@ class FaultInjector:
         injected: list[InjectedFault] = []
         for fault in faults:
             self._pause.wait(fault.pause_s)
-            injected.append(self._inject(fault))
+            injected.append(self._inject_in_redis(fault) if fault.role == REDIS else self._inject(fault))
             report(injected[-1])
             if injected[-1].recovered_s is None:
                 break
@@ -86,6 +89,16 @@ class FaultInjector:
     def wait_until_complete(self) -> bool:
         """Return True once the fleet is complete, False after `RECOVERY_TIMEOUT_S`."""
         return self._wait(self._watch.is_complete)
+
+    def _inject_in_redis(self, fault: Fault) -> InjectedFault:
+        assert self._redis_faults is not None, "a run with faults in Redis has a Redis of its own"
+        target, at_s = f"redis at port {self._redis_faults.servers.primary.port}", self._now_s()
+        self._redis_faults.inject(fault)
+        until_s = self._now_s()
+        recovered_s = self._now_s() - at_s if self.wait_until_complete() else None
+        return InjectedFault(
+            role=REDIS, kind=fault.kind, target=target, requests=(), at_s=at_s, until_s=until_s, recovered_s=recovered_s
+        )
 
     def _inject(self, fault: Fault) -> InjectedFault:
         aimed = self._in_hand_off(fault.role) if fault.in_hand_off else None
@@ -100,6 +113,8 @@ class FaultInjector:
                 process.terminate()
             case FaultKind.STOP:
                 process.suspend()
+            case _:
+                raise AssertionError(f"{fault.kind} is no fault in a process")
         in_hand_off = target.hand_off is not None and self._event_log.is_open(target.hand_off)
         if fault.kind is FaultKind.STOP:
             in_time = self._resume(process, member)

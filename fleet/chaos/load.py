@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fleet.api_client.errors import ApiError
+from fleet.api_client.errors import ApiError, ApiRefused
 from fleet.chaos.answer import Difference, ReceivedAnswer, first_difference, read_answer
 from fleet.chaos.clients import Gateways
 
 STALLED_S = 300.0
 """Time without any answer after which the open requests count as lost: ten times the wait for a role without a worker."""
 POLL_S = 0.05
+NOT_FOUND = 404
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One request as its client received it. `lost`: the reason for which it was not completely answered, else "".
 
-    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer.
+    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer; `refusals`: those after which it was sent
+    again. `unread`: it could not be read once more, since Redis had lost or deleted it.
     Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent. `stalled_s`: pauses of
     playback from the first audio on. `difference`: from the reference answer; `changed`: from the same answer read once more.
     """
@@ -31,22 +33,27 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ended_s: float
     id: str = ""
     gateway_changes: int = 0
+    refusals: int = 0
     chunks_s: tuple[float, ...] = ()
     stalled_s: float | None = None
     lost: str = ""
     difference: Difference | None = None
     changed: Difference | None = None
+    unread: bool = False
 
 
 class ChaosLoad:
     """`concurrency` clients, each of which sends the next request as soon as its last is answered, in rounds over `bodies`.
 
     Without `expected` the answers become the reference. With it each is compared, and read once more from the fleet's log, which
-    must still hold the bytes that were received.
+    must still hold the bytes that were received, unless it `may_forget`: Redis lost writes, or had to delete retained audio.
     """
 
-    def __init__(self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[ReceivedAnswer] | None = None) -> None:
-        self._gateways, self._bodies, self._expected = gateways, bodies, expected
+    def __init__(
+        self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[ReceivedAnswer] | None = None, *,
+        may_forget: bool = False,
+    ) -> None:  # fmt: skip
+        self._gateways, self._bodies, self._expected, self._may_forget = gateways, bodies, expected, may_forget
         self.began_s = time.perf_counter()
         self.outcomes: list[Outcome] = []
         self.answers: dict[int, ReceivedAnswer] = {}
@@ -129,6 +136,7 @@ class ChaosLoad:
             ended_s=ended_s,
             id=stream.request_id,
             gateway_changes=stream.gateway_changes,
+            refusals=stream.refusals,
             chunks_s=answer.chunks_s,
             stalled_s=answer.stalled_s,
         )
@@ -142,5 +150,7 @@ class ChaosLoad:
             again = self._gateways.receive(b"", self._cancelled.is_set, outcome.id)
             changed = first_difference(answer, read_answer(again.pieces))
         except ApiError as error:
+            if self._may_forget and isinstance(error, ApiRefused) and error.http_status == NOT_FOUND:
+                return msgspec.structs.replace(outcome, difference=first_difference(expected, answer), unread=True)
             return msgspec.structs.replace(outcome, lost=f"complete, but not when it was read once more: {error}")
         return msgspec.structs.replace(outcome, difference=first_difference(expected, answer), changed=changed)

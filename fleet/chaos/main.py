@@ -1,9 +1,12 @@
 """`fleet chaos`: a fleet of its own, loaded twice, the second time under faults, and judged. Each step is a module of its own."""
 
+import shutil
 import sys
+import tempfile
 import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +21,22 @@ from fleet.chaos.load import ChaosLoad, Outcome
 from fleet.chaos.options import ChaosOptions, ChaosPlan, chaos_overrides, make_plan
 from fleet.chaos.plot import draw
 from fleet.chaos.processes import ExtraProcesses, free_port
+from fleet.chaos.redis_faults import HOLD_S, RedisFaults, check_available
+from fleet.chaos.redis_servers import RedisServers, find_clock_library, redis_servers
+from fleet.chaos.relay import Relay
 from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import make_bodies
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, FaultKind, draw_faults
-from fleet.chaos.watch import FleetWatch, Residue
+from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
+from fleet.chaos.voice import VoiceLoad
+from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
 from fleet.core.interrupts import interrupted_by_sigterm
+from fleet.core.private import make_private_folder
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter
 
-EXTRAS_LOG = "chaos.log"
+EXTRAS_LOG, REDIS_FOLDER = "chaos.log", "bench-redis-"
 SILENCE_S = 5.0
 """Time-out of a client's connection where gateways are frozen, after which it resumes at another."""
 SETTLE_S = 15.0
@@ -45,6 +53,7 @@ def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
     plain = resolve_config(options.config, options.overrides)
     config = resolve_config(options.config, chaos_overrides(plain, options.overrides))
     plan = make_plan(options, config)
+    check_available(plan.redis_kinds)
     try:
         with interrupted_by_sigterm():
             verdict = _run(plan, command, log_folder=config.data_dir.absolute())
@@ -61,9 +70,9 @@ def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
 
 def _run(plan: ChaosPlan, command: tuple[str, ...], log_folder: Path) -> Verdict:
     began, machine, options = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine(), plan.options
-    with meter("fleet chaos") as progress:
+    with meter("fleet chaos") as progress, _own_redis(plan, log_folder) as servers:
         started = progress.steps("starting the fleet", 1)
-        with own_fleet(options.config, options.overrides) as target:
+        with own_fleet(options.config, options.overrides, servers.url if servers else None) as target:
             started()
             config, model = target.config, target.api.model()
             setup = ChaosSetup(
@@ -75,13 +84,30 @@ def _run(plan: ChaosPlan, command: tuple[str, ...], log_folder: Path) -> Verdict
                 seed=options.seed,
                 requests=options.requests,
                 concurrency=options.concurrency,
+                voice=options.voice,
                 replicas={str(role.name): role.replicas for role in config.roles()},
                 standby={str(role.name): role.standby for role in config.roles() if role.standby},
             )
-            verdict = ChaosRun(target=target, plan=plan, progress=progress).run(setup)
+            verdict = ChaosRun(target=target, plan=plan, progress=progress, servers=servers).run(setup)
             if not verdict.passed:
                 _save_log(config.data_dir, log_folder / f"chaos-{began[:19].replace(':', '')}.log", progress)
     return verdict
+
+
+@contextmanager
+def _own_redis(plan: ChaosPlan, data_dir: Path) -> Iterator[RedisServers | None]:
+    """Run the servers in which faults are injected until the end of the block; None where the fleet starts its own."""
+    if not plan.redis_kinds:
+        yield None
+        return
+    make_private_folder(data_dir)
+    folder = Path(tempfile.mkdtemp(prefix=REDIS_FOLDER, dir=data_dir))
+    clock = find_clock_library() if FaultKind.CLOCK in plan.redis_kinds else None
+    try:
+        with redis_servers(folder, clock=clock, with_replica=FaultKind.FAILOVER in plan.redis_kinds) as servers:
+            yield servers
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _save_log(folder: Path, path: Path, progress: Meter) -> None:
@@ -98,35 +124,50 @@ class ChaosRun:
     target: TargetFleet
     plan: ChaosPlan
     progress: Meter
+    servers: RedisServers | None = None
 
     def run(self, setup: ChaosSetup) -> Verdict:
         config, plan = self.target.config, self.plan
-        extras = ExtraProcesses(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG)
+        own_url = self.servers.url if self.servers else None
+        redis_url = own_url or own_redis_url(config)
+        extras = ExtraProcesses(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG, own_url)
         with ExitStack() as stack:
+            faults = self._redis_faults(stack)
             stack.callback(extras.stop)
             # `fleet up` starts one conductor and one gateway; faults need another of each, which takes over.
             extras.start([CONDUCTOR])
-            urls = [self.target.url, *self._start_gateways(extras)]
-            watch = stack.enter_context(closing(FleetWatch(config, len(urls))))
-            event_log = stack.enter_context(closing(EventLog(config.redis_data_dir)))
-            injector = FaultInjector(watch, event_log, extras)
+            urls = [self.target.url, *self._start_gateways(extras, faults)]
+            watch = stack.enter_context(closing(FleetWatch(config, len(urls), redis_url)))
+            event_log = stack.enter_context(closing(EventLog(redis_url)))
+            injector = FaultInjector(watch, event_log, extras, faults)
             self.progress.steps("waiting until the fleet is complete", None)
             if not injector.wait_until_complete():
                 raise ChaosError("the fleet did not become complete, although no fault was injected")
-            silence_s = SILENCE_S if GATEWAY in plan.roles and FaultKind.STOP in plan.kinds else None
+            silence_s = SILENCE_S if plan.has_silent_gateways else None
             gateways = Gateways(urls, read_settings().api_key, silence_s)
             bodies = make_bodies(setup.model, config, plan.options)
             undisturbed = self._record_reference(gateways, bodies)
-            disturbed, faults = self._disturb(gateways, undisturbed, bodies, injector)
+            voice = VoiceLoad(urls, read_settings().api_key, setup.model, plan.options.voice, plan.options.seed)
+            disturbed, injected = self._disturb(gateways, undisturbed, bodies, injector, voice)
+            sessions = voice.finish()
             residue = self._settle(watch)
-        return judge(setup, undisturbed.outcomes, disturbed, faults, plan.num_faults, residue)
+        return judge(setup, undisturbed.outcomes, disturbed, sessions, injected, plan.total_faults, residue)
 
-    def _start_gateways(self, extras: ExtraProcesses) -> list[str]:
+    def _redis_faults(self, stack: ExitStack) -> RedisFaults | None:
+        if self.servers is None:
+            return None
+        servers, lease = self.servers, self.target.config.lease
+        partitions = FaultKind.PARTITION in self.plan.redis_kinds
+        relay = stack.enter_context(Relay.to(lambda: servers.primary.port)) if partitions else None
+        return RedisFaults(servers, relay, max(HOLD_S, 2 * lease.worker_ttl_s, 2 * lease.conductor_ttl_s))
+
+    def _start_gateways(self, extras: ExtraProcesses, faults: RedisFaults | None) -> list[str]:
         """Start a second gateway if the plan has faults for gateways, and return its address."""
-        if GATEWAY not in self.plan.roles:
+        if not self.plan.has_second_gateway:
             return []
         port = free_port()
-        extras.start(gateway_command(port))
+        relayed = faults.relayed_url if faults else None
+        extras.start(gateway_command(port), relayed)
         return [f"http://127.0.0.1:{port}"]
 
     def _record_reference(self, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
@@ -144,22 +185,26 @@ class ChaosRun:
         return load
 
     def _disturb(
-        self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector
+        self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector, voice: VoiceLoad
     ) -> tuple[list[Outcome], list[InjectedFault]]:
         plan, options = self.plan, self.plan.options
-        faults = draw_faults(options.seed, plan.num_faults, plan.roles, plan.kinds, options.spacing_s, plan.halves)
-        load = ChaosLoad(gateways, bodies, [reference.answers[request] for request in range(len(bodies))])
-        injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time", plan.num_faults)
+        expected = [reference.answers[request] for request in range(len(bodies))]
+        load = ChaosLoad(gateways, bodies, expected, may_forget=plan.may_forget)
+        beside = f" and {options.voice} voice sessions" if options.voice else ""
+        injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time{beside}", plan.total_faults)
 
         def report(fault: InjectedFault) -> None:
             injected()
             after = "not recovered" if fault.recovered_s is None else f"recovered after {fault.recovered_s:.1f} s"
-            affected = f"{len(fault.requests)} requests" + (", in a hand-off" if fault.in_hand_off else "")
+            in_redis = f"repaired after {fault.until_s - fault.at_s:.1f} s"
+            in_process = f"{len(fault.requests)} requests" + (", in a hand-off" if fault.in_hand_off else "")
+            affected = in_redis if fault.role == REDIS else in_process
             self.progress.say(f"{fault.at_s:6.1f} s  {fault.signal} {fault.target} ({affected}): {after}")
 
         try:
             load.start(options.concurrency, self.progress.steps("requests answered under faults", None))
-            done = injector.inject_all(faults, load.now_s, report)
+            with voice.running(self.progress.steps("voice turns answered under faults", None)):
+                done = injector.inject_all(plan.schedule(), load.now_s, report)
             self.progress.steps("the last answers", None)
             return load.finish(), done
         finally:
@@ -171,7 +216,7 @@ class ChaosRun:
         A client whose gateway died before it sent the request's id sends the request again; the first one waits for a gateway.
         """
         lease = self.target.config.lease
-        timeout_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if GATEWAY in self.plan.roles else 0)
+        timeout_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if self.plan.has_second_gateway else 0)
         pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
         while not (residue := watch.residue()).is_empty and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)

@@ -5,11 +5,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.chaos.errors import ChaosError
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, KINDS, FaultKind
+from fleet.chaos.schedule import (
+    CONDUCTOR,
+    GATEWAY,
+    KINDS,
+    REDIS,
+    REDIS_KINDS,
+    Fault,
+    FaultKind,
+    draw_faults,
+    draw_redis_faults,
+    mix,
+)
 from fleet.config import FleetConfig
 from fleet.reporting.files import check_report_folders
 
 DEFAULT_REPLICAS = 2
+MIN_SOAK_REQUESTS = 100
+VOICE_TOKENS, VOICE_FRAMES = 24, 60
+"""Length of a spoken answer: about five seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,29 +40,90 @@ class ChaosOptions:
     roles: str
     how: str
     spacing_s: float
+    voice: int
     json: Path | None
     png: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakOptions:
+    """The options of `--soak`. `requests` are sent evenly over `minutes`; `check`: exit with 1 if the soak fails."""
+
+    config: Path | None
+    overrides: tuple[str, ...]
+    seed: int
+    requests: int
+    minutes: float
+    concurrency: int
+    check: bool
+    json: Path | None
+    png: Path | None
+
+    def __post_init__(self) -> None:
+        if self.requests < MIN_SOAK_REQUESTS:
+            raise ChaosError(f"--soak {self.requests}: give at least {MIN_SOAK_REQUESTS} requests", param="--soak")
+        if not 0 < self.minutes < float("inf"):
+            raise ChaosError(f"--minutes {self.minutes:g}: give minutes, more than 0", param="--minutes")
+        if self.concurrency < 1:
+            raise ChaosError(f"--concurrency {self.concurrency}: give a whole number of at least 1", param="--concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
     """The checked options, with those of chaos among their overrides, and what follows from them for a deployment.
 
-    Invariants: `roles` are those of the deployment, the conductor or the gateway, each once; `kinds` each once; `halves` are the
-    roles that serve one half of a stage.
+    Invariants: `roles` are those of the deployment, the conductor or the gateway, each once; `kinds` are those of faults in
+    processes of these roles, `redis_kinds` the others, each once; `halves` are the roles that serve one half of a stage.
+    `num_faults`, `num_redis_faults`: of these kinds.
     """
 
     options: ChaosOptions
     num_faults: int
+    num_redis_faults: int
     roles: tuple[str, ...]
     halves: tuple[str, ...]
     kinds: tuple[FaultKind, ...]
+    redis_kinds: tuple[FaultKind, ...]
+
+    @property
+    def total_faults(self) -> int:
+        return self.num_faults + self.num_redis_faults
+
+    @property
+    def has_second_gateway(self) -> bool:
+        """A fault in a gateway, or in its connection to Redis, needs another one at which clients continue."""
+        return bool(self.kinds and GATEWAY in self.roles) or FaultKind.PARTITION in self.redis_kinds
+
+    @property
+    def has_silent_gateways(self) -> bool:
+        """Return True if a gateway may send nothing without breaking its connections."""
+        return bool(FaultKind.STOP in self.kinds and GATEWAY in self.roles) or FaultKind.PARTITION in self.redis_kinds
+
+    @property
+    def may_forget(self) -> bool:
+        """Return True if Redis may lose ended requests, or delete their audio early for lack of memory."""
+        return any(kind in self.redis_kinds for kind in (FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER))
+
+    def schedule(self) -> list[Fault]:
+        """Draw the faults from the seed."""
+        seed, spacing_s = self.options.seed, self.options.spacing_s
+        in_processes = draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.halves) if self.kinds else []
+        return mix(seed, in_processes, draw_redis_faults(seed, self.num_redis_faults, self.redis_kinds, spacing_s))
 
 
-def chaos_overrides(config: FleetConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Put the overrides of chaos before those of the user, which win."""
+def chaos_overrides(config: FleetConfig, overrides: Sequence[str], *, voice: bool = False) -> tuple[str, ...]:
+    """Put the overrides of chaos before those of the user, which win.
+
+    `voice`: those of voice sessions too: short answers, and their audio as it is in the log.
+    """
     replicas = (f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config))
-    return ("numerics=invariant", *replicas, *overrides)
+    return ("numerics=invariant", *replicas, *(_voice_overrides(config) if voice else ()), *overrides)
+
+
+def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
+    sampled = (stage for stage in config.graph_declaration().stages if stage.default_sampling)
+    rows = ((stage.name, VOICE_TOKENS if stage.main else VOICE_FRAMES) for stage in sampled)
+    return ("web.max_leading_silence_ms=null", *(f"stages.{name}.sampling.max_tokens={count}" for name, count in rows))
 
 
 def _replica_keys(config: FleetConfig) -> list[str]:
@@ -62,14 +137,34 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
     _check_numbers(options, config)
     check_report_folders(json=options.json, png=options.png)
     roles = _parse_list("--roles", options.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY])
-    kinds = tuple(FaultKind(word) for word in _parse_list("--how", options.how, KINDS))
+    kinds, redis_kinds = _parse_kinds(options.how)
+    num_faults, num_redis_faults = _count_faults(options, len(roles), len(kinds), len(redis_kinds))
     return ChaosPlan(
-        options=replace(options, overrides=chaos_overrides(config, options.overrides)),
-        num_faults=options.kills or len(roles) * (options.kills_per_role or len(kinds)),
+        options=replace(options, overrides=chaos_overrides(config, options.overrides, voice=options.voice > 0)),
+        num_faults=num_faults,
+        num_redis_faults=num_redis_faults,
         roles=roles,
         halves=tuple(str(role.name) for role in config.roles() if role.name in roles and role.name != role.stage),
         kinds=kinds,
+        redis_kinds=redis_kinds,
     )
+
+
+def _parse_kinds(how: str) -> tuple[tuple[FaultKind, ...], tuple[FaultKind, ...]]:
+    """Return the kinds of faults in processes, and those in Redis; only the former for an empty text."""
+    names = _parse_list("--how", how, [*FaultKind, REDIS]) if how else tuple(KINDS)
+    chosen = [*(kind for kind in FaultKind if kind in names), *(REDIS_KINDS if REDIS in names else ())]
+    return tuple(kind for kind in KINDS if kind in chosen), tuple(kind for kind in REDIS_KINDS if kind in chosen)
+
+
+def _count_faults(options: ChaosOptions, num_roles: int, num_kinds: int, num_redis_kinds: int) -> tuple[int, int]:
+    """Return the numbers of faults in processes and in Redis: --kills in all, or so many per role and per kind of Redis's."""
+    in_processes = num_roles * num_kinds
+    if options.kills:
+        num_redis = round(options.kills * num_redis_kinds / (in_processes + num_redis_kinds))
+        return options.kills - num_redis, num_redis
+    per_role = (options.kills_per_role or num_kinds) if num_kinds else 0
+    return num_roles * per_role, num_redis_kinds * (options.kills_per_role or 1)
 
 
 def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
@@ -77,6 +172,8 @@ def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
     for name, value in (counts | {"--kills-per-role": options.kills_per_role}).items():
         if value is not None and value < 1:
             raise ChaosError(f"{name} {value}: give a whole number of at least 1", param=name)
+    if options.voice < 0:
+        raise ChaosError(f"--voice {options.voice}: give a number of voice sessions, 0 or more", param="--voice")
     if not 0 <= options.spacing_s < float("inf"):
         raise ChaosError(f"--spacing {options.spacing_s:g}: give seconds, 0 or more", param="--spacing")
     if options.concurrency > config.limits.max_requests:

@@ -7,7 +7,7 @@ import msgspec
 from fleet.chaos.answer import longest_gap_s
 from fleet.chaos.faults import InjectedFault
 from fleet.chaos.load import Outcome
-from fleet.chaos.schedule import CONDUCTOR
+from fleet.chaos.schedule import CONDUCTOR, REDIS
 from fleet.reporting.stats import Summary, summarise
 
 IN_FLIGHT_S = 1.0
@@ -29,8 +29,8 @@ class FaultGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Faults with a common property, and the pauses of the requests they affected. `role`, `signal`: "" where they differ.
 
     `detected`: as in `Recovery`. `alone`: the target was its role's only worker without a standby, so that the pause includes the
-    loading of another. `affected`: requests of whose tasks the target owned one, for a conductor all open ones; each counts once
-    per fault.
+    loading of another. `affected`: requests of whose tasks the target owned one, for a conductor and for Redis all open ones;
+    each counts once per fault.
     Units: seconds. `pause_s`: the longest gap between two chunks that was open between the fault and `IN_FLIGHT_S` after the last
     of the target's tasks was claimed again. `gap_s`: the longest one until the next fault, including the load of starting another
     worker. The others count from the fault, as in `Recovery`.
@@ -54,8 +54,8 @@ def is_open_during(outcome: Outcome, fault: InjectedFault) -> bool:
 
 
 def is_affected(outcome: Outcome, fault: InjectedFault) -> bool:
-    """Return True if the fault hit a worker or the gateway of this request, or a conductor while it was open."""
-    return is_open_during(outcome, fault) if fault.role == CONDUCTOR else outcome.id in fault.requests
+    """Return True if the fault hit a worker or the gateway of this request, or a conductor or Redis while it was open."""
+    return is_open_during(outcome, fault) if fault.role in (CONDUCTOR, REDIS) else outcome.id in fault.requests
 
 
 def pauses_of(outcomes: Sequence[Outcome]) -> Pauses:

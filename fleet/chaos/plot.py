@@ -9,6 +9,7 @@ from fleet.chaos.schedule import FaultKind
 from fleet.reporting.plot import Axes, saved_figure
 
 COLOURS = {FaultKind.KILL: "#dc2626", FaultKind.STOP: "#2563eb", FaultKind.TERM: "#b45309"}
+REDIS_COLOUR = "#7c3aed"
 ANSWER, OPEN, UNDISTURBED, BAD = "#9ca3af", "#0d9488", "#6b7280", "#dc2626"
 SIZE_INCHES = (11.0, 6.5)
 
@@ -31,7 +32,7 @@ def _draw_timeline(axes: Axes, verdict: Verdict) -> None:
         chunks_s = [outcome.sent_s + at_s for at_s in outcome.chunks_s]
         axes.plot(chunks_s, [place] * len(chunks_s), ".", color=colour, markersize=3)
     for fault in verdict.faults:
-        colour = COLOURS[fault.kind]
+        colour = COLOURS.get(fault.kind, REDIS_COLOUR)
         axes.axvline(fault.at_s, color=colour, linewidth=1)
         end_s = fault.at_s + fault.recovered_s if fault.recovered_s else axes.get_xlim()[1]
         axes.axvspan(fault.at_s, end_s, color=colour, alpha=0.08)

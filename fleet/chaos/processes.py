@@ -30,9 +30,10 @@ def find_processes(*arguments: str) -> dict[int, psutil.Process]:
 
 
 def is_connected(process: psutil.Process) -> bool:
-    """Return True if a process holds a Unix socket: a conductor connects to Redis alone, once it has started."""
+    """Return True if a process holds a Unix socket or a TCP connection: a conductor that has started connects to Redis alone."""
     with contextlib.suppress(psutil.Error):
-        return bool(process.net_connections("unix"))
+        tcp = process.net_connections("tcp")
+        return bool(process.net_connections("unix")) or any(one.status == psutil.CONN_ESTABLISHED for one in tcp)
     return False
 
 
@@ -53,14 +54,19 @@ def free_port() -> int:
 class ExtraProcesses:
     """Commands started beside `fleet up`, each restarted by `--keep`; `stop` stops all of them."""
 
-    def __init__(self, config_file: Path, log: Path) -> None:
+    def __init__(self, config_file: Path, log: Path, redis_url: str | None = None) -> None:
         self._log = log
-        self._env = {**processes.own_environment(), "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+        self._env = {**processes.own_environment(redis_url), "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+        self._redis_urls: dict[tuple[str, ...], str] = {}
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, arguments: Sequence[str]) -> None:
-        command = [*processes.FLEET, *arguments, KEEP]
-        self._started.append(processes.start(command, self._env, self._log, signal.SIGTERM))
+    def start(self, arguments: Sequence[str], redis_url: str | None = None) -> None:
+        """Start a command. `redis_url`: its own address of Redis, also of a later one with the same arguments."""
+        url = self._redis_urls.get(tuple(arguments), redis_url)
+        if url is not None:
+            self._redis_urls[tuple(arguments)] = url
+        env = self._env if url is None else {**self._env, "REDIS_URL": url}
+        self._started.append(processes.start([*processes.FLEET, *arguments, KEEP], env, self._log, signal.SIGTERM))
 
     def stop(self) -> None:
         """Stop all processes; children end with them."""

@@ -11,7 +11,8 @@ from fleet.chaos.load import Outcome
 from fleet.chaos.pauses import FaultGroup, Pauses, by_detection, by_kind, is_open_during, pauses_of
 from fleet.chaos.recovery import DETECTED_BY
 from fleet.chaos.requests import is_sampled
-from fleet.chaos.schedule import SIGNALS
+from fleet.chaos.schedule import REDIS, SIGNALS
+from fleet.chaos.voice import ChaosSession
 from fleet.chaos.watch import Residue
 from fleet.reporting.machine import Machine
 from fleet.reporting.stats import Summary, summarise
@@ -24,7 +25,7 @@ SHOWN = 8
 class ChaosSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The run's options and environment. `began`: local time, ISO 8601. `replicas`, `standby`: workers by role.
 
-    `requests`: the number of different ones, each sent at least once under faults.
+    `requests`: the number of different ones, each sent at least once under faults. `voice`: voice sessions beside them.
     """
 
     began: str
@@ -37,13 +38,15 @@ class ChaosSetup(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     replicas: dict[str, int]
     standby: dict[str, int]
+    voice: int = 0
 
 
 class Verdict(ChaosSetup, frozen=True, kw_only=True):
     """One run.
 
     `open_requests`: those that were open when a signal was sent, or started while a process was stopped. `faults_by_role`: counts
-    by role and signal. `aimed`: faults that waited for a hand-off; `in_hand_off`: those that hit one.
+    by role and signal. `aimed`: faults that waited for a hand-off; `in_hand_off`: those that hit one. `refusals`: answers with
+    status 503, after each of which the client tried again.
     """
 
     passed: bool
@@ -51,6 +54,7 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     answered_greedy: int
     answered_sampled: int
     gateway_changes: int
+    refusals: int
     lost: tuple[Outcome, ...]
     changed: tuple[Outcome, ...]
     different: tuple[Outcome, ...]
@@ -65,6 +69,7 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     faults: tuple[InjectedFault, ...]
     faults_left: int
     residue: Residue
+    sessions: tuple[ChaosSession, ...]
     undisturbed: tuple[Outcome, ...]
     disturbed: tuple[Outcome, ...]
 
@@ -73,6 +78,7 @@ def judge(
     setup: ChaosSetup,
     undisturbed: Sequence[Outcome],
     disturbed: Sequence[Outcome],
+    sessions: Sequence[ChaosSession],
     faults: Sequence[InjectedFault],
     num_faults: int,
     residue: Residue,
@@ -89,13 +95,17 @@ def judge(
     answered = [outcome for outcome in disturbed if not outcome.lost]
     sampled = sum(is_sampled(outcome.request) for outcome in answered)
     alone = {role for role, count in setup.replicas.items() if count == 1 and not setup.standby.get(role)}
+    turns = [turn for session in sessions for turn in session.turns]
+    spoken = not any(turn.lost or turn.different for turn in turns) and not any(session.forgotten for session in sessions)
+    complete = not lost and not changed and spoken and residue.is_empty
     return Verdict(
-        passed=not lost and not changed and residue.is_empty and recovered and not (different and setup.numerics == INVARIANT),
+        passed=complete and recovered and not (different and setup.numerics == INVARIANT),
         **msgspec.structs.asdict(setup),
         answered=len(answered),
         answered_greedy=len(answered) - sampled,
         answered_sampled=sampled,
         gateway_changes=sum(outcome.gateway_changes for outcome in disturbed),
+        refusals=sum(outcome.refusals for outcome in disturbed),
         lost=lost,
         changed=changed,
         different=different,
@@ -110,6 +120,7 @@ def judge(
         faults=tuple(faults),
         faults_left=num_faults - len(faults),
         residue=residue,
+        sessions=tuple(sessions),
         undisturbed=tuple(undisturbed),
         disturbed=tuple(disturbed),
     )
@@ -125,8 +136,13 @@ def _count_by_role(faults: Sequence[InjectedFault]) -> dict[str, dict[str, int]]
 
 def show(verdict: Verdict, console: Console) -> None:
     colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
-    for table in (_answers_table(verdict), _faults_table(verdict), _pauses_table(verdict), _affected_table(verdict)):
-        console.print(table)
+    tables = (
+        _answers_table(verdict), _voice_table(verdict), _faults_table(verdict), _redis_table(verdict), _pauses_table(verdict),
+        _affected_table(verdict),
+    )  # fmt: skip
+    for table in tables:
+        if table is not None:
+            console.print(table)
     for line in _failures(verdict):
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
     if verdict.numerics != INVARIANT and verdict.different:
@@ -154,8 +170,10 @@ def _answers_table(verdict: Verdict) -> Group:
         ("answered, sampled with a seed", verdict.answered_sampled),
         ("open during a fault", verdict.open_requests),
         ("resumed at another gateway", verdict.gateway_changes),
+        ("refused with 503, then sent again", verdict.refusals),
         ("lost", len(verdict.lost)),
         ("changed when read once more", len(verdict.changed)),
+        ("no longer there to read once more", sum(outcome.unread for outcome in verdict.disturbed)),
         ("different in any byte", len(verdict.different)),
         ("still live at the end", verdict.residue.live),
         ("grants left", verdict.residue.queued),
@@ -196,10 +214,46 @@ def _affected_table(verdict: Verdict) -> Group:
     return titled("pauses of affected requests, and times after the fault, ms", table)
 
 
-def _faults_table(verdict: Verdict) -> Group:
+def _voice_table(verdict: Verdict) -> Group | None:
+    if not verdict.sessions:
+        return None
+    turns = [turn for session in verdict.sessions for turn in session.turns]
+    table = table_of("", "count")
+    rows = (
+        ("sessions", len(verdict.sessions)),
+        ("turns", len(turns)),
+        ("connections resumed", sum(turn.resumed for turn in turns)),
+        ("responses asked for again", sum(turn.repeated for turn in turns)),
+        ("lost", sum(bool(turn.lost) for turn in turns)),
+        ("audio differs from the log", sum(turn.different for turn in turns)),
+        ("log no longer there to compare", sum(turn.unread for turn in turns)),
+        ("questions or answers forgotten", sum(len(session.forgotten) for session in verdict.sessions)),
+    )
+    for name, count in rows:
+        table.add_row(name, str(count))
+    return titled("voice sessions under faults", table)
+
+
+def _redis_table(verdict: Verdict) -> Group | None:
+    faults = [fault for fault in verdict.faults if fault.role == REDIS]
+    if not faults:
+        return None
+    table = table_of("fault in Redis", "faults", "repaired after, s: p50", "recovered after, s: p50", "max")
+    for kind in dict.fromkeys(fault.kind for fault in faults):
+        of_kind = [fault for fault in faults if fault.kind == kind]
+        repaired = summarise([fault.until_s - fault.at_s for fault in of_kind])
+        recovered = summarise([fault.recovered_s for fault in of_kind])
+        times = (f"{recovered.p50:.1f}", f"{recovered.high:.1f}") if recovered else (NONE, NONE)
+        table.add_row(kind, str(len(of_kind)), f"{repaired.p50:.1f}" if repaired else NONE, *times)
+    return titled("faults in Redis", table)
+
+
+def _faults_table(verdict: Verdict) -> Group | None:
+    if all(fault.role == REDIS for fault in verdict.faults):
+        return None
     table = table_of("role", *SIGNALS.values(), "requests", "recovered after, s: p50", "max")
     counts = Counter((fault.role, fault.kind) for fault in verdict.faults)
-    for role in dict.fromkeys(fault.role for fault in verdict.faults):
+    for role in dict.fromkeys(fault.role for fault in verdict.faults if fault.role != REDIS):
         of_role = [fault for fault in verdict.faults if fault.role == role]
         recovered = summarise([fault.recovered_s for fault in of_role])
         table.add_row(
@@ -225,6 +279,12 @@ def _failures(verdict: Verdict) -> list[str]:
         for one in verdict.different
         if one.difference and verdict.numerics == INVARIANT
     ]
+    turns = [turn for session in verdict.sessions for turn in session.turns]
+    unheard = [f"turn {one.turn} of voice session {one.session} was lost: {one.lost}" for one in turns if one.lost]
+    altered = [
+        f"the audio of turn {one.turn} of voice session {one.session} is not that of its log" for one in turns if one.different
+    ]
+    forgotten = [f"voice {item}" for session in verdict.sessions for item in session.forgotten]
     keys = [f"key that never expires: {key}" for key in verdict.residue.keys]
     broken = [
         f"the fleet did not recover from {fault.signal} to {fault.target}"
@@ -232,7 +292,8 @@ def _failures(verdict: Verdict) -> list[str]:
         if fault.recovered_s is None
     ]
     left = [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else []
-    return [line for lines in (lost, changed, different, keys, broken, left) for line in _limited(lines)]
+    voice = (unheard, altered, forgotten)
+    return [line for lines in (lost, changed, different, *voice, keys, broken, left) for line in _limited(lines)]
 
 
 def _limited(lines: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from fleet.config import FleetConfig
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
 """Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for many."""
+SOAK_TOKENS, SOAK_FRAMES = (6, 12), (10, 40)
 TEMPERATURE = 0.9
 
 
@@ -20,15 +21,26 @@ def is_sampled(request: int) -> bool:
 
 def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
     """Encode the requests, with audio where the graph produces it."""
-    rng = random.Random(options.seed)
+    return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES)
+
+
+def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> list[bytes]:
+    """Encode requests with short answers."""
+    return _encode(model, config, seed, count, SOAK_TOKENS, SOAK_FRAMES)
+
+
+def _encode(
+    model: str, config: FleetConfig, seed: int, count: int, tokens: tuple[int, int], frames: tuple[int, int]
+) -> list[bytes]:
+    rng = random.Random(seed)
     bodies: list[bytes] = []
-    for number in range(options.requests):
-        bounds = stage_bounds(config, rng.randint(*MAX_TOKENS), rng.randint(*FRAMES))
+    for number in range(count):
+        bounds = stage_bounds(config, rng.randint(*tokens), rng.randint(*frames))
         sampled = is_sampled(number)
         if sampled:
             bounds = {stage: {"max_tokens": sampling["max_tokens"]} for stage, sampling in bounds.items()}
-        prompt, seed = rng.choice(PROMPTS), rng.randrange(2**31)
+        prompt, draws = rng.choice(PROMPTS), rng.randrange(2**31)
         temperature = TEMPERATURE if sampled else 0.0
         resumable = ChatStreamOptions(include_event_ids=True)
-        bodies.append(encode_call(model, prompt, config, bounds, temperature=temperature, seed=seed, stream_options=resumable))
+        bodies.append(encode_call(model, prompt, config, bounds, temperature=temperature, seed=draws, stream_options=resumable))
     return bodies

@@ -5,33 +5,50 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-CONDUCTOR, GATEWAY = "conductor", "web"
+CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
 """The roles besides those of the graph's stages."""
 
 
 class FaultKind(StrEnum):
-    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and others have the tasks, then SIGCONT. TERM: SIGTERM."""
+    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and others have the tasks, then SIGCONT. TERM: SIGTERM.
+
+    The others happen to Redis, or to the connections to it, as `redis_faults` explains.
+    """
 
     KILL = "kill"
     STOP = "stop"
     TERM = "term"
+    OOM = "oom"
+    READONLY = "readonly"
+    NOREPLICAS = "noreplicas"
+    MISCONF = "misconf"
+    TAIL = "tail"
+    PARTITION = "partition"
+    CLOCK = "clock"
+    FAILOVER = "failover"
 
 
-KINDS = tuple(FaultKind)
+KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.TERM)
+"""Kinds of faults in processes."""
+REDIS_KINDS = tuple(kind for kind in FaultKind if kind not in KINDS)
 SIGNALS = {FaultKind.KILL: "SIGKILL", FaultKind.STOP: "SIGSTOP", FaultKind.TERM: "SIGTERM"}
+LABELS = {kind: SIGNALS.get(kind, kind.value) for kind in FaultKind}
+"""Names of the kinds in reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault to inject into one process of `role`, `pause_s` seconds after the fleet has recovered.
+    """A fault to inject into one process of `role`, or into Redis, `pause_s` seconds after the fleet has recovered.
 
-    `in_hand_off`: wait until a task is in transfer between the halves of the role's stage.
+    `in_hand_off`: wait until a task is in transfer between the halves of the role's stage. `severity`, from 0 to 1: the size of a
+    fault of Redis, for example how much of its log is cut off.
     """
 
     role: str
     kind: FaultKind
     pause_s: float
     in_hand_off: bool = False
+    severity: float = 0.0
 
 
 def draw_faults(
@@ -53,6 +70,25 @@ def draw_faults(
             if role in in_hand_off:
                 in_hand_off[role] = not waits
     return faults[:count]
+
+
+def draw_redis_faults(seed: int, count: int, kinds: Sequence[FaultKind], spacing_s: float) -> list[Fault]:
+    """Draw rounds of every kind, each in its own order, with pauses as `draw_faults` draws them."""
+    rng = random.Random(f"redis {seed}")
+    faults: list[Fault] = []
+    while len(faults) < count:
+        for kind in rng.sample(list(kinds), len(kinds)):
+            pause_s = spacing_s * rng.uniform(0.5, 1.5)
+            faults.append(Fault(role=REDIS, kind=kind, pause_s=pause_s, severity=rng.random()))
+    return faults[:count]
+
+
+def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Fault]:
+    """Merge two schedules in an order drawn from the seed; each keeps its own."""
+    turns = [first] * len(first) + [second] * len(second)
+    random.Random(f"mix {seed}").shuffle(turns)
+    left = {id(schedule): iter(schedule) for schedule in (first, second)}
+    return [next(left[id(schedule)]) for schedule in turns]
 
 
 def _draw_round(rng: random.Random, roles: Sequence[str], kinds: Sequence[FaultKind]) -> Iterator[tuple[str, FaultKind]]:

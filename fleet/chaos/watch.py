@@ -6,6 +6,7 @@ from typing import cast
 
 import msgspec
 
+from fleet.chaos.patience import patiently
 from fleet.chaos.processes import find_processes, is_connected
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
@@ -54,21 +55,29 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
         return not (self.live or self.queued or self.running or self.arena_slots or self.kv_pages or self.num_keys)
 
 
-class FleetWatch:
-    """The state of one fleet; each call blocks, from one thread. Raises: RedisUnreachable."""
+def own_redis_url(config: FleetConfig) -> str:
+    """Return the address of the Redis that a fleet has started itself."""
+    return embedded_url(config.redis_data_dir)
 
-    def __init__(self, config: FleetConfig, num_gateways: int) -> None:
+
+class FleetWatch:
+    """The state of one fleet; each call blocks, from one thread, also while Redis is away for a time.
+
+    Raises: RedisUnreachable, redis's errors.
+    """
+
+    def __init__(self, config: FleetConfig, num_gateways: int, redis_url: str) -> None:
         self._config, self._num_gateways = config, num_gateways
-        url = embedded_url(config.redis_data_dir)
         self._runner = asyncio.Runner()
-        self._client: FleetClient = self._runner.run(FleetClient.connect(url, config))
-        self._redis = connect(url)
+        self._client: FleetClient = self._runner.run(FleetClient.connect(redis_url, config))
+        self._redis = connect(redis_url)
 
     def close(self) -> None:
         self._runner.run(self._client.stop())
         self._redis.close()
         self._runner.close()
 
+    @patiently
     def members(self, role: str) -> list[Member]:
         """Return the members of a role: workers that take tasks, gateways, or the leader among the conductors."""
         if role == CONDUCTOR:
@@ -89,12 +98,14 @@ class FleetWatch:
         """Return True for a role whose workers hand off their tasks, False for one that receives hand-offs."""
         return self._config.role(role).next is not None
 
+    @patiently
     def is_registered(self, member: Member) -> bool:
         """Return True while a member has its lease, or the leadership."""
         if member.role == CONDUCTOR:
             return any(leader.id == member.id for leader in self.members(CONDUCTOR))
         return self._redis.zscore(keys.WORKERS, member.id) is not None
 
+    @patiently
     def is_complete(self) -> bool:
         """Return True if every role has its workers and standbys, all gateways serve, and one of two conductors leads."""
         for role in self._config.roles():
@@ -109,11 +120,13 @@ class FleetWatch:
     def _num_standbys(self, role: str) -> int:
         return sum(view.role == role and view.standby for view in self._workers())
 
+    @patiently
     def has_unassigned_consumers(self) -> bool:
         """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
         live = [RequestId(text(request)) for request in cast("set[bytes]", self._redis.smembers(keys.LIVE))]
         return any(not text(self._redis.hget(keys.task(request, CLIENT), "owner")) for request in live)
 
+    @patiently
     def residue(self) -> Residue:
         workers = self._workers()
         roles = self._runner.run(self._client.telemetry.roles())

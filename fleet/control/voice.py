@@ -3,17 +3,20 @@
 Knows no conversation.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from fleet.config.schema import VoiceConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import answer_of, pairs, run_async, text
+from fleet.control.connect import answer_of, pairs, run_async, text, unreachable
 from fleet.control.membership import Membership
+from fleet.control.outage import Outage, is_away
 from fleet.core.errors import SecretInUse
 
 
@@ -118,15 +121,28 @@ class VoiceStore:
     async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
         """Save the text of a spoken answer, for later turns that name it by id, at any gateway, unless it is saved already.
 
-        Return its expiry in seconds since 1970: that of the first call, so that a stream that is read again is the same.
+        Return its expiry in seconds since 1970: that of the first call, so that a stream that is read again is the same. Wait
+        while Redis is away: the answer itself is complete, and must not fail at its end.
         """
+        pauses = Outage("the transcript of an answer")
+        while True:
+            try:
+                return await self._save_transcript(audio_id, transcript, expires_at)
+            except RedisError as error:
+                if not is_away(error):
+                    raise unreachable(error) from error
+            # Without a log line: the gateway logs the outage, once.
+            await asyncio.sleep(pauses.pause_s())
+
+    async def _save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
+        """Raises: redis's errors."""
         key = keys.transcript(audio_id)
         pipe = self._redis.pipeline(transaction=True)
         pipe.hsetnx(key, "text", transcript)
         pipe.hsetnx(key, "expires_at", str(expires_at))
         pipe.expireat(key, expires_at)
         pipe.hget(key, "expires_at")
-        *_, saved = await answer_of(pipe.execute())
+        *_, saved = await pipe.execute()
         return int(text(saved))
 
     async def transcript(self, audio_id: str) -> str | None:

@@ -1,5 +1,6 @@
 """`fleet chaos` as a command: a real fleet, a real model, real signals."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -7,10 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.chaos.report import Verdict
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, FaultKind
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
+from fleet.chaos.soak_report import SoakVerdict
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import run_cli
+from tests.support import run_cli, set_options
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 ROLES = [*STAGES, CONDUCTOR, GATEWAY]
@@ -39,6 +41,56 @@ def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> No
     assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")
     assert not list((tmp_path / ".fleet").glob("bench-*")), "the data folder of the run is removed"
     assert not list((tmp_path / ".fleet").glob("chaos-*.log")), "the log is saved only if the run failed"
+
+
+def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
+    """Run faults in Redis under requests and voice sessions, on an engine that computes nothing; return the verdict."""
+    paced = (f"stages.{stage.name}.extra.step_ms=30" for stage in GRAPHS[DEFAULT_GRAPH].stages if stage.default_sampling)
+    fake = set_options("engine=fake", "device=cpu", "transfer.kind=redis", *paced)
+    done = run_cli("chaos", *fake, *options, "--json", "verdict.json", cwd=folder, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
+    assert verdict.passed and not verdict.lost and not verdict.different and verdict.residue.is_empty
+    assert all(fault.role == REDIS and fault.recovered_s is not None for fault in verdict.faults)
+    assert all(session.turns and not session.forgotten for session in verdict.sessions)
+    assert not any(turn.lost or turn.different for session in verdict.sessions for turn in session.turns)
+    assert not list((folder / ".fleet").glob("bench-redis-*")), "the data of the run's Redis is removed"
+    return verdict
+
+
+@pytest.mark.timeout(300)
+def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
+    options = ("--how", "readonly,tail", "--requests", "4", "--concurrency", "4", "--voice", "2", "--spacing", "0.2")
+    verdict = spoken_run(*options, folder=tmp_path, timeout_s=280)
+    assert {fault.kind for fault in verdict.faults} == {FaultKind.READONLY, FaultKind.TAIL}
+    assert len(verdict.sessions) == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
+    options = ("--how", "redis", "--kills-per-role", "5", "--requests", "8", "--concurrency", "8", "--voice", "4")
+    verdict = spoken_run(*options, folder=tmp_path, timeout_s=3500)
+    assert Counter(fault.kind for fault in verdict.faults) == dict.fromkeys(REDIS_KINDS, 5)
+
+
+@pytest.mark.timeout(300)
+def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
+    """Too short for a verdict on growth: processes are still warming up."""
+    options = ("--soak", "300", "--minutes", "0.2", "--json", "soak.json", "--png", "soak.png")
+    done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=SoakVerdict)
+    counts = verdict.counts
+    assert counts.answered + counts.aborted == 300 and counts.aborted > 0 and verdict.residue.is_empty
+    assert not counts.lost and not counts.different
+    assert verdict.kills and {role for _, role in verdict.kills} <= {*STAGES, GATEWAY}
+    assert {"conductor", "web", *(f"worker {stage}" for stage in STAGES)} <= {
+        process.kind for process in verdict.samples[-1].processes
+    }
+    assert {"Redis: memory", "Redis: keys", "web: RSS", "conductor: threads"} <= {change.name for change in verdict.changes}
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+    assert "a quarter of the way" in done.stdout
 
 
 def test_chaos_help_shows_example_and_exit_status() -> None:

@@ -1,5 +1,6 @@
 """A gateway while Redis refuses writes or its memory is nearly full: it keeps its id and its answers, and says what is wrong."""
 
+import asyncio
 import logging
 
 import pytest
@@ -74,3 +75,21 @@ async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(own_r
             admin.config_set("maxmemory", 0)
             await await_until(has_room, "the gateway to see room")
             assert_same(await answer(client, fake_spec(fleet)), expected)
+
+
+@pytest.mark.parametrize("setting", ["min-replicas-to-write", "maxmemory"])
+async def test_complete_spoken_answer_waits_for_redis_to_save_its_transcript(own_redis: RedisProcess, setting: str) -> None:
+    """All of its audio is sent before: an error at the end would end a stream that lacks nothing."""
+    async with open_fleet(own_redis.url) as (_, client):
+        with connect(own_redis.url) as admin:
+            admin.config_set(setting, 1)
+            saving = asyncio.ensure_future(client.voice.save_transcript("audio-1", "some words", 2_000_000_000))
+
+            async def was_refused() -> bool:
+                return int(admin.info("errorstats").get("errorstat_EXECABORT", {}).get("count", 0)) > 1
+
+            await await_until(was_refused, "the write to be refused more than once")
+            assert not saving.done() and not admin.exists(keys.transcript("audio-1"))
+            admin.config_set(setting, 0)
+            assert await saving == 2_000_000_000
+            assert await client.voice.transcript("audio-1") == "some words"

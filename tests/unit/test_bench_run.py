@@ -42,6 +42,7 @@ class CannedGateway:
     status: int = 200
     stream: bytes = STREAM
     again: bytes | None = None
+    again_status: int = 200
     workers: bytes = WORKERS
     gate: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,7 +62,7 @@ class CannedGateway:
 
     def answer(self, handler: HttpHandler) -> None:
         if handler.path.endswith("/stream"):
-            handler.send(200, self.stream if self.again is None else self.again)
+            handler.send(self.again_status, self.stream if self.again is None else self.again)
         elif handler.command == "GET":
             handler.send(200, self.workers if handler.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
         else:

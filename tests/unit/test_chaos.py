@@ -27,7 +27,8 @@ from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.recovery import Recovery
 from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import is_sampled, make_bodies
-from fleet.chaos.schedule import KINDS, FaultKind, draw_faults
+from fleet.chaos.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, draw_faults
+from fleet.chaos.voice import ChaosSession, ChaosTurn
 from fleet.chaos.watch import Residue
 from fleet.config import FleetConfig, load_config
 from fleet.core.errors import BadInput
@@ -39,7 +40,7 @@ from tests.unit.test_bench_run import CannedGateway, fake_gateway
 ROLES = ("thinker", "talker", "conductor")
 OPTIONS = ChaosOptions(
     config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, kills_per_role=None, roles="", how="",
-    spacing_s=1.0, json=None, png=None,
+    spacing_s=1.0, voice=0, json=None, png=None,
 )  # fmt: skip
 CONFIG = FleetConfig()
 SPLIT = load_config(REPO / "configs" / "talker_pd.yaml")
@@ -81,6 +82,22 @@ def test_default_plan_has_each_fault_kind_once_per_role() -> None:
     assert plan.num_faults == 15 and plan.kinds == KINDS and not plan.halves
 
 
+def test_faults_of_redis_are_drawn_from_the_seed_beside_those_of_processes() -> None:
+    plan = make_plan(replace(OPTIONS, how="kill,redis", kills_per_role=2), CONFIG)
+    faults = plan.schedule()
+    assert faults == plan.schedule() and len(faults) == plan.total_faults == 2 * 5 + 2 * len(REDIS_KINDS)
+    assert Counter(fault.kind for fault in faults if fault.role == REDIS) == dict.fromkeys(REDIS_KINDS, 2)
+    assert faults != make_plan(replace(OPTIONS, how="kill,redis", kills_per_role=2, seed=4), CONFIG).schedule()
+    assert 0 < sum(fault.role == REDIS for fault in faults[:16]) < 16, "the two are mixed"
+
+
+def test_faults_of_redis_alone_have_no_target_among_processes() -> None:
+    plan = make_plan(replace(OPTIONS, how="oom,tail", kills=4), CONFIG)
+    assert [fault.role for fault in plan.schedule()] == [REDIS] * 4
+    assert not plan.kinds and not plan.has_second_gateway
+    assert make_plan(replace(OPTIONS, how="partition"), CONFIG).has_second_gateway
+
+
 def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
     plan = make_plan(replace(OPTIONS, kills_per_role=5), SPLIT)
     assert plan.roles == ("thinker", "talker.prefill", "talker.decode", "code2wav", "conductor", "web")
@@ -97,6 +114,7 @@ def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
         ({"kills_per_role": 0}, "--kills-per-role 0: give a whole number"),
         ({"kills": 3, "kills_per_role": 3}, "--kills-per-role sets the number of faults; leave out --kills"),
         ({"concurrency": 65}, "--concurrency 65: this fleet admits 64 requests at a time; add --set limits.max_requests=65"),
+        ({"voice": -1}, "--voice -1: give a number of voice sessions"),
         ({"spacing_s": -1.0}, "--spacing -1: give seconds"),
         ({"spacing_s": float("nan")}, "--spacing nan: give seconds"),
         ({"roles": "jobs"}, "--roles jobs: 'jobs' is unknown; use one or more of thinker, talker, code2wav, conductor, web"),
@@ -191,8 +209,8 @@ def answering(stream: bytes) -> Iterator[CannedGateway]:
         yield gateway
 
 
-def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None) -> Outcome:
-    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None)
+def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None, *, may_forget: bool = False) -> Outcome:
+    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None, may_forget=may_forget)
     load.start(1, lambda: None, once=True)
     (outcome,) = load.finish()
     return outcome
@@ -227,9 +245,9 @@ def test_every_answer_is_read_again_and_must_not_change() -> None:
 
 
 def test_refused_request_is_lost() -> None:
-    with answering(b'{"error":{"message":"no worker serves lm"}}') as gateway:
-        gateway.status = 503
-        assert "status 503: no worker serves lm" in request_once(gateway).lost
+    with answering(b'{"error":{"message":"max_tokens: too many"}}') as gateway:
+        gateway.status = 400
+        assert "status 400: max_tokens: too many" in request_once(gateway).lost
 
 
 def test_incomplete_event_is_dropped_and_last_id_set() -> None:
@@ -262,12 +280,13 @@ def verdict(
     num_faults: int = 1,
     replicas: int = 2,
     numerics: str = "invariant",
+    sessions: tuple[ChaosSession, ...] = (),
 ) -> Verdict:
     setup = ChaosSetup(
         began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics=numerics,
         seed=0, requests=2, concurrency=2, replicas={"talker": replicas}, standby={},
     )  # fmt: skip
-    return judge(setup, COMPLETE[:1], disturbed, faults, num_faults, residue or Residue())
+    return judge(setup, COMPLETE[:1], disturbed, sessions, faults, num_faults, residue or Residue())
 
 
 def test_pauses_of_open_requests_are_reported_and_not_judged() -> None:
@@ -315,7 +334,25 @@ def shown(verdict: Verdict) -> str:
     return console.export_text()
 
 
+def spoken(*, lost: str = "", different: bool = False) -> tuple[ChaosSession, ...]:
+    return (ChaosSession(turns=(ChaosTurn(session=0, turn=1, asked_s=0.0, ended_s=1.0, lost=lost, different=different),)),)
+
+
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_bytes=9)
+
+
+def test_answer_that_redis_forgot_is_lost_unless_the_faults_may_cause_it() -> None:
+    with answering(events("abc", b"")) as gateway:
+        gateway.again_status = 404
+        expected = read_answer([(0.1, gateway.stream)])
+        lost = request_once(gateway, expected)
+        assert lost.lost.startswith("complete, but not when it was read once more:") and not lost.unread
+        unread = request_once(gateway, expected, may_forget=True)
+        assert unread.unread and not unread.lost and not unread.difference
+        gateway.again_status = 500
+        assert request_once(gateway, expected, may_forget=True).lost, "another failure counts"
+    options = [replace(OPTIONS, how=how) for how in ("kill", "readonly,partition", "oom", "tail", "failover")]
+    assert [make_plan(each, CONFIG).may_forget for each in options] == [False, False, True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -334,6 +371,9 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_byt
         (verdict(residue=Residue(arena_slots=2)), "arena slots left"),
         (verdict(faults=(msgspec.structs.replace(FAULT, recovered_s=None),)), "did not recover from SIGSTOP to talker@h:1:a"),
         (verdict(num_faults=3), "2 faults were not injected"),
+        (verdict(sessions=spoken(lost="no end")), "turn 1 of voice session 0 was lost: no end"),
+        (verdict(sessions=spoken(different=True)), "the audio of turn 1 of voice session 0 is not that of its log"),
+        (verdict(sessions=(ChaosSession(turns=(), forgotten=("session 0, item_q0_1: missing",)),)), "item_q0_1: missing"),
     ],
 )
 def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:

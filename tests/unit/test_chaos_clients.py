@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleet.api_client.errors import ApiUnreachable
+from fleet.api_client.errors import ApiRefused, ApiUnreachable
 from fleet.chaos import clients
 from fleet.chaos.clients import Gateways
 from fleet.core.errors import GatewayStopping
@@ -21,7 +21,7 @@ FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"da
 
 @dataclass(slots=True)
 class ScriptedGateway:
-    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed.
+    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed; a number is its status.
 
     `left`: the client of a silent one has closed. `saw_left`: the same of `watched`, at each request to this one.
     """
@@ -40,14 +40,14 @@ class ScriptedGateway:
         self.requests.append((handler.command, handler.path, handler.headers.get("last-event-id", "")))
         if self.watched is not None:
             self.saw_left.append(self.watched.left.wait(0.3))
-        handler.send_response(200)
+        handler.send_response(int(self.then) if self.then.isdecimal() else 200)
         handler.send_header("x-request-id", "req-1" if handler.command == "POST" else "req-of-this-call")
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
         handler.wfile.write(b"%x\r\n%b\r\n" % (len(self.sends), self.sends))
         if self.then == "silence":
             self._await_leaving(handler.connection)
-        elif self.then == "end":
+        elif self.then != "cut":
             handler.wfile.write(b"0\r\n\r\n")
 
     def _await_leaving(self, connection: socket.socket) -> None:
@@ -110,6 +110,23 @@ def test_client_gives_up_without_any_gateway(monkeypatch: pytest.MonkeyPatch) ->
         pass
     with pytest.raises(ApiUnreachable, match="no gateway could be reached: nothing answers at"):
         Gateways(gone).receive(b"{}", lambda: False)
+
+
+def test_request_refused_for_now_is_sent_again_and_another_refusal_is_final() -> None:
+    with serving(ScriptedGateway(b"", "503"), ScriptedGateway(FIRST + LAST)) as urls:
+        stream = Gateways(urls).receive(b"{}", lambda: False)
+    assert (stream.request_id, stream.refusals, stream.gateway_changes) == ("req-1", 1, 0)
+    with (
+        serving(ScriptedGateway(b"", "400"), ScriptedGateway(FIRST + LAST)) as urls,
+        pytest.raises(ApiRefused, match="status 400"),
+    ):
+        Gateways(urls).receive(b"{}", lambda: False)
+
+
+def test_client_gives_up_on_gateways_that_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
+    with serving(ScriptedGateway(b"", "503")) as urls, pytest.raises(ApiRefused, match="status 503"):
+        Gateways(urls).receive(b"{}", lambda: False)
 
 
 def test_silent_connection_stays_open_until_another_gateway_answers() -> None:

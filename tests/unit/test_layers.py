@@ -84,6 +84,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.chaos": ("fleet.core", "fleet.config", *MEASURING, "fleet.bench", "fleet.chaos"),
     "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
     "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
+    "fleet.chaos.patience": ("fleet.core", "fleet.control"),
+    "fleet.chaos.redis_servers": ("fleet.core", "fleet.control", "fleet.chaos"),
+    "fleet.chaos.soak_samples": ("fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
 }  # fmt: skip
@@ -95,7 +98,15 @@ KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/pro
 MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
-    "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.jobs", "fleet.cli"),
+    "redis": (
+        "fleet.control",
+        "fleet.conductor.driver",
+        "fleet.worker",
+        "fleet.jobs",
+        "fleet.cli",
+        "fleet.chaos.patience",
+        "fleet.chaos.redis_servers",
+    ),
     "nixl": ("fleet.transfer",),
     "vllm": (
         "fleet.engine.vllm",
