@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-import numpy as np
+import numpy.random
 
 import fleet.cli
 from fleet.core.parent_death import keeper_pid
@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
         "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
         "links": [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")],
         "terminates": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
-        "draws": [random.random(), float(np.random.random())],
+        "draws": [random.random(), float(numpy.random.random())],
         "torch": torch and [float(torch.rand(())), _threads_of(torch)],
     }
 
