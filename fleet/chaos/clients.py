@@ -16,7 +16,7 @@ from fleet.api_client.transport import TIMEOUT_S, OpenResponse
 
 UNREACHABLE_S = 30.0
 """Time without a gateway that serves after which a client gives up."""
-UNAVAILABLE = 503
+NOT_FOUND, UNAVAILABLE = 404, 503
 """Status of a gateway that serves later, for example once Redis does; it says when."""
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 """Pause before the next try, and the longest one that a gateway may ask for."""
@@ -109,7 +109,9 @@ class Gateways:
                 stream.drop_incomplete()
                 pause_s = RETRY_S if stream.reached_s == before_s else 0
             except ApiRefused as error:
-                if error.http_status != UNAVAILABLE or self._is_late(stream) or is_cancelled():
+                # Redis may have lost a request whose gateway is silent meanwhile, and submits it again.
+                is_lost = error.http_status == NOT_FOUND and bool(stream.silent)
+                if not (error.http_status == UNAVAILABLE or is_lost) or self._is_late(stream) or is_cancelled():
                     raise
                 stream.refusals += 1
                 pause_s = min(error.retry_after_s or RETRY_S, MAX_RETRY_S)

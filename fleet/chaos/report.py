@@ -293,7 +293,8 @@ def _failures(verdict: Verdict) -> list[str]:
     ]
     left = [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else []
     voice = (unheard, altered, forgotten)
-    return [line for lines in (lost, changed, different, *voice, keys, broken, left) for line in _limited(lines)]
+    busy = list(verdict.residue.busy)
+    return [line for lines in (lost, changed, different, *voice, keys, busy, broken, left) for line in _limited(lines)]
 
 
 def _limited(lines: list[str]) -> list[str]:

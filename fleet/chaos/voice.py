@@ -30,6 +30,8 @@ SILENCE_S = 5.0
 """Time without an event, while an answer is expected, after which a client connects to another gateway."""
 GIVE_UP_S = 60.0
 """Time without any event after which a turn counts as lost."""
+RECOMPUTED_S = 30.0
+"""Time in which the log of an answer is complete again after Redis has lost its end."""
 RETRY_S = 0.2
 COMPLETE = ("completed", "incomplete")
 """Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
@@ -327,7 +329,12 @@ class VoiceConversation:
         return None
 
     def _compare(self, turn: _Turn) -> ChaosTurn:
+        """Compare with the log, once that is complete again: workers recompute what Redis lost of it."""
+        pause, deadline_s = threading.Event(), time.monotonic() + RECOMPUTED_S
         logged = self._logged_audio(turn)
+        while logged is not None and len(logged) < len(turn.audio) and time.monotonic() < deadline_s:
+            pause.wait(RETRY_S)
+            logged = self._logged_audio(turn)
         return self._result(turn, unread=logged is None, different=logged is not None and logged != bytes(turn.audio))
 
     def _result(self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False) -> ChaosTurn:

@@ -39,7 +39,8 @@ class Member:
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
 
-    `keys`: the first of those that never expire. Slots and pages are the workers' last reports.
+    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the requests of those that are theirs
+    by Redis. Slots and pages are the workers' last reports.
     """
 
     live: int = 0
@@ -49,6 +50,7 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     kv_pages: int = 0
     num_keys: int = 0
     keys: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -139,6 +141,11 @@ class FleetWatch:
             kv_pages=sum(view.pages_used - view.pages_kept for view in workers),
             num_keys=len(left),
             keys=tuple(left[:NAMED_KEYS]),
+            busy=tuple(
+                f"{view.id} reports {view.running} running tasks; by Redis it owns {self._requests(view.id) or 'none'}"
+                for view in workers
+                if view.running
+            ),
         )
 
     def _unexpiring_keys(self, workers: set[str]) -> list[str]:

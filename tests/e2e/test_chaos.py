@@ -74,11 +74,11 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
     assert Counter(fault.kind for fault in verdict.faults) == dict.fromkeys(REDIS_KINDS, 5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
     """Too short for a verdict on growth: processes are still warming up."""
     options = ("--soak", "300", "--minutes", "0.2", "--json", "soak.json", "--png", "soak.png")
-    done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=280)
+    done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=SoakVerdict)
     counts = verdict.counts

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 
-from fleet.core.errors import FleetError, InputTooLarge
+from fleet.core.errors import FleetError, InputTooLarge, RedisUnreachable
 from fleet.core.ids import RequestId, new_request_id
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
 from web.gateway.gateway import ActiveRequest, Gateway
@@ -20,6 +20,8 @@ log = logging.getLogger("fleet.web")
 
 MAX_UNSENT_BYTES = 60 * 24_000 * 2
 """Audio not sent to the client yet, beyond which the answer is read no further and its stages wait for credit."""
+RESUME_PAUSE_S = 0.25
+"""Pause between two tries to continue an answer while Redis is away."""
 
 
 class Generation:
@@ -111,11 +113,23 @@ class Generation:
         await self._read(position)
 
     async def _read(self, position: Position) -> None:
-        answer = await self._gateway.resume(self.request_id)
+        answer = await self._resume()
         if answer is None:
             raise FleetError("the response under way is not stored any more; ask again")
         async with answer:
             await self._collect(answer, position)
+
+    async def _resume(self) -> AnswerStream | None:
+        """Continue the answer of a request; None if it is unknown. Wait while Redis is away, as the answer's workers do."""
+        logged = ""
+        while True:
+            try:
+                return await self._gateway.resume(self.request_id)
+            except RedisUnreachable as error:
+                if error.message != logged:
+                    logged = error.message
+                    log.warning("request %s of a voice session waits to be continued: %s", self.request_id, logged)
+            await self._clock.sleep(RESUME_PAUSE_S)
 
     async def _collect(self, answer: AnswerStream, position: Position) -> None:
         self._answer = answer

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 
-from fleet.core.errors import EngineError
+from fleet.core.errors import EngineError, RedisUnreachable
+from fleet.core.ids import RequestId
 from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
@@ -220,6 +221,29 @@ async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
         assert len(spec.audio) == 1, "the user's earlier speech is still in the prompt"
         (other, _) = first.client.submitted[0]
         assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
+
+
+async def test_response_under_way_waits_for_redis_at_another_gateway(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first gateway is lost while Redis refuses writes: the other one cannot take its request over yet."""
+    with serving(loaded) as first, serving(loaded, client=first.client) as second:
+        first.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+        resume, refusals = first.client.requests.resume, [RedisUnreachable("Redis refuses writes (MISCONF)")] * 2
+
+        async def resume_later(request: RequestId) -> object:
+            if refusals:
+                raise refusals.pop()
+            return await resume(request)
+
+        monkeypatch.setattr(first.client.requests, "resume", resume_later)
+        async with opened(first) as page:
+            await page.speak(question())
+            response = (await page.until("response.created"))["response"]["id"]
+            await page.until_audio(response, RATE_HZ)
+            wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
+            had = len(page.audio[response]) // 2
+            async with opened(second, session=page.session, response=response, samples=had) as again:
+                assert (await again.done())["status"] == "completed" and not refusals
+        assert bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response]) == sine(4 * RATE_HZ).tobytes()
 
 
 async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
