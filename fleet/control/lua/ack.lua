@@ -1,4 +1,5 @@
 -- ack: compares the consumer's epoch of each item; writes how much it consumed, which only grows, and gives the producer that credit.
+-- The credit of the call for one producer is one entry of its inbox.
 -- With an event, the consumer has received everything, and its task ends. Only gateways send one; append ends the tasks of workers.
 -- "closed": the consumer reads no more, so its producer gets unlimited credit.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
@@ -16,7 +17,7 @@ for i = 1, #ARGV, 8 do
     if closed or tonumber(consumed) > tonumber(t[2] or '0') then
       call('HSET', tk, 'consumed:' .. e, consumed)
       local owner = call('HGET', task_key(r, producer), 'owner')
-      if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', closed and ENDLESS or consumed) end
+      if owner and owner ~= '' then add_news(owner, 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed)) end
     end
     if ARGV[i + 6] ~= '' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
@@ -26,4 +27,5 @@ for i = 1, #ARGV, 8 do
     out[#out + 1] = 'ok'
   end
 end
+send_news()
 return out
