@@ -70,7 +70,7 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
             done()
         if options.scale:
             counts, base = options.streams, resolve_config(options.config, options.overrides)
-            step = progress.steps("streams", len(counts) + 1)
+            step = progress.steps("streams", len(counts) + 2)
             report = replace(report, scale=measure_scale(base, counts, options.scale_seconds, step))
         if options.hand_off:
             report = replace(report, hand_offs=_measure_hand_offs(options, progress))

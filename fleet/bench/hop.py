@@ -7,37 +7,29 @@ the worker's own blocking read, so that chunks never queue.
 import math
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 import msgspec
 from rich.console import Group
 
 from fleet.bench.errors import BenchError
+from fleet.bench.pair import BLOCK_MS, CONSUMER, EDGE, PRODUCER, WORKERS, bare_redis, ok, open_requests
 from fleet.bench.result import FLEET, OTHER, PLAYED, Result
 from fleet.control import scripts
-from fleet.control.connect import Reply, connect, run, text
-from fleet.control.embedded import embedded_url
+from fleet.control.connect import Reply, connect, run
 from fleet.control.notices import ChunkNotice
-from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
-from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
-from fleet.core.request import RequestSpec
+from fleet.core.ids import Epoch, RequestId, RoleName
 from fleet.reporting.plot import Axes, Panel
 from fleet.reporting.stats import Ratio, percentile, summarise
 from fleet.reporting.tables import table_of, titled
 from fleet.worker.redis_link import RedisLink, TurnResult
 
-PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
-WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}
-GATEWAY_ID = WorkerId("gateway@bench")
-LEASE_US = 600_000_000
 PAYLOAD_CODES = 16
 """One frame of codes, as in most chunks of speech between stages."""
 PAUSE_S = 0.001
@@ -49,12 +41,9 @@ ACK_STRIDE = 8
 FREE_SLOTS = 8
 """Free slots of a worker that is neither idle nor full; with a single one every read of the inbox would return early."""
 NUM_PINGS = 500
-BLOCK_MS = 200
 TIMEOUT_S = 20.0
 TARGET_P50_US = 400.0
 NUM_BINS = 60
-
-RunScript = Callable[[scripts.Call], Reply]
 
 
 class HopResult(Result, frozen=True, kw_only=True):
@@ -109,17 +98,18 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
 
     Raises: BenchError if a chunk never arrives; ConfigError if there is no Redis to start.
     """
-    with _server() as url:
-        client = connect(url, one_connection=True)
+    with bare_redis() as server:
+        client = connect(server.url, one_connection=True)
         ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
         links = {stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
-        task, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
+        ((request, epochs),) = open_requests(partial(run, client), links, 1)
+        task = _ProducerTask(redis_url=server.url, request=request, epoch=epochs[PRODUCER], count=count + WARM_UP)
         command = [sys.executable, "-m", "fleet.bench.hop"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
             assert producer.stdin is not None and producer.stdout is not None
             try:
                 producer.stdin.write(msgspec.json.encode(task) + b"\n")
-                delivery_us = _consume(links[CONSUMER], task, epoch, producer.stdin, advance)
+                delivery_us = _consume(links[CONSUMER], task, epochs[CONSUMER], producer.stdin, advance)
                 append_us = msgspec.json.decode(producer.stdout.read(), type=tuple[float, ...])
             finally:
                 producer.kill()
@@ -132,39 +122,6 @@ def _duration_us(call: Callable[[], Reply]) -> float:
     began_s = time.perf_counter()
     call()
     return (time.perf_counter() - began_s) * 1e6
-
-
-@contextmanager
-def _server() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="fleet-bench-redis-") as folder:
-        options = ServerOptions(data_dir=Path(folder))
-        command = server_command(find_server(), options)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield embedded_url(options.data_dir)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _open_request(call: RunScript, links: Mapping[StageName, RedisLink], url: str, count: int) -> tuple[_ProducerTask, Epoch]:
-    """Submit a request with one edge between two owned tasks; return it with the epoch of the consumer's task."""
-    spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
-    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
-    for stage, worker in WORKERS.items():
-        call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
-    _ok(call(scripts.submit(spec, None, bound=1, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
-    epochs: dict[StageName, Epoch] = {}
-    for stage, worker in WORKERS.items():
-        grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]
-        _ok(call(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
-        epochs[stage] = grant.epoch
-    return _ProducerTask(redis_url=url, request=spec.id, epoch=epochs[PRODUCER], count=count), epochs[CONSUMER]
-
-
-def _ok(reply: Reply) -> None:
-    status = text(cast("list[Reply]", reply)[0])
-    assert status == "ok", f"a script refused: {status}"
 
 
 def _consume(
@@ -223,7 +180,7 @@ def _produce(task: _ProducerTask) -> list[float]:
         began_s = time.perf_counter()
         reply = run(client, scripts.append([item]))
         took_us.append((time.perf_counter() - began_s) * 1e6)
-        _ok(reply)
+        ok(reply)
     client.close()
     return took_us
 

@@ -17,7 +17,9 @@ What is measured
   --transfer   tensor reads between two processes
   --scale      real-time streams on the fake engine, 12.5 chunks a second each, on a fleet started for it: how late chunks
                arrive, and the CPU per chunk, for each count of --streams; then a role with slots for half of the
-               streams, and a second worker that joins it. Every answer is compared with the expected one
+               streams, and a second worker that joins it. Every answer is compared with the expected one. Then without
+               workers: the CPU of Redis and its append-only file per chunk; submissions with up to 1,000 workers; how
+               soon 3,000 answers move; a turn of the conductor with 15,000 waiting grants; fewer with less than 300 streams
   --hand-off   prefill and decode in separate workers: from the last step of one to the first step of the next, part by
                part; and KV rows read block by block, compared with one plain read of as many bytes
   --interference

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fleet.bench.errors import BenchError
+from fleet.bench.scale_costs import measure_costs
 from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_fleet import ScaleFleet, scale_fleet
 from fleet.bench.scale_load import StreamLoad, spread_s
@@ -42,7 +43,7 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     """Measure each count of streams on one fleet, then a second worker on another, whose first role has half of the slots.
 
     Each window lasts `seconds`, and two leases at least, since workers report the ages of chunks once per lease. `step` is called
-    after each phase, `len(counts) + 1` times.
+    after each phase, `len(counts) + 2` times: the last one measures costs without workers.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
@@ -57,8 +58,12 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     with scale_fleet(_with_slots(paced(base, most), role.stage, slots)) as fleet:
         joined = asyncio.run(_join(fleet, role.name, most, slots, seconds))
         step()
+    costs = measure_costs(base, most)
+    step()
     graph = base.graph_declaration()
-    return ScaleResult(graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined)
+    return ScaleResult(
+        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined, costs=costs
+    )
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:

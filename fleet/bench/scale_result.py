@@ -6,11 +6,12 @@ import msgspec
 from rich.console import Group
 
 from fleet.bench.result import Result
+from fleet.bench.scale_costs_result import ScaleCosts
 from fleet.reporting.plot import Axes, Panel
 from fleet.reporting.stats import Ratio
 from fleet.reporting.tables import figure, table_of, titled
 
-HOP_P99_MS, COST_RATIO, JOIN_RATIO = 50.0, 1.3, 1.5
+HOP_P99_MS, COST_RATIO, JOIN_RATIO, REDIS_US = 50.0, 1.3, 1.5, 60.0
 PACE_RATIO = 0.97
 """Streams that fall behind real time are a smaller load than the one reported."""
 
@@ -100,17 +101,29 @@ class ScaleResult(Result, frozen=True, kw_only=True):
     num_edges: int
     phases: tuple[ScalePhase, ...]
     joined: Joined
+    costs: ScaleCosts | None = None
 
     def real_time_per_s(self, streams: int) -> float:
         """Chunks per second if all streams keep real time."""
         return streams * 1000 / self.step_ms
 
     @property
+    def most_in_time(self) -> int:
+        """Return the largest measured count of streams that kept real time with chunks on time; 0 if none did."""
+        in_time = (
+            phase.streams
+            for phase in self.phases
+            if phase.window.chunks_per_s >= PACE_RATIO * self.real_time_per_s(phase.streams)
+            and all(ages is None or ages.p99_us <= HOP_P99_MS * 1e3 for ages in phase.window.hops.values())
+        )
+        return max(in_time, default=0)
+
+    @property
     def _windows(self) -> list[Window]:
         return [phase.window for phase in self.phases]
 
     def tables(self) -> list[Group]:
-        return [self._phases_table(), self._join_table()]
+        return [self._phases_table(), self._join_table(), *(self.costs.tables() if self.costs else ())]
 
     def _phases_table(self) -> Group:
         windows = self._windows
@@ -125,7 +138,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         table.add_row("complete answers", *(f"{phase.complete} of {phase.streams}" for phase in self.phases))
         pace = f"{self.num_edges} rows per chunk on each of {self.num_edges} edges" if self.num_edges > 1 else "a chunk per row"
         each = f"{self.real_time_per_s(1):g} chunks/s per stream"
-        return titled(f"scale: {self.graph}, fake engine, a row every {self.step_ms} ms, {pace}: {each}", table)
+        carried = f"{self.most_in_time or 'none'} of these counts in time"
+        return titled(f"scale: {self.graph}, fake engine, a row every {self.step_ms} ms, {pace}: {each}; {carried}", table)
 
     def _join_table(self) -> Group:
         joined, table = self.joined, table_of("", "one worker", "two workers")
@@ -164,6 +178,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
             if ages is not None:
                 late = f"hop p99 at {many.streams} streams, {name}"
                 ratios.append(Ratio(name=late, value=ages.p99_us / 1e3, target=HOP_P99_MS, at_most=True, unit="ms"))
+        redis = f"CPU of Redis per chunk, {many.streams} streams"
+        ratios.append(Ratio(name=redis, value=window.cost_of_us("redis"), target=REDIS_US, at_most=True, unit="us"))
         if few is not many and few.window.cost_us:
             name = f"CPU per chunk, {many.streams} streams / {few.streams}"
             value = window.cost_us / few.window.cost_us
@@ -172,7 +188,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
             value = joined.together.chunks_per_s / joined.alone.chunks_per_s
             ratios.append(Ratio(name="chunks/s with a second worker", value=value, target=JOIN_RATIO, at_most=False))
         broken = sum(len(phase.broken) for phase in (*self.phases, joined))
-        return [*ratios, Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers")]
+        ratios.append(Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers"))
+        return [*ratios, *(self.costs.targets() if self.costs else ())]
 
     def background_loads(self) -> list[float]:
         return [window.others_cores for window in (*self._windows, self.joined.alone, self.joined.together)]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Self, cast
 
 from redis.exceptions import RedisError
@@ -10,20 +11,21 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys
-from fleet.control.connect import connect_async, pairs, text
+from fleet.control.connect import Reply, connect_async, pairs, slices, text
 from fleet.control.job_client import JobClient
+from fleet.control.logged_chunks import LogReads
 from fleet.control.logins import LoginStore
 from fleet.control.membership import Membership
-from fleet.control.notices import parse_notice
+from fleet.control.notices import AnyNotice, parse_notices
 from fleet.control.operations import Operations
 from fleet.control.outage import Outage, cause_of
 from fleet.control.redis_status import RedisStatus
-from fleet.control.requests import GatewayRequests
+from fleet.control.requests import SLICE, GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
 from fleet.core.background import keep_running
-from fleet.core.errors import RedisUnreachable, UnknownWireVersion
+from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S
 
@@ -42,6 +44,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_InboxReply = list[tuple[bytes, list[tuple[bytes, object]]]]
 INBOX_BLOCK_MS = 500
 INBOX_COUNT = 512
 SLOW_POLL_S = 1.0
@@ -131,26 +134,30 @@ class FleetClient:
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
                 reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
+                entries = [entry for _, found in cast("_InboxReply", reply or []) for entry in found]
+                await self._deliver([notice for _, raw in entries for notice in parse_notices(pairs(raw))])
             except RedisError as error:
                 await asyncio.sleep(outage.add(error))
                 continue
             outage.end()
-            for _, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
-                for entry, raw in entries:
-                    last = text(entry)
-                    self._deliver(raw)
-                untrimmed += len(entries)
+            last = text(entries[-1][0]) if entries else last
+            untrimmed += len(entries)
             if untrimmed and (untrimmed >= INBOX_COUNT or not reply):
                 untrimmed = 0
                 with contextlib.suppress(RedisError):
                     await self._redis.xtrim(inbox, minid=last, approximate=False)
 
-    def _deliver(self, raw: object) -> None:
-        """Skip an unreadable entry (of a newer version): only its request is affected."""
-        try:
-            self.requests.deliver(parse_notice(pairs(raw)))
-        except UnknownWireVersion as error:
-            log.error("a notice of this gateway's inbox could not be read: %s", error)
+    async def _deliver(self, notices: Sequence[AnyNotice]) -> None:
+        """Deliver notices to the requests, with the chunks that are read from the logs. Raises: redis-py's errors."""
+        reads = LogReads([notice for notice in notices if self.requests.wants(notice)])
+        replies: list[Reply] = []
+        for commands in slices(reads.commands, SLICE):
+            pipe = self._reader.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies += await pipe.execute()
+        for notice in reads.resolve(replies):
+            self.requests.deliver(notice)
 
     async def _poll_slowly(self) -> None:
         """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive do not wait for this."""

@@ -25,8 +25,8 @@ class ClientEdge:
         self._num_rows = 0
         self._early: dict[int, Chunk] = {}
 
-    def wants(self, chunk: Chunk) -> bool:
-        return not self.ended and chunk.index >= self.next and chunk.index not in self._early
+    def wants(self, index: int) -> bool:
+        return not self.ended and index >= self.next and index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
         """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if Redis lost the first copy,

@@ -1,9 +1,12 @@
 """Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their fields."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
+from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.telemetry import WORKER_ORDERS, WorkerOrder
 
@@ -11,6 +14,21 @@ from fleet.core.telemetry import WORKER_ORDERS, WorkerOrder
 class ChunkNotice(msgspec.Struct, frozen=True, kw_only=True):
     chunk: Chunk
     location: Location
+
+
+class LoggedNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk whose header is too large for the inbox: it is read from the log of its edge."""
+
+    request: RequestId
+    edge: EdgeName
+    index: int
+    location: Location
+
+
+class UnreadableNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk of another version: it concerns one request only."""
+
+    error: UnknownWireVersion
 
 
 class CreditNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,18 +110,49 @@ class OrderNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Notice = (
-    OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | TakenNotice
-    | MovedNotice | WalkNotice
+    OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | LoggedNotice | UnreadableNotice | CreditNotice
+    | EndNotice | TakenNotice | MovedNotice | WalkNotice
 )  # fmt: skip
 AnyNotice = Grant | Notice
 
 
-def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
-    """Parse one inbox entry; None for a kind that this version does not have (a newer peer's)."""
+def parse_notices(fields: dict[str, bytes]) -> list[AnyNotice]:
+    """Parse one inbox entry; none for a kind that this version does not have (a newer peer's)."""
+    if fields["k"] == b"n":
+        return list(_news(fields))
+    notice = _notice(fields)
+    return [notice] if notice is not None else []
+
+
+def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
+    """Parse the chunks and the credit of one call of a script, in the order of its fields (`add_news` in `common.lua`)."""
+    items = iter([*fields.items(), ("", b"")])
+    name, value = next(items)
+    for following, next_value in items:
+        if name[0] in "hp":
+            yield _chunk(name, value, decode_location(next_value) if following[:1] == "l" else {})
+        elif name[0] == "a":
+            request, edge, consumed = text(value).split("|")
+            yield CreditNotice(request=RequestId(request), edge=EdgeName(edge), consumed=int(consumed))
+        name, value = following, next_value
+
+
+def _chunk(name: str, value: bytes, location: Location) -> AnyNotice:
+    if name[0] == "p":
+        request, edge, index = text(value).split("|")
+        return LoggedNotice(request=RequestId(request), edge=EdgeName(edge), index=int(index), location=location)
+    return chunk_notice(value, location)
+
+
+def chunk_notice(header: bytes, location: Location) -> ChunkNotice | UnreadableNotice:
+    try:
+        return ChunkNotice(chunk=decode_chunk(header), location=location)
+    except UnknownWireVersion as error:
+        return UnreadableNotice(error=error)
+
+
+def _notice(fields: dict[str, bytes]) -> AnyNotice | None:
     kind = text(fields["k"])
-    if kind == "c":
-        location = decode_location(fields["l"]) if fields.get("l") else {}
-        return ChunkNotice(chunk=decode_chunk(fields["h"]), location=location)
     if kind == "p":
         return PromotionNotice()
     if kind == "o":
@@ -115,8 +164,6 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
     if kind == "m":
         return MovedNotice(request=request, epoch=Epoch(int(fields["e"])))
-    if kind == "a":
-        return CreditNotice(request=request, edge=EdgeName(text(fields["e"])), consumed=int(fields["n"]))
     if kind == "x":
         state, code, message, param = (text(fields[name]) for name in ("s", "c", "m", "p"))
         return EndNotice(request=request, state=state, code=code, message=message, param=param)

@@ -13,7 +13,7 @@ from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
 from fleet.control.connect import Reply, answer_of, first_text, run_async, run_replicated, slices, text, texts
 from fleet.control.membership import Membership, Run
-from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, MovedNotice
+from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, LoggedNotice, MovedNotice, UnreadableNotice
 from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
 from fleet.control.stream import ClientStream
@@ -146,13 +146,22 @@ class GatewayRequests:
         for stream in list(self._streams.values()):
             stream.fail(GatewayStopping("this gateway stops; another continues the answer (Last-Event-ID)"))
 
-    def deliver(self, notice: AnyNotice | None) -> None:
-        """Pass a notice of the inbox to the stream of its request."""
+    def wants(self, notice: AnyNotice) -> bool:
+        """Return False for a chunk that need not be read from its log: the gateway has it, or does not read its answer."""
+        if not isinstance(notice, LoggedNotice):
+            return True
+        stream = self._streams.get(notice.request)
+        return stream is not None and stream.wants(notice.edge, notice.index)
+
+    def deliver(self, notice: AnyNotice) -> None:
+        """Pass a notice of the inbox to the stream of its request. One that is unreadable (of a newer version) is logged."""
         match notice:
             case ChunkNotice(chunk=chunk):
                 stream = self._streams.get(chunk.request)
                 if stream is not None:
                     stream.put(chunk)
+            case UnreadableNotice(error=error):
+                log.error("a notice of this gateway's inbox could not be read: %s", error)
             case EndNotice(request=request):
                 stream = self._streams.get(request)
                 if stream is not None:

@@ -7,12 +7,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import chain
 from typing import NamedTuple
 
 import msgspec
 
+from fleet.control.lua_source import source
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
 from fleet.core.events import ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -31,13 +31,6 @@ class Call:
 
     script: str
     args: tuple[Arg, ...]
-
-
-@cache
-def source(name: str) -> str:
-    """Return the Lua of a script, common part included."""
-    folder = resources.files("fleet.control") / "lua"
-    return (folder / "common.lua").read_text() + (folder / f"{name}.lua").read_text()
 
 
 @cache

@@ -56,13 +56,17 @@ class ClientStream:
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
         """Add a chunk that arrived, in any order; repeated ones are dropped. `from_log`: its age is not that of its arrival."""
-        edge = self._edges.get(chunk.edge)
-        if edge is None or not edge.wants(chunk):
+        if not self.wants(chunk.edge, chunk.index):
             return
+        edge = self._edges[chunk.edge]
         if not from_log:
             self._receipts.arrived(chunk.edge, now_us(), chunk.produced_us)
         self._ready.extend(edge.put(chunk))
         self._wake.set()
+
+    def wants(self, edge: EdgeName, index: int) -> bool:
+        """Return True if the chunk of this index has not arrived, and the client is to receive it."""
+        return edge in self._edges and self._edges[edge].wants(index)
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
         """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""

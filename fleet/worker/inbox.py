@@ -7,12 +7,14 @@ from fleet.control.notices import (
     CreditNotice,
     EndNotice,
     FreeNotice,
+    LoggedNotice,
     MovedNotice,
     Notice,
     OrderNotice,
     PromotionNotice,
     RelocationNotice,
     TakenNotice,
+    UnreadableNotice,
     WalkNotice,
 )
 from fleet.core.clock import now_us
@@ -58,7 +60,7 @@ class Inbox:
                 self._offers.free(request)
             case EndNotice(request=request, state=state):
                 self._tasks.drop(request, keep_cached=state == "aborted")
-            case MovedNotice():  # only gateways receive it
+            case MovedNotice() | LoggedNotice() | UnreadableNotice():  # gateways receive the first, the link handles the others
                 return
 
     def _inbound(self, request: RequestId, edge: EdgeName) -> InboundEdge | None:

@@ -13,7 +13,8 @@ from redis.exceptions import ResponseError
 
 from fleet.control import keys
 from fleet.control.connect import Reply, entry_order, exchange, exchange_each, pairs, text
-from fleet.control.notices import ChunkNotice, Grant, Notice, parse_grant, parse_notice
+from fleet.control.logged_chunks import LogReads
+from fleet.control.notices import AnyNotice, ChunkNotice, Grant, Notice, UnreadableNotice, parse_grant, parse_notices
 from fleet.control.outage import refuses_writes
 from fleet.control.scripts import Arg, Call
 from fleet.core.clock import now_us
@@ -25,6 +26,8 @@ from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 log = logging.getLogger(__name__)
 
 MAX_NOTICES = 512
+TRIM_AFTER = 64
+"""Entries read before those of the inbox are deleted, unless the worker is idle: a deletion costs as much as a read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class RedisLink:
         self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
         self._worker = worker
         self._read_up_to: str | None = None
+        self._num_untrimmed, self._found_nothing = 0, False
         self.hops = HopCounts()
 
     def exchange(
@@ -60,23 +64,46 @@ class RedisLink:
     ) -> TurnResult:
         """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are read only with free slots."""
         commands: list[Sequence[Arg]] = []
-        if self._read_up_to:
+        is_due = self._read_up_to is not None and (self._num_untrimmed >= TRIM_AFTER or self._found_nothing)
+        if self._read_up_to and is_due:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
         if ask_live:
             commands.append(("SMISMEMBER", keys.LIVE, *ask_live))
         commands.append(self._read_command(free_slots, block_ms))
         replies = exchange_each(self._client, calls, *commands)
         refusal = _refusal_in(replies)
-        if self._read_up_to and not isinstance(replies[len(calls)], ResponseError):
-            self._read_up_to = None
-        notices, grants = self._parse([] if isinstance(replies[-1], ResponseError) else replies[-1])
-        if 0 < free_slots <= len(notices):
-            # The bound on grants cut the read short; the rest of the inbox must not wait for one more iteration each.
-            more_notices, more_grants = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
-            notices += more_notices
-            grants += more_grants
+        if is_due and not isinstance(replies[len(calls)], ResponseError):
+            self._read_up_to, self._num_untrimmed = None, 0
+        received, num_entries = self._parse([] if isinstance(replies[-1], ResponseError) else replies[-1])
+        # The bound on grants may have cut the read short; the rest of the inbox must not wait for one more iteration each.
+        received = self._complete(received, cut_short=0 < free_slots <= num_entries)
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
-        return TurnResult(replies=replies[: len(calls)], refusal=refusal, notices=notices, grants=grants, still_live=live)
+        notices = [notice for notice in received if not isinstance(notice, Grant)]
+        self._count_hops(notices)
+        return TurnResult(
+            replies=replies[: len(calls)],
+            refusal=refusal,
+            notices=notices,
+            grants=[notice for notice in received if isinstance(notice, Grant)],
+            still_live=live,
+        )
+
+    def _complete(self, received: list[AnyNotice], *, cut_short: bool) -> list[AnyNotice]:
+        """Read the chunks whose notices do not contain them, and the rest of an inbox whose read was `cut_short`."""
+        reads, rest = LogReads(received), [self._read_command(0, 0)] if cut_short else []
+        if not reads.commands and not rest:
+            return received
+        replies = exchange(self._client, (), *reads.commands, *rest)
+        received = reads.resolve(replies[: len(reads.commands)])
+        return received + self._complete(self._parse(replies[-1])[0], cut_short=False) if rest else received
+
+    def _count_hops(self, notices: Sequence[Notice]) -> None:
+        arrived_us = now_us()
+        for notice in notices:
+            if isinstance(notice, ChunkNotice):
+                self.hops.add(arrived_us - notice.chunk.produced_us)
+            elif isinstance(notice, UnreadableNotice):
+                raise notice.error
 
     def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
         streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
@@ -85,28 +112,19 @@ class RedisLink:
         head: list[Arg] = ["XREADGROUP", "GROUP", keys.GROUP, self._worker, "COUNT", count, *block, "NOACK"]
         return (*head, "STREAMS", *streams, *[">"] * len(streams))
 
-    def _parse(self, reply: Reply) -> tuple[list[Notice], list[Grant]]:
-        notices: list[Notice] = []
-        grants: list[Grant] = []
+    def _parse(self, reply: Reply) -> tuple[list[AnyNotice], int]:
+        """Return the notices and grants of a read, and the number of entries of the inbox among them."""
+        received: list[AnyNotice] = []
+        num_entries = 0
         for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
             if text(name) == self._inbox:
-                self._parse_inbox(entries, notices, grants)
+                received += [notice for _, raw in entries for notice in parse_notices(pairs(raw))]
+                self._read_up_to, num_entries = text(entries[-1][0]), len(entries)
             else:
-                grants += [parse_grant(pairs(raw), text(entry)) for entry, raw in entries]
-        return notices, grants
-
-    def _parse_inbox(self, entries: list[tuple[bytes, object]], notices: list[Notice], grants: list[Grant]) -> None:
-        arrived_us = now_us()
-        if entries:
-            self._read_up_to = text(entries[-1][0])
-        for _, raw in entries:
-            notice = parse_notice(pairs(raw))
-            if isinstance(notice, Grant):
-                grants.append(notice)
-            elif notice:
-                notices.append(notice)
-            if isinstance(notice, ChunkNotice):
-                self.hops.add(arrived_us - notice.chunk.produced_us)
+                received += [parse_grant(pairs(raw), text(entry)) for entry, raw in entries]
+        self._num_untrimmed += num_entries
+        self._found_nothing = not num_entries
+        return received, num_entries
 
     def find_workers(self, role: RoleName) -> list[WorkerId]:
         """Return every listed worker of a role."""

@@ -6,7 +6,7 @@ from typing import cast
 
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, text
-from fleet.control.notices import MovedNotice, parse_notice
+from fleet.control.notices import MovedNotice, parse_notices
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskGranted, TaskLost
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
@@ -383,7 +383,9 @@ def test_attach_notifies_the_gateway_that_held_the_request(control: Control) -> 
     control.register(OTHER_GATEWAY, "")
     for _ in range(2):
         assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
-    notices = [parse_notice(pairs(fields)) for _, fields in stream_entries(control.client, keys.inbox(GATEWAY))]
+    notices = [
+        notice for _, fields in stream_entries(control.client, keys.inbox(GATEWAY)) for notice in parse_notices(pairs(fields))
+    ]
     (moved,) = [notice for notice in notices if isinstance(notice, MovedNotice)]
     assert moved.request == REQUEST and moved.epoch < control.epoch(CLIENT)
     assert control.client.xlen(keys.inbox(OTHER_GATEWAY)) == 0, "a gateway needs no notice of its own attach"

@@ -10,6 +10,8 @@ from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.report import BenchFile, BenchReport, draw
 from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
+from fleet.bench.scale_costs import sizes_for
+from fleet.bench.scale_costs_result import Replay, ScaleCosts, Sizes
 from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.config import load_config
@@ -60,6 +62,13 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, 
     assert (joined.slots, joined.streams, joined.broken) == (2, MANY, ())
     assert all(phase.broken == () for phase in scale.phases)
     assert picture.is_file()
+    costs = scale.costs
+    assert costs is not None
+    assert costs.sizes == sizes_for(MANY)
+    assert min(*costs.submit_us, costs.rejoin_s, costs.take_over_s, costs.watch_ms) > 0
+    for replay in costs.replays:
+        assert replay.tensor_bytes < replay.payload_bytes < replay.append_only_bytes
+    assert costs.replays[-1].target.met, "audio is written once"
 
 
 def test_each_stream_has_its_own_content_on_each_edge() -> None:
@@ -78,12 +87,19 @@ def test_stream_appends_one_chunk_per_step_over_all_edges() -> None:
     assert result().real_time_per_s(300) == 300 * 1000 / STEP_MS == 3750
 
 
-def result(*, p99_us: int = 40_000, cost_s: float = 1.0, broken: tuple[str, ...] = ()) -> ScaleResult:
+def result(
+    *,
+    p99_us: int = 40_000,
+    cost_s: float = 1.0,
+    redis_us: float = 59.0,
+    broken: tuple[str, ...] = (),
+    costs: ScaleCosts | None = None,
+) -> ScaleResult:
     def window(chunks: int, cpu_s: float) -> Window:
         ages = Ages(count=chunks, p50_us=1000, p99_us=p99_us)
         return Window(
-            seconds=1.0, chunks=chunks, between_workers=ages, to_gateway=ages, cpu_s={"redis": cpu_s, "conductor": 0.0},
-            generator_cores=0.1, others_cores=0.0,
+            seconds=1.0, chunks=chunks, between_workers=ages, to_gateway=ages,
+            cpu_s={"redis": chunks * redis_us / 1e6, "conductor": cpu_s}, generator_cores=0.1, others_cores=0.0,
         )  # fmt: skip
 
     phases = (
@@ -93,7 +109,7 @@ def result(*, p99_us: int = 40_000, cost_s: float = 1.0, broken: tuple[str, ...]
     joined = Joined(
         role="a", slots=150, streams=300, alone=window(1875, 1.0), together=window(3750, 1.0), start_s=1.0,
     )  # fmt: skip
-    return ScaleResult(graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined)
+    return ScaleResult(graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined, costs=costs)
 
 
 def test_scale_targets_follow_the_measured_numbers() -> None:
@@ -102,13 +118,58 @@ def test_scale_targets_follow_the_measured_numbers() -> None:
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
-    assert [ratio.name for ratio in result(cost_s=1.31).targets() if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
+    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
+    assert [ratio.name for ratio in result(redis_us=61).targets() if not ratio.met] == ["CPU of Redis per chunk, 300 streams"]
     assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == ["incomplete answers"]
+
+
+def test_most_streams_in_time_are_the_largest_count_that_meets_pace_and_age() -> None:
+    assert result().most_in_time == 300
+    assert result(p99_us=51_000).most_in_time == 0
+    slow = result()
+    late = msgspec.structs.replace(slow.phases[1], streams=400)
+    assert msgspec.structs.replace(slow, phases=(slow.phases[0], late)).most_in_time == 10
+
+
+def costs_of(
+    *,
+    submit_us: float = 110.0,
+    take_over_s: float = 4.0,
+    lapsed_leases: int = 0,
+    watch_ms: float = 90.0,
+    logged_bytes: float = 700.0,
+) -> ScaleCosts:
+    replay = Replay(streams=3, chunks=60, tensor_bytes=64, payload_bytes=160, redis_us=80, append_only_bytes=logged_bytes)
+    return ScaleCosts(
+        sizes=Sizes(workers=(3, 1000), answers=3000, waiting=15_000), submit_us=(100.0, submit_us), rejoin_s=1.0,
+        take_over_s=take_over_s, lapsed_leases=lapsed_leases, watch_ms=watch_ms, replays=(replay,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("costs", "missed"),
+    [
+        (costs_of(), []),
+        (costs_of(submit_us=121), ["Redis's time for a submission, 1000 workers / 3"]),
+        (costs_of(take_over_s=5.1), ["take-over of 3000 answers"]),
+        (costs_of(lapsed_leases=1), ["lapsed leases meanwhile"]),
+        (costs_of(watch_ms=101), ["conductor's turn with 15000 waiting grants"]),
+        (costs_of(logged_bytes=705), ["append-only file per chunk of 64 bytes"]),
+    ],
+)
+def test_targets_of_costs_without_workers_follow_the_measured_numbers(costs: ScaleCosts, missed: list[str]) -> None:
+    assert [ratio.name for ratio in result(costs=costs).targets() if not ratio.met] == missed
+
+
+def test_sizes_of_costs_are_proportional_below_300_streams() -> None:
+    assert sizes_for(300) == sizes_for(1000) == Sizes(workers=(3, 1000), answers=3000, waiting=15_000)
+    assert sizes_for(30) == Sizes(workers=(3, 100), answers=300, waiting=1500)
+    assert sizes_for(1).workers == (3, 4)
 
 
 def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
     one = msgspec.structs.replace(result(), phases=result().phases[1:])
-    assert not [ratio for ratio in one.targets() if "CPU" in ratio.name]
+    assert not [ratio for ratio in one.targets() if "CPU per chunk" in ratio.name]
     report = BenchReport(began="", command=(), machine=describe_machine(), scale=one)
     output = shown(report)
     assert "12.5 chunks/s per stream" in output

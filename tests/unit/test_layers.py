@@ -64,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.engines_run": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.worker", "fleet.bench"),
     "fleet.bench.vllm_generate": ("fleet.core", "fleet.stages.base"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
+    "fleet.bench.pair": ("fleet.core", "fleet.control", "fleet.worker.redis_link"),
     "fleet.bench.transfer": ("fleet.transfer", *MEASURING, "fleet.bench"),
     # The measure of a device runs the stages themselves, without a fleet.
     "fleet.bench.gpu": ("fleet.core", "fleet.graphs", "fleet.stages.full_size", "fleet.reporting", "fleet.bench"),
@@ -76,6 +77,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
     "fleet.bench.scale_fleet": ("fleet.core", "fleet.config", "fleet.control", "fleet.bench"),
     "fleet.bench.scale_load": ("fleet.core", "fleet.control", "fleet.reporting", "fleet.bench"),
+    "fleet.bench.scale_replay": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.bench"),
+    "fleet.bench.scale_costs": ("fleet.core", "fleet.config", "fleet.control", "fleet.conductor.driver", "fleet.bench"),
     "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),

@@ -1,4 +1,5 @@
 -- ack: compares the consumer's epoch of each item; writes how much it consumed, which only grows, and gives the producer that credit.
+-- The credit of the call for one producer is one entry of its inbox.
 -- "delivered": the consumer, a gateway, has received everything, and its task ends; append ends the tasks of workers. If that was the
 -- request's last task, the request is closed as finished.
 -- "closed": the consumer reads no more, so its producer gets unlimited credit.
@@ -17,7 +18,7 @@ for i = 1, #ARGV, 8 do
     if closed or tonumber(consumed) > tonumber(t[2] or '0') then
       call('HSET', tk, 'consumed:' .. e, consumed)
       local owner = call('HGET', task_key(r, producer), 'owner')
-      if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', closed and ENDLESS or consumed) end
+      if owner and owner ~= '' then add_news(owner, 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed)) end
     end
     if ARGV[i + 6] == '1' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
@@ -27,4 +28,5 @@ for i = 1, #ARGV, 8 do
     out[#out + 1] = 'ok'
   end
 end
+send_news()
 return out

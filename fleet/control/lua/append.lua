@@ -1,6 +1,7 @@
 -- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1; writes the edge, the location, the
--- task's counts, the consumer's inbox, an event if there is one, and the task's end if this chunk ends it ("finish"). The end of the
--- request's last task closes it as finished.
+-- task's counts ("written": items|bytes|rows|time of the last chunk, us), the consumer's inbox, an event if there is one, and the task's
+-- end if this chunk ends it ("finish"). The end of the request's last task closes it as finished. All chunks of the call for one consumer
+-- are one entry of its inbox, without large headers.
 -- A repeated chunk is answered "duplicate", also the one that ended the task.
 -- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
 local function first_of(r, s, epoch, e, consumer, now)
@@ -14,7 +15,7 @@ for i = 1, #ARGV, 12 do
   local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
   local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'items:' .. e, 'bytes:' .. e, 'rows:' .. e)
+  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'written:' .. e)
   local answer = 'ok'
   local produced = tonumber(t[2] or '0')
   -- A task that runs is that of a live request: `close` leaves none running.
@@ -25,14 +26,17 @@ for i = 1, #ARGV, 12 do
   elseif index > produced then answer = 'gap'
   else
     call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
-    local items = tonumber(t[4] or '0') + tonumber(ARGV[i + 10])
-    local bytes, rows = tonumber(t[5] or '0') + #header, tonumber(t[6] or '0') + tonumber(ARGV[i + 11])
-    call('HSET', tk, 'produced:' .. e, int(index + 1), 'items:' .. e, int(items), 'bytes:' .. e, int(bytes), 'rows:' .. e, int(rows),
-      'last_us:' .. e, now)
+    local items, bytes, rows = string.match(t[4] or '0|0|0|', '^(%d+)|(%d+)|(%d+)|')
+    call('HSET', tk, 'produced:' .. e, int(index + 1), 'written:' .. e,
+      string.format('%.0f|%.0f|%.0f|%s', items + ARGV[i + 10], bytes + #header, rows + ARGV[i + 11], now))
     if index == 0 then first_of(r, s, epoch, e, consumer, now) end
     if loc ~= '' then call('HSET', loc_key(r, e), int(index), loc) end
     local holder = call('HGET', task_key(r, consumer), 'owner')
-    if holder and holder ~= '' then notice(holder, 'k', 'c', 'h', header, 'l', loc) end
+    if holder and holder ~= '' then
+      if #header <= MAX_NOTICE_HEADER then add_news(holder, 'h', header)
+      else add_news(holder, 'p', r .. '|' .. e .. '|' .. int(index)) end
+      if loc ~= '' then add_news(holder, 'l', loc) end
+    end
     if ev ~= '' then event(ev) end
   end
   local may_end = t[3] == 'running' or t[3] == 'finished'
@@ -48,4 +52,5 @@ for i = 1, #ARGV, 12 do
   end
   out[#out + 1] = answer
 end
+send_news()
 return out

@@ -35,6 +35,21 @@ local function notice(w, ...)
   -- An unlisted worker has no inbox; a new one would be a key without an end.
   call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', 'MAXLEN', '~', MAX_INBOX, '*', ...)
 end
+-- The news of one call for the same process are one entry of its inbox, whose fields are numbered: 'h' a chunk's header, 'p' a chunk to
+-- be read from its log (request|edge|index), 'l' where the tensors of the chunk before are, 'a' credit (request|edge|chunks consumed).
+-- Only a header of at most `MAX_NOTICE_HEADER` bytes is in the inbox too: to read a short one costs more than to write it twice.
+local MAX_NOTICE_HEADER, MAX_NEWS = 256, 400
+local news = {}
+local function send_news()
+  for w, fields in pairs(news) do notice(w, 'k', 'n', unpack(fields)) end
+  news = {}
+end
+local function add_news(w, kind, value)
+  if news[w] and #news[w] > MAX_NEWS and kind ~= 'l' then send_news() end
+  local fields = news[w] or {}
+  local n = #fields
+  news[w], fields[n + 1], fields[n + 2] = fields, kind .. n, value
+end
 -- Log to the fleet's log in the script that writes the fact: once per fact, whichever processes see it.
 local function log_line(level, process, w, s, r, message)
   call('XADD', P .. 'logs', 'MAXLEN', '~', MAX_LOGS, '*', 't', int(now_us()), 'l', level, 'n', 'fleet.control', 'p', process,

@@ -128,18 +128,19 @@ def _receipts(fields: Fields) -> tuple[Receipt, ...]:
 def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeTrace]:
     for edge in graph.edges_for(spec.outputs):
         source, target = hashes[edge.source], hashes[edge.target]
+        items, num_bytes, rows, last_us = map(int, text(source.get(f"written:{edge.name}") or b"0|0|0|0").split("|"))
         yield EdgeTrace(
             name=edge.name,
             source=edge.source,
             target=edge.target,
             produced=number(source, f"produced:{edge.name}"),
             consumed=number(target, f"consumed:{edge.name}"),
-            items=number(source, f"items:{edge.name}"),
-            rows=number(source, f"rows:{edge.name}"),
-            num_bytes=number(source, f"bytes:{edge.name}"),
+            items=items,
+            rows=rows,
+            num_bytes=num_bytes,
             remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(target) if receipt.edge == edge.name),
             first_us=number(source, f"first_us:{edge.name}"),
-            last_us=number(source, f"last_us:{edge.name}"),
+            last_us=last_us,
             medium=graph.media.get(EdgeName(edge.name), ""),
         )
 
