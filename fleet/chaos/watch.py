@@ -39,8 +39,8 @@ class Member:
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
 
-    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the requests of those that are theirs
-    by Redis. Slots and pages are the workers' last reports.
+    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the requests of those that
+    Redis has as owned by them. Slots and pages are the workers' last reports.
     """
 
     live: int = 0

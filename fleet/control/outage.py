@@ -33,7 +33,7 @@ ABSENCES = {
 }
 """Codes of replies after which the Redis that serves next may lack the last writes, as after a restart, and the remedy."""
 CODE = re.compile(r"""(?:^|@user_script: ?\d+: -|pipeline caused error: \(['"])([A-Z]{3,}) """)
-"""Where Redis 6.2 puts the code of an error inside a script, and redis-py that of an error inside a pipeline."""
+"""The code of an error; Redis 6.2 puts it behind the place in a script, and redis-py behind the command of a pipeline."""
 KEY_DELETED = "the stream key no longer exists"
 """Redis 6.2's UNBLOCKED for a read of a deleted inbox: not an outage."""
 
