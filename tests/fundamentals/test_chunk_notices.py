@@ -20,7 +20,7 @@ from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.worker.redis_link import TRIM_AFTER, RedisLink
-from tests.fundamentals.control_plane import KEEP_S, REQUEST, STAGE, TEXT, WORKER, Control, join, place
+from tests.fundamentals.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join, place
 from tests.harness import gateway_at
 from tests.support import stream_entries
 
@@ -39,7 +39,6 @@ class Pair:
         run(client, scripts.register(GATEWAY, "", LEASE_US, {"kind": "test"}))
         for stage, worker in WORKERS.items():
             run(client, scripts.register(worker, stage, LEASE_US, {"kind": "test"}))
-        self.leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
         self.epochs: dict[RequestId, Epoch] = {}
 
     def open(self, *requests: str) -> list[RequestId]:
@@ -212,7 +211,7 @@ def test_inbox_is_trimmed_after_many_entries_or_when_the_worker_is_idle(pair: Pa
 
 def test_every_common_definition_is_used_and_scripts_have_only_those_they_use() -> None:
     sources = {name: scripts.source(name) for name in scripts.SCRIPTS}
-    assert "local function close(" in sources["abort"] and "local function close(" not in sources["append"]
+    assert "local function close(" in sources["abort"] and "local function close(" not in sources["relocate"]
     for name, lua in sources.items():
         defined = [line.split("(")[0].removeprefix("local function ") for line in lua.splitlines() if "local function " in line]
         unused = [function for function in defined if lua.count(function.strip()) < 2]
@@ -263,7 +262,7 @@ async def test_gateway_receives_the_chunks_before_the_end_of_a_failed_request(ga
     failed = TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="it broke", param=None)
     run(client, scripts.fail(failed))
     leader = text(client.get(keys.CONDUCTOR))
-    run(client, scripts.end_request(leader, REQUEST, "failed", "engine_error", "it broke", None, KEEP_S))
+    run(client, scripts.end_request(leader, REQUEST, "failed", "engine_error", "it broke", None))
     assert (await anext(stream)).num_rows == LARGE
     with pytest.raises(FleetError, match="it broke"):
         await anext(stream)
