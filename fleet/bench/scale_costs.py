@@ -7,7 +7,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
@@ -27,7 +27,8 @@ from fleet.core.request import RequestSpec
 
 FEW_WORKERS, MANY_WORKERS = 3, 1000
 MAX_ANSWERS, MAX_WAITING = 3000, 15_000
-NUM_SUBMISSIONS = 200
+NUM_SUBMISSIONS, ROUNDS = 40, 5
+"""Submissions whose mean is taken, and means of which the least counts: Redis counts the time in which it had no core as well."""
 CLIENTS = 16
 STEPS = 20
 """Chunks of each stream in the replay of calls."""
@@ -87,12 +88,14 @@ def _submit_us(config: FleetConfig, workers: int) -> float:
     with bare_redis() as server, connect(server.url) as client:
         call = partial(run, client)
         _register(call, _roles(config), workers)
-        calls = [_submission(config, _spec(config)) for _ in range(NUM_SUBMISSIONS)]
-        client.config_resetstat()
-        for submission in calls:
-            ok(call(submission))
-        stats = cast("dict[str, dict[str, float]]", client.info("commandstats"))
-        return stats["cmdstat_evalsha"]["usec"] / NUM_SUBMISSIONS
+        return min(_mean_submit_us(config, client.info, call) for _ in range(ROUNDS))
+
+
+def _mean_submit_us(config: FleetConfig, info: Callable[[str], Any], call: RunScript) -> float:
+    before = info("commandstats")["cmdstat_evalsha"]
+    for _ in range(NUM_SUBMISSIONS):
+        ok(call(_submission(config, _spec(config))))
+    return (info("commandstats")["cmdstat_evalsha"]["usec"] - before["usec"]) / NUM_SUBMISSIONS
 
 
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
