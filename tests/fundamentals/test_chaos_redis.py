@@ -129,7 +129,7 @@ def read(client: redis.Redis) -> object:
         return None
 
 
-class Reader:
+class RedisReader:
     """A reader of a Redis that is away for its first calls."""
 
     def __init__(self, *errors: redis.RedisError) -> None:
@@ -143,7 +143,7 @@ class Reader:
 
 
 def test_reader_of_chaos_waits_while_redis_is_away() -> None:
-    reader = Reader(redis.TimeoutError("Timeout reading from socket"), redis.ConnectionError("refused"))
+    reader = RedisReader(redis.TimeoutError("Timeout reading from socket"), redis.ConnectionError("refused"))
     assert reader.read() == "read" and not reader.errors
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        Reader(redis.ResponseError("WRONGTYPE Operation against a key")).read()
+        RedisReader(redis.ResponseError("WRONGTYPE Operation against a key")).read()
