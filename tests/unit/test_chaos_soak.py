@@ -99,6 +99,6 @@ def test_process_is_named_after_its_command(command: list[str], kind: str) -> No
     [({"requests": 99}, "--soak 99: give at least 100"), ({"minutes": 0.0}, "--minutes 0: give"), ({"concurrency": 0}, "--conc")],
 )
 def test_invalid_soak_option_is_named_with_the_fix(changed: dict[str, float], message: str) -> None:
-    options: dict[str, object] = {"requests": 100, "minutes": 1.0, "concurrency": 8} | changed
+    options: dict[str, float] = {"requests": 100, "minutes": 1.0, "concurrency": 8, **changed}
     with pytest.raises(ChaosError, match=message):
         SoakOptions(config=None, overrides=(), seed=0, check=False, json=None, png=None, **options)  # pyright: ignore[reportArgumentType]
