@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
-from fleet.control.connect import answer_of, run_async, stream_entries, text, texts
+from fleet.control.connect import Reply, answer_of, run_async, stream_entries, text, texts
 from fleet.control.notices import EndNotice
 from fleet.control.outage import is_away
 from fleet.core.chunk import Chunk, decode_chunk
@@ -205,23 +205,31 @@ class ClientStream:
         if self._closed:
             self._release_if_settled()
             return
-        for edge in self._open():
-            await self._read_log(edge)
-        await self._read_end()
+        await self._read_logs()
 
-    async def _read_log(self, edge: ClientEdge) -> None:
-        chunks = await self._logged(edge, edge.next)
+    async def _read_logs(self) -> None:
+        """Read the new chunks of each open edge, and after them the request's state, in one round trip."""
+        edges = self._open()
+        pipe = self._redis.pipeline(transaction=False)
+        for edge in edges:
+            pipe.xrange(keys.edge(self.request_id, edge.name), min=f"{edge.next + 1}-0")
+        pipe.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
+        *logs, state = await pipe.execute()
+        for edge, log_reply in zip(edges, logs, strict=True):
+            self._add_logged(edge, _chunks_of(log_reply))
+        await self._settle_state(*(text(field) for field in state))
+
+    def _add_logged(self, edge: ClientEdge, chunks: list[Chunk]) -> None:
         if any(after.first_row != before.first_row + before.num_rows for before, after in pairwise(chunks)):
             self.fail(ChunkOrderError(f"edge {edge.name}: its log does not follow on itself; do all processes have one version?"))
             return
         for chunk in chunks:
             self.put(chunk, from_log=True)
 
-    async def _logged(self, edge: ClientEdge, first: int, last: int | None = None) -> list[Chunk]:
-        """Read the chunks of these indices; their entry ids in the log are index + 1."""
-        end = "+" if last is None else f"{last + 1}-0"
-        reply = await self._redis.xrange(keys.edge(self.request_id, edge.name), min=f"{first + 1}-0", max=end)
-        return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
+    async def _logged(self, edge: ClientEdge, index: int) -> list[Chunk]:
+        """Read one chunk, whose entry id in the log is index + 1; none if the log does not have it."""
+        entry = f"{index + 1}-0"
+        return _chunks_of(await self._redis.xrange(keys.edge(self.request_id, edge.name), min=entry, max=entry))
 
     async def _read_credit(self) -> dict[EdgeName, Epoch]:
         """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again, and whether it
@@ -250,7 +258,7 @@ class ClientStream:
             edge.drop_early()  # these may be lost too; if not, they are read again
             count, last = edge.next, edge.epoch
             if count and epoch != last:
-                found = await self._logged(edge, count - 1, count - 1)
+                found = await self._logged(edge, count - 1)
                 edge.diverged |= not found or found[0].epoch != last
             edge.checked = epoch
         if edge.diverged and not edge.ended:
@@ -267,9 +275,8 @@ class ClientStream:
     async def _fail_as_lost(self) -> None:
         self.fail(RedisUnreachable("Redis lost the request; try again"))
 
-    async def _read_end(self) -> None:
-        fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
-        state, code, message, param = (text(field) for field in fields)
+    async def _settle_state(self, state: str, code: str, message: str, param: str) -> None:
+        """Handle the request's state in Redis: "" if Redis does not have it."""
         if state == "finished" or not (state or self.epoch):
             await self._check_retained()
         elif not state:
@@ -333,3 +340,8 @@ class ClientStream:
         is_settled = all(edge.consumed == edge.acked for edge in self._edges.values())
         if self._error is not None or self._open() or is_settled:
             self.on_close()
+
+
+def _chunks_of(reply: Reply) -> list[Chunk]:
+    """Decode the chunks in a reply of XRANGE."""
+    return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
