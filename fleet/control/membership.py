@@ -47,14 +47,15 @@ class Membership:
             await self._rejoin(self.id)
 
     async def call(
-        self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run = run_async
+        self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
         """Run a script under this gateway's id; once more under a new one if the answer is `unlisted`.
 
-        Returns the id that the script ran under, and its answer. Raises: RedisUnreachable, and what `run` raises.
+        Returns the id that the script ran under, and its answer. `run` replaces `run_async`.
+        Raises: RedisUnreachable, and the errors of `run`.
         """
         me = self.id
-        answer = texts(await answer_of(run(self._redis, make(me))))
+        answer = texts(await answer_of((run or run_async)(self._redis, make(me))))
         if answer[0] == unlisted:
             # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait for.
             rejoining = asyncio.create_task(self._rejoin(me))
@@ -62,7 +63,7 @@ class Membership:
             rejoining.add_done_callback(self._rejoins.discard)
             await answer_of(asyncio.shield(rejoining))
             me = self.id
-            answer = texts(await answer_of(run(self._redis, make(me))))
+            answer = texts(await answer_of((run or run_async)(self._redis, make(me))))
         return me, answer
 
     async def _rejoin(self, former: WorkerId) -> None:

@@ -329,7 +329,7 @@ class GatewayRequests:
         return reply
 
     async def _admit(
-        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run = run_async
+        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
         """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable, those of `run`."""
         self._status.check_memory()
