@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletionChunk
 
 from fleet.api_client.client import ApiClient, ResourcesInUse
 from fleet.bench.prompts import PROMPTS
@@ -38,12 +39,15 @@ async def leave_after(client: AsyncOpenAI, model: str, rng: random.Random) -> st
                 extra_body={"ignore_eos": True},
             )
             async with stream:
-                async for chunk in stream:
-                    if chunk.choices and chunk.choices[0].delta.content:
-                        pieces.append(chunk.choices[0].delta.content)
+                await read_text(stream, pieces)
     except TimeoutError:
         return "left in the answer" if pieces else "left before the first token"
     return "stayed"
+
+
+async def read_text(stream: AsyncStream[ChatCompletionChunk], pieces: list[str]) -> None:
+    async for chunk in stream:
+        pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
 
 
 async def leave_many(client: AsyncOpenAI, number: int) -> Counter[str]:
