@@ -1,9 +1,11 @@
 """Connections to Redis: opened within a time limit, with the scripts loaded, and again after a restart. Knows no request."""
 
+import asyncio
 import logging
 import os
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -247,10 +249,27 @@ def run(client: redis.Redis, call: Call) -> Reply:
 
 
 async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
+    with cancellation_kept():
+        try:
+            return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
+        except NoScriptError:
+            return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+
+
+@contextmanager
+def cancellation_kept() -> Iterator[None]:
+    """Raise CancelledError at the end of the block if the task was cancelled within it.
+
+    redis-py sends by `asyncio.wait_for`, which before Python 3.12 discards a cancellation that arrives as its call completes: a
+    time-out around a loop of calls would then never end the loop.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
     try:
-        return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
-    except NoScriptError:
-        return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+        yield
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: int, timeout_ms: int) -> tuple[Reply, int]:

@@ -9,6 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
+from fleet.control.undeclared_keys import UNDECLARED_FLAG
+
 _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:, \w+)*) = )")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
@@ -23,14 +25,14 @@ class _Definition(NamedTuple):
 
 @cache
 def source(name: str) -> str:
-    """Return the Lua of a script, with the common definitions that it uses."""
+    """Return the Lua of a script: the flag for servers that need it first, then the common definitions that it uses."""
     body = _read(name)
     wanted, used = _words(body), list[str]()
     for definition in reversed(_common()):  # each uses only earlier ones
         if definition.names & wanted:
             wanted |= _words(definition.text)
             used.append(definition.text)
-    return "".join(reversed(used)) + body
+    return UNDECLARED_FLAG + "".join(reversed(used)) + body
 
 
 @cache

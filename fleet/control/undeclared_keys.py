@@ -6,7 +6,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from fleet.control import keys
 
 UNDECLARED_FLAG = "--!df flags=allow-undeclared-keys\n"
-"""Dragonfly's flag for such scripts; a comment for other servers. `common.lua` begins with it."""
+"""Dragonfly's flag for such scripts; a comment for other servers. Every script begins with it."""
 UNUSED_KEY = f"{keys.PREFIX}none"
 """A key that never exists between two calls."""
 PROBE = f"{UNDECLARED_FLAG}return redis.call('EXISTS', '{UNUSED_KEY}')"

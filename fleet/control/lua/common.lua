@@ -1,4 +1,3 @@
---!df flags=allow-undeclared-keys
 -- Prepended to every script. P is the key prefix; all times are Redis's own, in microseconds.
 local P = 'fleet:'
 local call = redis.call
