@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 180.0
 """Far more than the imports take: a server that is slow is so because the machine is, and so would be a new process."""
 REPLY_TIMEOUT_S = 5.0
-STATUS_TIMEOUT_S = 1.0
+STATUS_TIMEOUT_S = 5.0
+AVOID_S = 300.0
+"""Time for which new processes are started after the server has not answered in time, so that only one start waits for it."""
 LOCK_POLL_S = 0.05
 BACKLOG = 128
 ENGINE = "torch"
@@ -51,11 +53,11 @@ MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.transfer.factory")
 
 
 class ServerUnavailable(Exception):
-    """The fork server cannot start a process. `final`: it never will."""
+    """The fork server cannot start a process. `final`: it never will. `late`: it did not answer in time."""
 
-    def __init__(self, reason: str, *, final: bool = False) -> None:
+    def __init__(self, reason: str, *, final: bool = False, late: bool = False) -> None:
         super().__init__(reason)
-        self.final = final
+        self.final, self.late = final, late
 
 
 def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
@@ -89,6 +91,8 @@ class ForkedProcess:
             await ended
             # The server reaps it at the same time, unless the server is frozen or gone.
             await asyncio.wait({reply}, timeout=STATUS_TIMEOUT_S)
+            if not reply.done():
+                self.when_server_lost()  # its late answer must not be taken for that to the next request
             message = reply.result()[0] if reply.done() and not reply.exception() else None
             return message.status if isinstance(message, Ended) else UNKNOWN_STATUS
         finally:
@@ -113,18 +117,21 @@ class ForkStarter:
     _connection: socket.socket | None = None
     _server_pid: int | None = None
     _unusable: bool = False
+    _avoided_until_s: float = 0.0
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
         """Start `fleet ARGUMENTS`. Raises: OSError, as a new process does."""
         await self._cancel_connecting()
-        if not self._unusable:
+        if not self._unusable and asyncio.get_running_loop().time() >= self._avoided_until_s:
             environment = os.environ if env is None else env
             try:
                 return await self._fork_or_reconnect(arguments, output, environment)
             except (ServerUnavailable, OSError, EOFError) as error:
                 self._disconnect()
                 self._unusable = isinstance(error, ServerUnavailable) and error.final
+                if isinstance(error, ServerUnavailable) and error.late:
+                    self._avoided_until_s = asyncio.get_running_loop().time() + AVOID_S
                 which = "workers start as new processes" if self._unusable else "this worker starts as a new process"
                 log.warning("%s, not by the fork server: %s", which, error)
         return await NewProcesses().start(arguments, output, env)
@@ -267,7 +274,7 @@ async def _receive(connection: socket.socket, timeout_s: float | None = None) ->
     try:
         await asyncio.wait_for(_readable(connection.fileno()), timeout_s)
     except TimeoutError:
-        raise ServerUnavailable(f"it did not answer within {timeout_s:g} s") from None
+        raise ServerUnavailable(f"it did not answer within {timeout_s:g} s", late=True) from None
     try:
         return receive(connection)
     except (EOFError, ConnectionError):

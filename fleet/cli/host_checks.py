@@ -66,23 +66,25 @@ def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> It
         yield _check_pair("gateway certificate", web.tls_cert, web.tls_key, "web.tls_cert", "web.tls_key", fix)
     if settings.redis_url is None:
         return
-    options = {name: Path(values[-1]) for name, values in parse_qs(urlsplit(settings.redis_url).query).items()}
+    options = {name: values[-1] for name, values in parse_qs(urlsplit(settings.redis_url).query).items()}
     if authority := options.get("ssl_ca_certs"):
-        yield _check_certificate("Redis authority", authority, "REDIS_URL: ssl_ca_certs", "name the file of the new authority")
+        fix = "name the file of the new authority"
+        yield _check_certificate("Redis authority", Path(authority), "REDIS_URL: ssl_ca_certs", fix, is_bundle=True)
     if certificate := options.get("ssl_certfile"):
-        key, fix = options.get("ssl_keyfile", certificate), "let the authority of Redis sign a new one"
-        yield _check_pair("Redis client", certificate, key, "REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile", fix)
+        key, fix = Path(options.get("ssl_keyfile", certificate)), "let the authority of Redis sign a new one"
+        names, password = ("REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile"), options.get("ssl_password", "")
+        yield _check_pair("Redis client", Path(certificate), key, *names, fix, password)
 
 
-def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name: str, fix: str) -> Finding:
-    """Check a certificate as `_check_certificate`, and that the key is its own."""
+def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name: str, fix: str, password: str = "") -> Finding:
+    """Check a certificate as `_check_certificate`, and that the key, which `password` decrypts, is its own."""
     found = _check_certificate(subject, certificate, name, fix)
     if found.refused:
         return found
     try:
         key.read_bytes()
         # A password is asked for on the terminal otherwise.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=password)
     except ssl.SSLError as error:
         refusal = f"{key_name}: {key} is not the key of {certificate} ({error.reason or error}); name the one it was made with"
         return Finding(subject=subject, value="", refusal=refusal, param=key_name)
@@ -93,16 +95,18 @@ def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name:
     return found
 
 
-def _check_certificate(subject: str, file: Path, name: str, fix: str) -> Finding:
+def _check_certificate(subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False) -> Finding:
+    """Check the dates of the first certificate in a file; of a bundle of authorities, those of the one that is valid longest."""
+    now = dt.datetime.now(dt.UTC)
     try:
-        first = x509.load_pem_x509_certificates(file.read_bytes())[0]
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+        first = max(found, key=lambda one: (one.not_valid_before_utc <= now, one.not_valid_after_utc)) if is_bundle else found[0]
     except OSError as error:
         refusal = f"{name}: {file} cannot be read ({error.strerror}); name a PEM file that this user may read"
         return Finding(subject=subject, value="", refusal=refusal, param=name)
     except ValueError:
         refusal = f"{name}: {file} contains no certificate; name a PEM file"
         return Finding(subject=subject, value="", refusal=refusal, param=name)
-    now = dt.datetime.now(dt.UTC)
     days = (first.not_valid_after_utc - now).days
     until = f"{first.not_valid_after_utc:%Y-%m-%d}"
     refusal = f"{name}: {file} expired on {until}; {fix}" if days < 0 else ""

@@ -77,7 +77,7 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
 @pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
     """Too short for a verdict on growth: processes are still warming up."""
-    options = ("--soak", "300", "--minutes", "0.2", "--json", "soak.json", "--png", "soak.png")
+    options = ("--soak", "300", "--minutes", "0.5", "--json", "soak.json", "--png", "soak.png")
     done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=SoakVerdict)

@@ -130,6 +130,9 @@ async def test_frozen_server_delays_a_start_and_starts_nothing_later(
     assert not isinstance(process, ForkedProcess) and await process.wait() == 0
     (line,) = caplog.messages
     assert line.endswith("not by the fork server: it did not answer within 0.1 s")
+    process = await starter.start(["--help"], os.open(os.devnull, os.O_WRONLY), cli_env())
+    assert not isinstance(process, ForkedProcess) and await process.wait() == 0
+    assert caplog.messages == [line], "later starts do not wait for it"
     server.resume()
     wait_until(lambda: not server.is_running() or not server.children(), "the late process to end")
 

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from fleet.cli import host_checks
 from fleet.config import load_config
@@ -63,6 +64,27 @@ def test_certificates_that_the_redis_address_names_are_checked(tmp_path: Path) -
         and "name the file of the new authority" in first.text
     )
     assert (second.subject, second.verdict) == ("Redis client", "OK")
+
+
+def test_bundle_of_authorities_is_valid_if_one_of_them_is(tmp_path: Path) -> None:
+    old, _ = Authority(tmp_path).issue("old", -2 * DAY)
+    new, _ = Authority(tmp_path).issue("new", 90 * DAY)
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(old.read_bytes() + new.read_bytes())
+    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"rediss://redis:6379?ssl_ca_certs={bundle}"))
+    assert finding.verdict == "OK" and re.search("valid for (89|90) more days", finding.text)
+
+
+def test_encrypted_key_is_checked_with_the_password_of_the_address(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).issue("client", 90 * DAY)
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    form, encryption = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, form, encryption))
+    url = f"rediss://redis:6379?ssl_certfile={certificate}&ssl_keyfile={key}"
+    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"{url}&ssl_password=secret"))
+    assert finding.verdict == "OK"
+    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"{url}&ssl_password=other"))
+    assert finding.refused and str(key) in finding.text
 
 
 def test_port_that_another_process_has_is_refused_with_its_holder() -> None:
