@@ -295,7 +295,8 @@ class VoiceConversation:
         if self._cancelled.is_set():
             raise _Stopped
         event = decode_any_event(self._socket.recv(SILENCE_S))
-        turn.progress_s = time.monotonic()
+        if event.type != "error":
+            turn.progress_s = time.monotonic()
         if event.type == "error" and not errors:
             # A refused connection: the reason, then its close.
             raise ApiRefused("the voice session", 503, event.error.message)
@@ -364,6 +365,7 @@ class VoiceConversation:
                 self._abort()
                 if time.monotonic() - turn.progress_s > GIVE_UP_S:
                     return None
+                self._cancelled.wait(RETRY_S)
 
 
 class VoiceLoad:
