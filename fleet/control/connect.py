@@ -275,7 +275,7 @@ def cancellation_kept() -> Iterator[None]:
 async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: int, timeout_ms: int) -> tuple[Reply, int]:
     """Run a script as `run_async`, then wait, on its connection, until `num_replicas` have its writes, or for `timeout_ms`.
 
-    Returns the script's reply and the number of replicas that have them. Raises: redis errors.
+    Returns the script's reply and the number of replicas that have them, 0 if Redis refuses to wait. Raises: redis errors.
     """
     commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
     reply: Reply = None
@@ -287,10 +287,9 @@ async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: 
         reply, num_synced = cast("list[Reply]", await pipe.execute(raise_on_error=False))
         if not isinstance(reply, NoScriptError):
             break
-    for each in (reply, num_synced):
-        if isinstance(each, Exception):
-            raise each
-    return reply, cast(int, num_synced)
+    if isinstance(reply, Exception):
+        raise reply
+    return reply, num_synced if isinstance(num_synced, int) else 0
 
 
 async def answer_of(call: Awaitable[T]) -> T:

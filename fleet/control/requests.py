@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 SLICE = 100
 """Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few milliseconds at most."""
+MAX_REPLICATING = 8
+"""Submissions that wait for replicas together, each on a connection of its own: acknowledgements need the others of the pool."""
 
 
 class GatewayRequests:
@@ -39,6 +41,7 @@ class GatewayRequests:
         self._unread: set[RequestId] = set()
         """Requests that Redis listed as this gateway's at the last look although none of its streams read them."""
         self._refusals = NoWorkerLog()
+        self._replicating = asyncio.Semaphore(MAX_REPLICATING)
         self._run_id = ""
         membership.rejoined = self.reattach
 
@@ -323,7 +326,8 @@ class GatewayRequests:
         options = self._config.redis
         if not options.wait_replicas:
             return await run_async(client, call)
-        reply, num_synced = await run_replicated(client, call, options.wait_replicas, options.wait_timeout_ms)
+        async with self._replicating:
+            reply, num_synced = await run_replicated(client, call, options.wait_replicas, options.wait_timeout_ms)
         if first_text(reply) == "ok" and num_synced < options.wait_replicas:
             raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
         return reply

@@ -79,6 +79,10 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     role: RoleName
 
 
+class TensorsLost(TaskEvent, frozen=True, kw_only=True):
+    """The tensors that the task published at this epoch were lost. Stored only by older versions, and ignored."""
+
+
 class AnswerDelivered(Event, frozen=True, kw_only=True):
     """The gateway has read the last chunk of the last client edge.
 
@@ -143,6 +147,7 @@ AnyEvent = (
     | TaskFailed
     | TaskLost
     | TaskHandedOff
+    | TensorsLost
     | AnswerDelivered
     | RequestEnded
     | WorkerJoined

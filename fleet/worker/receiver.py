@@ -58,7 +58,7 @@ class _PeerGone(TransferError):
 class Receiver:
     """Pulls are polled, never waited for; chunks are delivered whole, in index order.
 
-    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a conductor or a producer that dies;
+    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a producer that dies;
     their chunk waits for a new location. A read from a peer that may only be slow, or whose death is not noticed yet, is retried
     for two deadlines.
     """

@@ -1,5 +1,6 @@
 """A worker's link to Redis: one pipelined round trip per iteration sends every write and returns every notice and grant.
 
+Large chunks, which a notice only names, are read from their logs by a second round trip.
 One blocking read returns grants and notices, since the inbox and the role's stream share a group name.
 """
 

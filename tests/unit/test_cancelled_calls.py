@@ -1,4 +1,4 @@
-"""Calls of Redis by a task that is cancelled: the cancellation reaches the task, whatever the client library does with it."""
+"""Calls of Redis by a task that is cancelled: the cancellation reaches the task, also if the client library discards it."""
 
 import asyncio
 from typing import cast
@@ -45,7 +45,7 @@ async def test_time_out_around_endless_calls_ends_them() -> None:
                 await run_async(cast(redis.asyncio.Redis, client), CALL)
 
 
-class Answers:
+class ReplyClient:
     """A client that answers each call."""
 
     async def execute_command(self, *_: object) -> bytes:
@@ -54,7 +54,7 @@ class Answers:
 
 
 async def test_task_that_was_cancelled_may_call_while_it_cleans_up() -> None:
-    client, begun = Answers(), asyncio.Event()
+    client, begun = ReplyClient(), asyncio.Event()
 
     async def work() -> object:
         try:

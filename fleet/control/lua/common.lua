@@ -1,4 +1,4 @@
--- Prepended to every script. P is the key prefix; all times are Redis's own, in microseconds.
+-- Definitions of the scripts, each of which contains those that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
 local P = 'fleet:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864

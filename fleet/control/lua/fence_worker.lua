@@ -47,11 +47,11 @@ index_worker(w)
 local place = place_of(w)
 if place and call('HGET', P .. 'places', place) == w then call('HDEL', P .. 'places', place) end
 local held, only_request = held_by(w)
+call('DEL', P .. 'inbox:' .. w)  -- first: a worker that still waits there must not receive the grants of its own tasks
 lose_tasks_of(w, died == '1')
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
-call('DEL', P .. 'inbox:' .. w)
 local left = cjson.decode(ev)
 local cause = left.cause or ''
 if not role and died == '1' and leader == '' then log_late_end(w, cause) end
