@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from fleet.control.keys import PREFIX, row_of
+from tests.drawn import not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers
 
@@ -66,8 +67,10 @@ SLOWEST_FIRST = (
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only `--thorough` runs, and order the folders; the random order within each of them stays."""
     if not config.getoption("--thorough"):
-        left_out = [item for item in items if item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = {item for item in items if item.get_closest_marker("thorough")}
+        if not config.getoption("lf", False):
+            left_out |= not_drawn([item for item in items if item not in left_out], int(config.getoption("randomly_seed", 0)))
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     root = Path(__file__).parent
 

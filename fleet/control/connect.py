@@ -272,24 +272,25 @@ def cancellation_kept() -> Iterator[None]:
             raise asyncio.CancelledError
 
 
-async def run_replicated(client: redis.asyncio.Redis, call: Call, num_replicas: int, timeout_ms: int) -> tuple[Reply, int]:
-    """Run a script as `run_async`, then wait, on its connection, until `num_replicas` have its writes, or for `timeout_ms`.
+async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tuple[Reply, Reply]:
+    """Run a script as `run_async`, and a command behind it on the same connection, in one round trip.
 
-    Returns the script's reply and the number of replicas that have them, 0 if Redis refuses to wait. Raises: redis errors.
+    Returns the reply of the script and that of the command, which may be an error. Raises: redis errors of the connection and the
+    script.
     """
     commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
     reply: Reply = None
-    num_synced: Reply = 0
-    for command in commands:
+    other: Reply = None
+    for evaluation in commands:
         pipe = client.pipeline(transaction=False)
-        pipe.execute_command(*command, 0, *call.args)
-        pipe.execute_command("WAIT", num_replicas, timeout_ms)
-        reply, num_synced = cast("list[Reply]", await pipe.execute(raise_on_error=False))
+        pipe.execute_command(*evaluation, 0, *call.args)
+        pipe.execute_command(*command)
+        reply, other = cast("list[Reply]", await pipe.execute(raise_on_error=False))
         if not isinstance(reply, NoScriptError):
             break
     if isinstance(reply, Exception):
         raise reply
-    return reply, num_synced if isinstance(num_synced, int) else 0
+    return reply, other
 
 
 async def answer_of(call: Awaitable[T]) -> T:

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import Reply, answer_of, first_text, run_async, run_replicated, slices, text, texts
+from fleet.control.connect import Reply, answer_of, first_text, run_async, run_with, slices, text, texts
 from fleet.control.membership import Membership, Run
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, LoggedNotice, MovedNotice, UnreadableNotice
 from fleet.control.outage import is_away
@@ -106,12 +106,18 @@ class GatewayRequests:
         Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not; ResumedElsewhere if another
         resumption has overtaken this one.
         """
-        raw = await answer_of(self._redis.hget(keys.request(request), "spec"))
+        raw: Reply = None
+
+        async def attach(client: redis.asyncio.Redis, call: scripts.Call) -> Reply:
+            nonlocal raw
+            reply, raw = await run_with(client, call, "HGET", keys.request(request), "spec")
+            return reply
+
+        gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach)
         if raw is None:
             return None
         spec = decode_request(cast(bytes, raw))
         stream = ClientStream(spec, None, self._config, self._redis)
-        gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted")
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] not in ("ended", "unknown"):
@@ -327,7 +333,8 @@ class GatewayRequests:
         if not options.wait_replicas:
             return await run_async(client, call)
         async with self._replicating:
-            reply, num_synced = await run_replicated(client, call, options.wait_replicas, options.wait_timeout_ms)
+            reply, answer = await run_with(client, call, "WAIT", options.wait_replicas, options.wait_timeout_ms)
+        num_synced = answer if isinstance(answer, int) else 0  # Redis may refuse to wait
         if first_text(reply) == "ok" and num_synced < options.wait_replicas:
             raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
         return reply

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import cast
+from typing import IO, cast
 
 import msgspec
 
@@ -65,9 +66,9 @@ class PeerReply(msgspec.Struct, kw_only=True):
 class PeerProcess:
     """The test's end of a peer. `publish` and the like wait for the peer's answer."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, worker: WorkerId) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, worker: WorkerId, stderr: IO[bytes]) -> None:
         self.worker = worker
-        self._process, self._connection = process, connection
+        self._process, self._connection, self._stderr = process, connection, stderr
         begun = self._answer(START_S)
         self.metadata, self.lent, self.unregistered = begun.metadata, begun.lent, begun.unregistered
 
@@ -90,8 +91,14 @@ class PeerProcess:
         return self.call(PeerCommand(op="release", request=RequestId(request))).used_slots
 
     def call(self, command: PeerCommand) -> PeerReply:
-        self.send(command)
-        return self._answer(ANSWER_S)
+        try:
+            self.send(command)
+            return self._answer(ANSWER_S)
+        except (EOFError, ConnectionError) as error:
+            status = self._process.wait(ANSWER_S)
+            self._stderr.seek(0)
+            printed = self._stderr.read().decode(errors="replace")
+            raise AssertionError(f"{self.worker} ended with status {status}, and printed: {printed}") from error
 
     def send(self, command: PeerCommand) -> None:
         """Send a command whose answer `answered` consumes later."""
@@ -137,16 +144,17 @@ def peer_process(
     parent_end, child_end = socket.socketpair()
     options = [str(child_end.fileno()), kind, worker, str(arena_bytes), interface]
     command = [sys.executable, "-m", "tests.contract.transfer_peer", *options]
-    process = subprocess.Popen(
-        command, cwd=REPO, env=cli_env(env), pass_fds=[child_end.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    child_end.close()
-    try:
-        with Connection(parent_end.detach()) as connection:
-            yield PeerProcess(process, connection, WorkerId(worker))
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            command, cwd=REPO, env=cli_env(env), pass_fds=[child_end.fileno()], stdout=subprocess.DEVNULL, stderr=stderr
+        )
+        child_end.close()
+        try:
+            with Connection(parent_end.detach()) as connection:
+                yield PeerProcess(process, connection, WorkerId(worker), stderr)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def execute(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> PeerReply:

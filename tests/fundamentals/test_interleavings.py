@@ -212,6 +212,7 @@ class FailsAtFirstDeath(Fleet):
         return step(state, event)
 
 
+@pytest.mark.one_in(3, "mutated scripts")
 @pytest.mark.parametrize(
     ("scripts", "message"),
     [

@@ -19,6 +19,7 @@ ASKED = [case for case in CASES if case.name in KINDS]
 NUM_ABORTS, AT_ONCE, MOST_TURNS = 20, 10, 12
 
 
+@pytest.mark.one_in(2, "split aborts")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("split", "way"), [("thinker_pd", "lent"), ("talker_pd", "lent"), ("both_pd", "lent"), ("both_pd", "copied")]

@@ -26,6 +26,7 @@ SAMPLED_WAYS = ("as configured", "prompts one position at a time")
 """Sampled in the ordinary run; the other ways with `--thorough`."""
 
 
+@pytest.mark.one_in(2, "deployments")
 @pytest.mark.parametrize("way", WAYS)
 async def test_eight_concurrent_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer], way: str
@@ -47,6 +48,7 @@ def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
     yield {}
 
 
+@pytest.mark.one_in(3, "invariant deployments")
 @pytest.mark.parametrize(
     ("way", "temperature"),
     [

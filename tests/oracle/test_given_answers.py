@@ -57,6 +57,7 @@ async def test_given_answer_is_spoken_like_a_drawn_one(fleet: ThreadFleet) -> No
         assert_same(await answer(client, *given_request(fleet, given)), {TEXT: np.array(given), AUDIO: drawn[AUDIO]})
 
 
+@pytest.mark.one_in(3, "given answers")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("num_given", [1, NUM_GIVEN])
 async def test_answer_continues_from_its_given_beginning(fleet: ThreadFleet, num_given: int, temperature: float) -> None:

@@ -156,6 +156,7 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.one_in(2, "mutations")
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_comparison_fails_with_mutation(
     tiny_checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str

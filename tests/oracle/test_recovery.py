@@ -32,6 +32,7 @@ def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], N
     return lambda edge, at: disturb() if (edge, at) == (AUDIO, index) else None
 
 
+@pytest.mark.one_in(2, "recoveries")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
     frontend = make_frontend(tiny_checkpoint)

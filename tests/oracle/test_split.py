@@ -51,6 +51,7 @@ def assert_clean(fleet: ThreadFleet) -> None:
     wait_until(lambda: all(loop.engine.stats().pages_used == 0 for loop in fleet.loops), "pools to be empty")
 
 
+@pytest.mark.one_in(3, "splits")
 @pytest.mark.parametrize("way", ["lent", "copied"])
 @pytest.mark.parametrize(
     ("split", "temperature", "transfer"),
