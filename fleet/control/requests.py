@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import redis.asyncio
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 SLICE = 100
 """Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few milliseconds at most."""
+MAX_DELIVERED = 4096
+"""Delivered answers that are remembered: more than a gateway delivers within the second of writes that Redis may lose."""
 MAX_REPLICATING = 8
 """Submissions that wait for replicas together, each on a connection of its own: acknowledgements need the others of the pool."""
 
@@ -40,6 +42,8 @@ class GatewayRequests:
         """Tasks that read the answers of requests without a client."""
         self._unread: set[RequestId] = set()
         """Requests that Redis listed as this gateway's at the last look although none of its streams read them."""
+        self._delivered: dict[RequestId, dict[EdgeName, int]] = {}
+        """Chunks of the latest answers that clients have received whole: Redis may lose the last acknowledgement of one."""
         self._refusals = NoWorkerLog()
         self._replicating = asyncio.Semaphore(MAX_REPLICATING)
         self._run_id = ""
@@ -78,7 +82,7 @@ class GatewayRequests:
             await self.abort(spec.id)
             raise
         except FleetError:
-            # The script may have run although its answer was lost: then `_detach_unread` finds the request.
+            # The script may have run although its answer was lost: then `_release_unread` finds the request.
             self._streams.pop(spec.id, None)
             raise
         stream.held_by(gateway, Epoch(int(answer[1])))
@@ -217,9 +221,9 @@ class GatewayRequests:
         return [*stale, *(known[number][0] for number in found)]
 
     async def reconcile(self) -> None:
-        """Reattach or detach requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
+        """Reattach or release requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
         await self.reattach()
-        await self._detach_unread()
+        await self._release_unread()
 
     async def reattach(self) -> None:
         """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
@@ -269,8 +273,8 @@ class GatewayRequests:
         elif answer[0] != "exists":
             stream.fail(RedisUnreachable(f"Redis lost the request, and did not accept it again ({answer[0]}); try again"))
 
-    async def _detach_unread(self) -> None:
-        """Detach requests that Redis lists as this gateway's and none of its streams reads: the reply to a submission was lost,
+    async def _release_unread(self) -> None:
+        """Release requests that Redis lists as this gateway's and none of its streams reads: the reply to a submission was lost,
         or Redis lost writes. Only those found twice in a row: the stream of another may be about to begin or to end.
         """
         me, before = self._membership.id, set(self._streams)
@@ -278,10 +282,25 @@ class GatewayRequests:
         listed = {RequestId(text(pair).partition("|")[0]) for pair in pairs}
         unread = listed - before - set(self._streams)
         for request in unread & self._unread:
-            epoch = text(await self._redis.hget(keys.task(request, CLIENT), "epoch"))
-            log.warning("request %s: no stream of this gateway reads its answer; it is detached", request)
-            await run_async(self._redis, scripts.detach(request, me, Epoch(int(epoch or 0))))
+            epoch = Epoch(int(text(await self._redis.hget(keys.task(request, CLIENT), "epoch")) or 0))
+            if counts := self._delivered.get(request):
+                log.warning("request %s: Redis lost the acknowledgement of its answer, which is sent again", request)
+                await run_async(self._redis, scripts.ack(self._final_acks(request, epoch, counts)))
+            else:
+                log.warning("request %s: no stream of this gateway reads its answer; it is detached", request)
+                await run_async(self._redis, scripts.detach(request, me, epoch))
         self._unread = unread
+
+    def _final_acks(self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]) -> list[scripts.Ack]:
+        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other chunks, and nobody reads it."""
+        graph, last = self._config.graph_declaration(), next(reversed(counts))
+        return [
+            scripts.Ack(
+                request=request, stage=CLIENT, epoch=epoch, edge=edge, consumed=count, producer=graph.edge(edge).source,
+                delivered=edge == last, closed=True,
+            )
+            for edge, count in counts.items()
+        ]  # fmt: skip
 
     def _hold(self, stream: ClientStream) -> None:
         """Deliver the request's notices to this stream, in place of an earlier one."""
@@ -290,6 +309,10 @@ class GatewayRequests:
         def forget() -> None:
             if self._streams.get(request) is stream:
                 del self._streams[request]
+                if counts := stream.delivered():
+                    self._delivered[request] = counts
+                if len(self._delivered) > MAX_DELIVERED:
+                    del self._delivered[next(iter(self._delivered))]
 
         stream.on_close = forget
         stream.on_stale = lambda: self._reattach_one(stream)

@@ -179,6 +179,11 @@ class ClientStream:
             producer=edge.source, delivered=delivered,
         )  # fmt: skip
 
+    def delivered(self) -> dict[EdgeName, int]:
+        """Return the number of chunks of each edge once the client has received the whole answer; until then an empty dict."""
+        is_whole = not self._open() and self._error is None
+        return {edge.name: edge.consumed for edge in self._edges.values()} if is_whole else {}
+
     def moved(self) -> bool:
         """Return True if each open edge has advanced since the last call, so that no notice of it is missing."""
         before, self._next_before = self._next_before, {edge.name: edge.next for edge in self._edges.values()}

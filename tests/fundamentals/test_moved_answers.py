@@ -11,11 +11,11 @@ import redis
 from redis.asyncio import Redis
 
 from fleet.control import keys, scripts
-from fleet.control import membership as membership_module
+from fleet.control import requests as requests_module
 from fleet.control.client import ClientStream, FleetClient
-from fleet.control.connect import run, run_async, text
+from fleet.control.connect import run, run_with, text
 from fleet.core.errors import ResumedElsewhere
-from fleet.core.ids import CLIENT, EdgeName, RequestId, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from tests.harness import (
@@ -32,7 +32,7 @@ from tests.harness import (
 )
 from tests.support import await_until
 
-TEXT = EdgeName("text")
+TEXT, LM = EdgeName("text"), StageName("lm")
 NUM_TOKENS, NUM_RENEWALS = 40, 4
 SETTINGS = (*in_step(get_graph("text")), "lease.worker_ttl_s=3600", "lease.gateway_timeout_s=3600")
 """The test renews leases itself, and nothing is aborted for its gateway's absence."""
@@ -170,20 +170,18 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
         attached, replied = [asyncio.Event(), asyncio.Event()], asyncio.Event()
         numbers = iter(range(2))
 
-        async def in_order(client: Redis, call: scripts.Call) -> object:
-            if call.script != "attach":
-                return await run_async(client, call)
+        async def in_order(client: Redis, call: scripts.Call, *command: str) -> tuple[object, object]:
             number = next(numbers, None)
             if number == 1:
                 await attached[0].wait()
-            reply = await run_async(client, call)
+            reply = await run_with(client, call, *command)
             if number is not None:
                 attached[number].set()
             if number == delayed:
                 await replied.wait()
             return reply
 
-        monkeypatch.setattr(membership_module, "run_async", in_order)
+        monkeypatch.setattr(requests_module, "run_with", in_order)
         tries = [asyncio.create_task(moving.resume(spec)) for _ in range(2)]
         await await_until(lambda: asyncio.to_thread(lambda: all(e.is_set() for e in attached)), "both to be attached")
         await await_until(lambda: asyncio.to_thread(tries[1 - delayed].done), "the reply that is not late")
@@ -196,3 +194,22 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
         else:
             assert isinstance(first, ResumedElsewhere)
         assert_same(await collected(second, spec), moving.expected)
+
+
+async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(redis_url: str) -> None:
+    """Its worker died as well: what is computed again has no reader, and must not wait for one."""
+    async with two_gateways(redis_url) as moving:
+        spec, stream = await moving.begin()
+        holders = [keys.worker_tasks(name) for name in (moving.first.id, moving.fleet.owner(spec.id, LM).worker)]
+        of_request = [text(key) for key in cast("list[bytes]", moving.redis.keys(f"{keys.request(spec.id)}*"))]
+        before = {key: cast(bytes, moving.redis.dump(key)) for key in (keys.LIVE, *holders, *of_request)}
+        worker = moving.fleet.owner(spec.id, LM)
+        await collected(stream, spec)
+        assert (await wait_ended(moving.first, spec.id)).state == "finished"
+        for key, value in before.items():
+            moving.redis.restore(key, 0, value, replace=True)
+        moving.fleet.kill(worker)
+        moving.fleet.add_worker("lm")
+        for _ in range(2):
+            await moving.first.requests.reconcile()
+        assert (await wait_ended(moving.first, spec.id)).state == "finished"
