@@ -16,6 +16,10 @@ from tests.drawn import not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers
 
+# Several processes of tests share the cores: a thread that waits for another one's share of a computation must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No timing decides a test: an example may meet a machine that does something else.
 hypothesis.settings.register_profile("fleet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("fleet")

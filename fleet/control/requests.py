@@ -292,7 +292,7 @@ class GatewayRequests:
         self._unread = unread
 
     def _final_acks(self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]) -> list[scripts.Ack]:
-        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other chunks, and nobody reads it."""
+        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other chunks, without a reader."""
         graph, last = self._config.graph_declaration(), next(reversed(counts))
         return [
             scripts.Ack(

@@ -9,7 +9,7 @@ from tests.drawn import not_drawn
 
 
 @dataclass(frozen=True)
-class Item:
+class CollectedTest:
     """The part of a collected test that is read."""
 
     nodeid: str
@@ -19,11 +19,15 @@ class Item:
         return pytest.mark.one_in(3, self.group).mark if name == "one_in" and self.group else None
 
 
-ITEMS = [*(Item(f"test_long[{number}]", "long") for number in range(5)), Item("test_alone", "alone"), Item("test_short", "")]
+ITEMS = [
+    *(CollectedTest(f"test_long[{number}]", "long") for number in range(5)),
+    CollectedTest("test_alone", "alone"),
+    CollectedTest("test_short", ""),
+]
 
 
 def drawn(seed: int) -> set[str]:
-    left_out = cast("set[Item]", not_drawn(cast("list[pytest.Item]", ITEMS), seed))
+    left_out = cast("set[CollectedTest]", not_drawn(cast("list[pytest.Item]", ITEMS), seed))
     return {item.nodeid for item in ITEMS if item not in left_out}
 
 
