@@ -126,6 +126,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), filename=str(path))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
 def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (REPO / folder).rglob("*.py"))
 
@@ -134,6 +139,7 @@ SOURCES = python_files(*OURS)
 EVERYTHING = python_files(*OURS, "tests")
 
 
+@cache
 def relative(path: Path) -> str:
     return path.relative_to(REPO).as_posix()
 
@@ -153,7 +159,7 @@ def layer_of(module: str) -> str:
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, module) of every import, lazy ones and those for type checking included; `from a import b` counts as a.b."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -340,7 +346,7 @@ def test_files_keep_the_house_rules() -> None:
 
 def violations(path: Path) -> Iterator[str]:
     yield from (f"{line}: imports {target}" for line, target in imports(path) if target.split(".")[0] in PICKLES)
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if found := offence(node, path):
             yield f"{getattr(node, 'lineno', 0)}: {found}"
     if path != Path(__file__):
