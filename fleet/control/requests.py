@@ -128,7 +128,7 @@ class GatewayRequests:
             raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
         self._supersede(stream)
         try:
-            await answer_of(stream.catch_up())
+            await answer_of(stream.read_from_start())
             stream.raise_if_gone()
         except FleetError:
             if self._streams.get(request) is stream:
@@ -293,7 +293,7 @@ class GatewayRequests:
 
     def _final_acks(self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]) -> list[scripts.Ack]:
         """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other chunks, without a reader."""
-        graph, last = self._config.graph_declaration(), next(reversed(counts))
+        graph, last = self._config.graph_declaration(), list(counts)[-1]
         return [
             scripts.Ack(
                 request=request, stage=CLIENT, epoch=epoch, edge=edge, consumed=count, producer=graph.edge(edge).source,

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import redis.asyncio
+from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -212,14 +213,33 @@ class ClientStream:
             return
         await self._read_logs()
 
+    async def read_from_start(self) -> None:
+        """Read the logs in one round trip, for a stream that has received nothing, or only notices that have just arrived."""
+        edges = self._open()
+        pipe = self._redis.pipeline(transaction=False)
+        for edge in edges:
+            pipe.hget(keys.task(self.request_id, edge.source), "epoch")
+        self._ask_logs(pipe, edges)
+        replies = await pipe.execute()
+        for edge, epoch in zip(edges, replies, strict=False):
+            if not edge.next:  # else `catch_up` compares its last chunk with the log
+                edge.checked = Epoch(int(text(epoch) or 0))
+        await self._accept_logs(edges, replies[len(edges) :])
+
     async def _read_logs(self) -> None:
         """Read the new chunks of each open edge, and after them the request's state, in one round trip."""
         edges = self._open()
         pipe = self._redis.pipeline(transaction=False)
+        self._ask_logs(pipe, edges)
+        await self._accept_logs(edges, await pipe.execute())
+
+    def _ask_logs(self, pipe: Pipeline, edges: Sequence[ClientEdge]) -> None:
         for edge in edges:
             pipe.xrange(keys.edge(self.request_id, edge.name), min=f"{edge.next + 1}-0")
         pipe.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
-        *logs, state = await pipe.execute()
+
+    async def _accept_logs(self, edges: Sequence[ClientEdge], replies: Sequence[Any]) -> None:
+        *logs, state = replies
         for edge, log_reply in zip(edges, logs, strict=True):
             self._add_logged(edge, _chunks_of(log_reply))
         await self._settle_state(*(text(field) for field in state))
