@@ -73,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--thorough"):
         left_out = {item for item in items if item.get_closest_marker("thorough")}
         if not config.getoption("lf", False):
-            left_out |= not_drawn([item for item in items if item not in left_out], int(config.getoption("randomly_seed", None) or 0))
+            seed = int(config.getoption("randomly_seed", None) or 0)
+            left_out |= not_drawn([item for item in items if item not in left_out], seed)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     root = Path(__file__).parent
