@@ -125,7 +125,7 @@ async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: 
 
         client._redis.smembers = held_then_delivered  # pyright: ignore
         for _ in range(2):
-            await client.requests._detach_unread()  # pyright: ignore[reportPrivateUsage]
+            await client.requests._release_unread()  # pyright: ignore[reportPrivateUsage]
         view = await client.telemetry.trace(spec.id)
         assert view is not None
         assert view.state == "finished" and "lost" not in {event.what for event in view.events}
