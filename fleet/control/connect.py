@@ -78,8 +78,13 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
-    """Return a client for one or two urgent calls: it sends nothing before them, and retries nothing."""
-    return _client(url, timeout_s, socket_connect_timeout=timeout_s, driver_info=None)
+    """Return a client for one or two urgent calls: it sends nothing before them, and retries nothing.
+
+    Over TLS it announces itself, as other clients do: behind the handshake the server sends session tickets, which redis-py takes
+    for data of an earlier call ("Connection not ready") unless a reply was read after them.
+    """
+    options = {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
+    return _client(url, timeout_s, socket_connect_timeout=timeout_s, **options)
 
 
 def _client(url: str, socket_timeout: float, *, one_connection: bool = False, **options: Any) -> redis.Redis:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import ssl
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from redis.connection import Connection
 
-from fleet.control.connect import connect, connect_async
+from fleet.control.connect import connect, connect_async, connect_for_a_call
 from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.certificates import DAY, Authority
 from tests.e2e.gateways import Switch
@@ -64,6 +66,19 @@ async def test_asynchronous_connection_uses_the_authority_and_the_certificate(ad
     client = connect_async(address + COMPLETE.format(tmp_path))
     assert await client.ping()
     await client.aclose()
+
+
+def test_session_tickets_are_not_taken_for_a_reply(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends them behind the handshake; they may arrive before the first call, or after it."""
+    connect_socket = Connection.connect
+
+    def connect_and_wait(self: Connection) -> None:
+        connect_socket(self)
+        select.select([self._sock], [], [], 1)  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(Connection, "connect", connect_and_wait)
+    with connect_for_a_call(address + COMPLETE.format(tmp_path), 10) as client:
+        assert client.ping()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import soundfile
@@ -150,3 +151,21 @@ def choose_push_to_talk(page: Page) -> None:
     page.locator("#choices summary").click()
     page.locator("#push-to-talk").check()
     page.locator("#choices summary").click()
+
+
+def note_states(page: Page) -> None:
+    """Note every state that the page shows from now on, since a test may look too late for a short one."""
+    js(
+        page,
+        """() => {
+          const element = document.getElementById("state");
+          window.states = [element.textContent];
+          const observer = new MutationObserver(() => states.push(element.textContent));
+          observer.observe(element, { childList: true, characterData: true, subtree: true });
+        }""",
+    )
+
+
+def noted_states(page: Page) -> list[str]:
+    """Return the states shown since `note_states`, in order."""
+    return cast("list[str]", js(page, "states"))

@@ -5,17 +5,18 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
-from tests.web.voice.browsers import ask, js, tap, tapped, wait_js
+from tests.web.voice.browsers import ask, js, note_states, noted_states, tap, tapped, wait_js
 from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 
 def test_typed_message_is_answered_in_text_and_audio(text_page: Page, server: FakeVoiceServer) -> None:
+    note_states(text_page)
     ask(text_page)
     expect(text_page.locator(".turn.user .words")).to_have_text("hello")
     expect(text_page.locator(".turn.assistant .words")).to_have_text(TEXT)
-    expect(text_page.locator("#state")).to_have_text("Speaking")
     wait_js(text_page, f"fleetVoice.player.totalPlayed === {RATE_HZ} && !fleetVoice.player.playing")
     expect(text_page.locator("#state")).to_have_text("Ready")
+    assert "Speaking" in noted_states(text_page)
     expect(text_page.locator(".turn.assistant .notes")).to_contain_text("1.0 s of speech")
     end = {"response_id": "resp_1", "samples": RATE_HZ}
     wait_until(lambda: end.items() <= server.of_type("fleet.played")[-1].items(), "the report of the last sample")
