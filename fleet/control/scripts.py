@@ -264,8 +264,8 @@ def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) 
 
 
 def reattach(gateway: WorkerId, held: Mapping[RequestId, Epoch]) -> Call:
-    """Attach several requests in one call. `held`: the epoch at which this gateway held each."""
-    return Call("attach", (gateway, *chain.from_iterable(held.items())))
+    """Attach several requests in one call. `held`: the epoch at which this gateway held each; 0 takes it from any gateway."""
+    return Call("attach", (gateway, *chain.from_iterable((request, epoch or "") for request, epoch in held.items())))
 
 
 def detach(request: RequestId, gateway: WorkerId, epoch: Epoch) -> Call:

@@ -4,10 +4,12 @@ import os
 import re
 import select
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from redis.connection import Connection
@@ -74,7 +76,7 @@ def test_session_tickets_are_not_taken_for_a_reply(address: str, tmp_path: Path,
 
     def connect_and_wait(self: Connection) -> None:
         connect_socket(self)
-        select.select([self._sock], [], [], 1)  # pyright: ignore[reportPrivateUsage]
+        select.select([cast("socket.socket", self._sock)], [], [], 1)  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(Connection, "connect", connect_and_wait)
     with connect_for_a_call(address + COMPLETE.format(tmp_path), 10) as client:

@@ -1,7 +1,7 @@
 """An answer that moved between gateways has one reader, also after Redis lost the write that moved it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -196,20 +196,40 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
         assert_same(await collected(second, spec), moving.expected)
 
 
-async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(redis_url: str) -> None:
-    """Its worker died as well: what is computed again has no reader, and must not wait for one."""
-    async with two_gateways(redis_url) as moving:
-        spec, stream = await moving.begin()
-        holders = [keys.worker_tasks(name) for name in (moving.first.id, moving.fleet.owner(spec.id, LM).worker)]
-        of_request = [text(key) for key in cast("list[bytes]", moving.redis.keys(f"{keys.request(spec.id)}*"))]
-        before = {key: cast(bytes, moving.redis.dump(key)) for key in (keys.LIVE, *holders, *of_request)}
-        worker = moving.fleet.owner(spec.id, LM)
-        await collected(stream, spec)
-        assert (await wait_ended(moving.first, spec.id)).state == "finished"
+async def delivered_then_lost(moving: Moving) -> tuple[RequestSpec, Callable[[], None]]:
+    """Deliver an answer whole; return a function after which Redis has lost its end, and its worker is replaced."""
+    spec, stream = await moving.begin()
+    worker = moving.fleet.owner(spec.id, LM)
+    holders = [keys.worker_tasks(name) for name in (moving.first.id, worker.worker)]
+    of_request = [text(key) for key in cast("list[bytes]", moving.redis.keys(f"{keys.request(spec.id)}*"))]
+    before = {key: cast(bytes, moving.redis.dump(key)) for key in (keys.LIVE, *holders, *of_request)}
+    await collected(stream, spec)
+    assert (await wait_ended(moving.first, spec.id)).state == "finished"
+
+    def lose_end() -> None:
         for key, value in before.items():
             moving.redis.restore(key, 0, value, replace=True)
         moving.fleet.kill(worker)
         moving.fleet.add_worker("lm")
+
+    return spec, lose_end
+
+
+async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(redis_url: str) -> None:
+    """Its worker died as well: what is computed again has no reader, and must not wait for one."""
+    async with two_gateways(redis_url) as moving:
+        spec, lose_end = await delivered_then_lost(moving)
+        lose_end()
         for _ in range(2):
             await moving.first.requests.reconcile()
         assert (await wait_ended(moving.first, spec.id)).state == "finished"
+
+
+async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_url: str) -> None:
+    """Whoever reads an ended answer holds nothing of it; once it runs again, that reader is its newest one."""
+    async with two_gateways(redis_url) as moving:
+        spec, lose_end = await delivered_then_lost(moving)
+        stream = await moving.resume(spec)
+        lose_end()
+        assert_same(await collected(stream, spec), moving.expected)
+        assert (await wait_ended(moving.second, spec.id)).state == "finished"
