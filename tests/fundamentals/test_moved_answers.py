@@ -226,7 +226,7 @@ async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(red
 
 
 async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_url: str) -> None:
-    """Whoever reads an ended answer holds nothing of it; once it runs again, that reader is its newest one."""
+    """The reader of an ended answer holds nothing of it; once it runs again, that reader is its newest one."""
     async with two_gateways(redis_url) as moving:
         spec, lose_end = await delivered_then_lost(moving)
         stream = await moving.resume(spec)
