@@ -17,7 +17,7 @@ from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, LoggedNotic
 from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
 from fleet.control.stream import ClientStream
-from fleet.core.errors import FleetError, GatewayStopping, NotReplicated, NoWorker, RedisUnreachable, ResumedElsewhere
+from fleet.core.errors import GatewayStopping, NotReplicated, NoWorker, RedisUnreachable, ResumedElsewhere
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
@@ -77,13 +77,11 @@ class GatewayRequests:
             gateway, answer = await self._admit(
                 spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
             )
-        except NotReplicated:
-            self._streams.pop(spec.id, None)
-            await self.abort(spec.id)
-            raise
-        except FleetError:
+        except BaseException as error:  # a cancellation too: a stream without a reader would be held for ever
             # The script may have run although its answer was lost: then `_release_unread` finds the request.
             self._streams.pop(spec.id, None)
+            if isinstance(error, NotReplicated):
+                await self.abort(spec.id)
             raise
         stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
@@ -130,7 +128,7 @@ class GatewayRequests:
         try:
             await answer_of(stream.read_from_start())
             stream.raise_if_gone()
-        except FleetError:
+        except BaseException:  # as above
             if self._streams.get(request) is stream:
                 del self._streams[request]
             raise

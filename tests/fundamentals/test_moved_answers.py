@@ -233,3 +233,29 @@ async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_
         lose_end()
         assert_same(await collected(stream, spec), moving.expected)
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
+
+
+async def test_cancelled_resumption_leaves_no_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of its client, or the voice session, may end meanwhile: no reader would ever end the stream."""
+    async with two_gateways(redis_url) as moving:
+        spec, stream = await moving.begin()
+        monkeypatch.setattr(ClientStream, "read_from_start", lambda _: asyncio.Event().wait())
+        resumed = asyncio.create_task(moving.resume(spec))
+        await await_until(lambda: asyncio.to_thread(lambda: moving.second.requests.num_held == 1), "the stream to be held")
+        resumed.cancel()
+        await asyncio.wait([resumed])
+        assert resumed.cancelled() and moving.second.requests.num_held == 0
+        monkeypatch.undo()
+        stream = await moving.resume(spec)
+        await collected(stream, spec)
+
+
+async def test_cancelled_submission_leaves_no_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_gateways(redis_url) as moving:
+        requests = moving.first.requests
+        monkeypatch.setattr(requests, "_replicate", lambda *_: asyncio.Event().wait())
+        submitted = asyncio.create_task(requests.submit(fake_spec(moving.fleet), None))
+        await await_until(lambda: asyncio.to_thread(lambda: requests.num_held == 1), "the stream to be held")
+        submitted.cancel()
+        await asyncio.wait([submitted])
+        assert submitted.cancelled() and requests.num_held == 0
