@@ -83,7 +83,7 @@ def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
     Over TLS it announces itself, as other clients do: behind the handshake the server sends session tickets, which redis-py takes
     for data of an earlier call ("Connection not ready") unless a reply was read after them.
     """
-    options = {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
+    options: dict[str, Any] = {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
     return _client(url, timeout_s, socket_connect_timeout=timeout_s, **options)
 
 
