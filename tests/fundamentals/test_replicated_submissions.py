@@ -63,6 +63,8 @@ async def test_request_that_a_paused_replica_does_not_have_is_aborted_and_refuse
             assert not reader.sismember(keys.LIVE, spec.id)
         assert client.requests.num_held == 0
         os.kill(replica.pid, signal.SIGCONT)
+        with redis.Redis.from_url(replica.url) as follower:
+            wait_until(lambda: follower.hget(keys.request(spec.id), "state") == b"aborted", "the replica to follow again")
         assert set(await answer(client, fake_spec(fleet))) == set(spec.outputs)
 
 
