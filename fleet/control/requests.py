@@ -77,7 +77,7 @@ class GatewayRequests:
             gateway, answer = await self._admit(
                 spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
             )
-        except BaseException as error:  # a cancellation too: a stream without a reader would be held for ever
+        except BaseException as error:  # a cancellation too: a stream without a reader would be held indefinitely
             # The script may have run although its answer was lost: then `_release_unread` finds the request.
             self._streams.pop(spec.id, None)
             if isinstance(error, NotReplicated):
