@@ -128,7 +128,7 @@ class GatewayRequests:
         try:
             await answer_of(stream.read_from_start())
             stream.raise_if_gone()
-        except BaseException:  # as above
+        except BaseException:  # a cancellation too
             if self._streams.get(request) is stream:
                 del self._streams[request]
             raise
