@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
@@ -254,6 +255,14 @@ class Keeper:
         return await ended
 
 
+def use_one_thread() -> None:
+    """Make the blocking calls of the running event loop share one thread. Those of a keeper follow one another.
+
+    The default pool grows to its limit: it starts a thread for a call that comes before the last thread is known to be idle.
+    """
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
 async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
@@ -262,6 +271,7 @@ async def keep(
     starter: ProcessStarter | None = None,
 ) -> int:
     """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with. See `Keeper`."""
+    use_one_thread()
     stop = asyncio.Event()
     for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)

@@ -23,7 +23,7 @@ import psutil
 from honcho.colour import get_colours
 from honcho.printer import Message, Printer
 
-from fleet.cli.keeper import STOP_SIGNALS, Keeper, ProcessStarter, kill_all
+from fleet.cli.keeper import STOP_SIGNALS, Keeper, ProcessStarter, kill_all, use_one_thread
 from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
 from fleet.core.ids import RoleName
 
@@ -83,6 +83,7 @@ class KeeperProcess:
         self._send("stop", status)
 
     async def _keep(self) -> int:
+        use_one_thread()
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def on_close() -> None:

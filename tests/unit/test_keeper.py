@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +17,7 @@ from fleet.cli.keeper import (
     RestartPolicy,
     TerminalOutput,
     cause_of,
+    use_one_thread,
 )
 from fleet.config.schema import LeaseConfig
 from tests.support import await_until
@@ -167,3 +169,9 @@ async def test_start_stopped_by_signal_is_announced_as_stopped() -> None:
     keeper = Keeper(arguments=["redis", "--help"], stop=asyncio.Event(), output=Stopping(), starts=starts)
     await run_until(keeper, lambda: starts.announced.count("spawned") == 2, "the command to be started again")
     assert starts.announced[2] == "begin 0.1 after a stop"
+
+
+async def test_blocking_calls_of_a_keeper_share_one_thread() -> None:
+    """With the default pool, a keeper whose commands die again and again collects threads."""
+    use_one_thread()
+    assert len({await asyncio.to_thread(threading.get_ident) for _ in range(100)}) == 1
