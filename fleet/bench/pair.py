@@ -24,7 +24,6 @@ GATEWAY_ID = WorkerId("gateway@bench")
 CONDUCTOR_ID = WorkerId("conductor@bench")
 LEASE_US = 600_000_000
 BLOCK_MS = 200
-APPEND_ONLY_FOLDER = "appendonlydir"
 
 RunScript = Callable[[scripts.Call], Reply]
 
@@ -35,16 +34,10 @@ class BareRedis:
 
     url: str
     pid: int
-    folder: Path
 
     def cpu_s(self) -> float:
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system + times.children_user + times.children_system
-
-
-def append_only_bytes(folder: Path) -> int:
-    """Return the size of the append-only file of the Redis whose data folder this is."""
-    return sum(file.stat().st_size for file in (folder / APPEND_ONLY_FOLDER).glob("*"))
 
 
 @contextmanager
@@ -55,7 +48,7 @@ def bare_redis() -> Iterator[BareRedis]:
         command = server_command(find_server(), options)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            yield BareRedis(embedded_url(options.data_dir), process.pid, Path(folder))
+            yield BareRedis(embedded_url(options.data_dir), process.pid)
         finally:
             process.terminate()
             process.wait()
