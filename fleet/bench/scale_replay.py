@@ -4,10 +4,9 @@ A step of all streams is sent in groups, since workers that serve many streams s
 no engine and one process beside Redis, the chunks per second that Redis alone would serve follow from its CPU time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-
-import redis
+from typing import Any
 
 from fleet.bench.pair import (
     CONSUMER,
@@ -15,6 +14,7 @@ from fleet.bench.pair import (
     PRODUCER,
     WORKERS,
     BareRedis,
+    RunScript,
     bare_redis,
     ok,
     open_requests,
@@ -42,20 +42,27 @@ def measure_replay(streams: int, steps: int, tensor_bytes: int) -> Replay:
         with connect(server.url, one_connection=True) as producer, connect(server.url, one_connection=True) as consumer:
             producer.config_set("auto-aof-rewrite-percentage", 0)  # its size must only grow meanwhile
             links = {stage: RedisLink(consumer, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
-            opened = open_requests(partial(run, producer), links, streams)
-            return _replay(server, producer, links, opened, steps, tensor_bytes)
+            call = partial(run, producer)
+            opened = open_requests(call, links, streams)
+            return _replay(server, call, partial(_logged_bytes, producer.info), links, opened, steps, tensor_bytes)
 
 
 def _replay(
-    server: BareRedis, producer: redis.Redis, links: Mapping[StageName, RedisLink], opened: Opened, steps: int, size: int
+    server: BareRedis,
+    call: RunScript,
+    logged: Callable[[], int],
+    links: Mapping[StageName, RedisLink],
+    opened: Opened,
+    steps: int,
+    size: int,
 ) -> Replay:
-    cpu_s, logged, payload, received = server.cpu_s(), _logged_bytes(producer), 0, 0
+    cpu_s, logged_before, payload, received = server.cpu_s(), logged(), 0, 0
     for index in range(steps):
         for first in range(0, len(opened), GROUP):
             group = opened[first : first + GROUP]
             items = [_append(request, epochs[PRODUCER], index, size) for request, epochs in group]
             payload += sum(len(encode_chunk(item.chunk)) for item in items)
-            ok(run(producer, scripts.append(items)))
+            ok(call(scripts.append(items)))
             received += _receive(links, group, index)
     num_chunks = steps * len(opened)
     assert received == num_chunks, f"{received} of {num_chunks} chunks arrived"
@@ -65,7 +72,7 @@ def _replay(
         tensor_bytes=size,
         payload_bytes=payload / num_chunks,
         redis_us=(server.cpu_s() - cpu_s) / num_chunks * 1e6,
-        append_only_bytes=(_logged_bytes(producer) - logged) / num_chunks,
+        append_only_bytes=(logged() - logged_before) / num_chunks,
     )
 
 
@@ -90,7 +97,7 @@ def _append(request: RequestId, epoch: Epoch, index: int, size: int) -> scripts.
     return scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
 
 
-def _logged_bytes(client: redis.Redis) -> int:
+def _logged_bytes(info: Callable[[str], Any]) -> int:
     """Return the size of the append-only file, with what Redis has yet to write to it: for up to 2 s if the disk is busy."""
-    persistence = client.info("persistence")
+    persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])

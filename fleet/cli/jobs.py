@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
@@ -10,10 +11,16 @@ import yaml
 from fleet.cli.deployment import Deployment, open_deployment, open_serving_deployment, secure_data_dir
 from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
+from fleet.cli.serve import idle
 from fleet.cli.up import reachable
-from fleet.core.errors import BadInput
+from fleet.config.settings import is_cluster
+from fleet.control.job_client import NO_JOBS
+from fleet.core.errors import BadInput, ConfigError
 from fleet.core.jobs import LISTS
 from fleet.core.log_labels import Labels
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 app = typer.Typer(name="jobs", invoke_without_command=True)
 DEFAULT_PORT = 8000
@@ -44,6 +51,8 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
     if kept:
         named = ["--url", url] if url else []
         raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named])))
+    if is_cluster(deployment.redis_url):
+        idle(f"jobs: {NO_JOBS}")
     from fleet.control.log_stream import shipping
     from fleet.jobs.measured import Measured
     from fleet.jobs.worker import run_jobs
@@ -79,7 +88,7 @@ def submit(
     from fleet.control.jobs import submit as submit_job
 
     parsed = dict(map(_parse_argument, arguments or ()))
-    print(submit_job(open_deployment(config, set_).connect(), kind, parsed).id)
+    print(submit_job(_connect(config, set_), kind, parsed).id)
 
 
 @app.command("list")
@@ -90,8 +99,15 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
     """
     from fleet.control.jobs import jobs as all_jobs
 
-    for job in all_jobs(open_deployment(config, set_).connect()):
+    for job in all_jobs(_connect(config, set_)):
         print(f"{job.id}  {job.kind:8} {job.state:9} {job.error}".rstrip())
+
+
+def _connect(config: Path | None, set_: list[str] | None) -> "Redis":
+    deployment = open_deployment(config, set_)
+    if is_cluster(deployment.redis_url):
+        raise ConfigError(f"REDIS_URL: {NO_JOBS}", param="REDIS_URL")
+    return deployment.connect()
 
 
 def _parse_argument(argument: str) -> tuple[str, object]:

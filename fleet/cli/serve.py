@@ -36,7 +36,7 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
         alone = make_alone_check(deployment.redis_url) if deployment.embedded_redis else None
         raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], alone)))
     if not deployment.embedded_redis:
-        _idle("redis: REDIS_URL names a server; there is nothing to run here")
+        idle("redis: REDIS_URL names a server; there is nothing to run here")
     from fleet.control.server import ServerOptions, exec_server
 
     options = deployment.config.redis
@@ -159,7 +159,7 @@ def _await_redis(deployment: Deployment) -> None:
     connect(deployment.redis_url).close()
 
 
-def _idle(line: str) -> None:
+def idle(line: str) -> None:
     """Print the reason, then wait for a stop signal: the end of one Procfile process ends the others."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     print(line, flush=True)

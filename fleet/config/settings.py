@@ -13,7 +13,8 @@ from fleet.core.errors import ConfigError
 _OF_EXAMPLES = ("changeme", "replaceme")
 """Parts of the placeholder secrets in `deploy/`, as `normalize_secret` returns them."""
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
-_SERVER_SCHEMES = ("redis", "rediss", *_SENTINEL_SCHEMES)
+_CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
+_SERVER_SCHEMES = ("redis", "rediss", *_SENTINEL_SCHEMES, *_CLUSTER_SCHEMES)
 _PORT = re.compile(r"[0-9]{1,5}")
 _DATABASE = re.compile(r"/?[0-9]*")
 
@@ -70,10 +71,19 @@ def is_sentinel(url: str) -> bool:
     return urlsplit(url).scheme in _SENTINEL_SCHEMES
 
 
+def is_cluster(url: str) -> bool:
+    """Return True if a Redis address names nodes of a cluster, which know the server of the fleet's keys."""
+    return urlsplit(url).scheme in _CLUSTER_SCHEMES
+
+
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts of a Redis address with their ports (None: the default), several of sentinels. Raises: ValueError."""
+    """Return the hosts of a Redis address with their ports (None: the default), several of sentinels or nodes.
+
+    Raises: ValueError.
+    """
     parts = urlsplit(url)
-    places = parts.netloc.rpartition("@")[2].split(",") if parts.scheme in _SENTINEL_SCHEMES else [parts.netloc]
+    are_several = is_sentinel(url) or is_cluster(url)
+    places = parts.netloc.rpartition("@")[2].split(",") if are_several else [parts.netloc]
     found = [urlsplit(f"//{place}") for place in places]
     return [(each.hostname or "", each.port) for each in found]
 
@@ -140,7 +150,7 @@ def _find_fault(url: str) -> str | None:
     if parts.scheme == "unix":
         return None if parts.path else "it names no socket"
     if parts.scheme not in _SERVER_SCHEMES:
-        return "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"
+        return "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor redis+cluster:// nor unix://"
     if not all(host for host, _ in hosts):
         return "it names no host"
     if any(port == 0 for _, port in hosts):
@@ -150,4 +160,6 @@ def _find_fault(url: str) -> str | None:
         service, _, database = parts.path.removeprefix("/").partition("/")
         if not service:
             return "it names no service after the sentinels: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+    if is_cluster(url) and database.strip("/") not in ("", "0"):
+        return "a cluster has only database 0"
     return None if _DATABASE.fullmatch(database) else "the part after the port is not a database number"

@@ -19,6 +19,8 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermission
 from redis.retry import Retry
 
 from fleet.config.settings import has_password
+from fleet.control import keys
+from fleet.control.cluster import cluster_pool, cluster_pool_async, is_cluster
 from fleet.control.embedded import read_password
 from fleet.control.outage import cause_of, code_of
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
@@ -89,8 +91,9 @@ def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
 
 def _client(url: str, socket_timeout: float, *, one_connection: bool = False, **options: Any) -> redis.Redis:
     options |= {"socket_timeout": socket_timeout, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
-    if is_sentinel(url):
-        client = redis.Redis(connection_pool=sentinel_pool(url, **options), single_connection_client=one_connection)
+    if is_sentinel(url) or is_cluster(url):
+        pool = (cluster_pool if is_cluster(url) else sentinel_pool)(url, **options)
+        client = redis.Redis(connection_pool=pool, single_connection_client=one_connection)
         client.auto_close_connection_pool = True
         return client
     credentials = _credentials(url)
@@ -134,8 +137,8 @@ def connect_async(url: str) -> redis.asyncio.Redis:
         "socket_connect_timeout": 2.0,
         "protocol": 2,
     }
-    if is_sentinel(url):
-        return redis.asyncio.Redis.from_pool(sentinel_pool_async(url, **options))
+    if is_sentinel(url) or is_cluster(url):
+        return redis.asyncio.Redis.from_pool((cluster_pool_async if is_cluster(url) else sentinel_pool_async)(url, **options))
     pool = redis.asyncio.BlockingConnectionPool.from_url(url, credential_provider=_credentials(url), **options)
     return redis.asyncio.Redis.from_pool(pool)
 
@@ -175,6 +178,8 @@ def _refused(url: str, error: RedisError) -> str:
     scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
     if is_sentinel(url):
         scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT/SERVICE"
+    elif is_cluster(url):
+        scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT"
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
         return f"Redis at {safe_url(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
@@ -210,7 +215,9 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
 
 def exchange_each(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
     """Do as `exchange`, except that a reply that is an error is returned in its place. Raises: redis errors of the connection."""
-    sent = [("EVALSHA", sha(call.script), 0, *call.args) for call in calls] + [tuple(command) for command in commands]
+    sent = [("EVALSHA", sha(call.script), *keys.DECLARED, *call.args) for call in calls] + [
+        tuple(command) for command in commands
+    ]
     replies = _pipelined(client, sent)
     for position, reply in enumerate(replies):
         if isinstance(reply, NoScriptError):
@@ -256,9 +263,9 @@ def run(client: redis.Redis, call: Call) -> Reply:
 async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
     with cancellation_kept():
         try:
-            return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
+            return await client.execute_command("EVALSHA", sha(call.script), *keys.DECLARED, *call.args)
         except NoScriptError:
-            return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+            return await client.execute_command("EVAL", source(call.script), *keys.DECLARED, *call.args)
 
 
 @contextmanager
@@ -288,7 +295,7 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
     other: Reply = None
     for evaluation in commands:
         pipe = client.pipeline(transaction=False)
-        pipe.execute_command(*evaluation, 0, *call.args)
+        pipe.execute_command(*evaluation, *keys.DECLARED, *call.args)
         pipe.execute_command(*command)
         reply, other = cast("list[Reply]", await pipe.execute(raise_on_error=False))
         if not isinstance(reply, NoScriptError):

@@ -7,16 +7,20 @@ from typing import TypeVar
 
 import redis
 
+from fleet.config.settings import is_cluster
 from fleet.control.connect import SOCKET_TIMEOUT_S, answer_of, connect_for_a_call
 from fleet.control.job_files import read_file, remove_folder
-from fleet.core.errors import NotFound
+from fleet.core.errors import Conflict, NotFound
 from fleet.core.telemetry import Job
 
 T = TypeVar("T")
+NO_JOBS = "background jobs need a Redis without cluster mode, since the keys of rq have no common slot; run `fleet bench` itself"
 
 
 class JobClient:
-    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may raise RedisUnreachable."""
+    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may raise RedisUnreachable, and
+    Conflict with a cluster, which has no job to list.
+    """
 
     def __init__(self, url: str, data_dir: Path) -> None:
         self._url, self._data_dir = url, data_dir
@@ -25,6 +29,8 @@ class JobClient:
         """Return the jobs, the newest first."""
         from fleet.control import jobs
 
+        if is_cluster(self._url):
+            return ()
         return await self._run(jobs.jobs)
 
     async def find(self, job: str) -> Job | None:
@@ -66,6 +72,8 @@ class JobClient:
 
     async def _run(self, work: Callable[[redis.Redis], T]) -> T:
         """Run blocking calls of rq in a thread, over a connection of their own."""
+        if is_cluster(self._url):
+            raise Conflict(NO_JOBS)
 
         def call() -> T:
             with connect_for_a_call(self._url, SOCKET_TIMEOUT_S) as connection:

@@ -6,10 +6,15 @@ from typing import NamedTuple
 from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
 
-PREFIX = "fleet:"
+PREFIX = "{fleet}:"
+"""The braces are a hash tag: in a cluster all keys of a fleet have one slot, hence one server (Redis cluster specification)."""
 GROUP = "workers"
 """Name of all consumer groups. On role streams the group distributes grants; on inboxes it allows one read to block on both."""
 
+NONE = PREFIX + "none"
+"""A key that never exists between two calls."""
+DECLARED = (1, NONE)
+"""The keys that a script declares, by which a cluster decides where it runs. It computes the others, which are on that server."""
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
 EVENTS = PREFIX + "events"

@@ -7,7 +7,7 @@ and sentinels. User and password are those of the servers; those of the sentinel
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
 import redis
 import redis.asyncio
@@ -20,7 +20,16 @@ from redis.retry import Retry
 
 from fleet.config.settings import hosts_of, is_sentinel
 
-__all__ = ["is_sentinel", "sentinel_pool", "sentinel_pool_async"]
+__all__ = [
+    "AsyncPrimaryPool",
+    "PrimaryConnection",
+    "PrimaryPool",
+    "TlsPrimaryConnection",
+    "is_sentinel",
+    "sentinel_pool",
+    "sentinel_pool_async",
+    "server_options",
+]
 
 SENTINEL_PORT, SENTINEL_TIMEOUT_S = 26379, 1.0
 
@@ -39,7 +48,7 @@ def sentinel_pool(url: str, **options: object) -> redis.ConnectionPool:
     at = _parse(url, options)
     sentinel = _Sentinel(at.sentinels, sentinel_kwargs={**at.sentinel, "retry": Retry(NoBackoff(), 0)})
     tls = at.server.pop("ssl", False)
-    return _Pool(at.service, sentinel, connection_class=_TlsConnection if tls else _Connection, **at.server)
+    return PrimaryPool(at.service, sentinel, connection_class=TlsPrimaryConnection if tls else PrimaryConnection, **at.server)
 
 
 def sentinel_pool_async(url: str, **options: object) -> redis.asyncio.ConnectionPool:
@@ -47,7 +56,7 @@ def sentinel_pool_async(url: str, **options: object) -> redis.asyncio.Connection
     at = _parse(url, options)
     retry = redis.asyncio.retry.Retry(NoBackoff(), 0)
     sentinel = _AsyncSentinel(at.sentinels, sentinel_kwargs={**at.sentinel, "retry": retry})
-    return _BlockingPool(at.service, sentinel, **at.server)
+    return AsyncPrimaryPool(at.service, sentinel, **at.server)
 
 
 def _parse(url: str, options: Mapping[str, object]) -> _Address:
@@ -55,20 +64,24 @@ def _parse(url: str, options: Mapping[str, object]) -> _Address:
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     login = {name: query.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     service, _, database = parts.path.strip("/").partition("/")
-    scheme, user = parts.scheme.removesuffix("+sentinel"), parts.netloc.rpartition("@")[0]
-    read = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}"))
-    read = {name: value for name, value in read.items() if name not in ("host", "port", "connection_class")}
-    tls: dict[str, Any] = {"ssl": True} if scheme == "rediss" else {}
-    certificates = {name: value for name, value in read.items() if name.startswith("ssl_")}
+    server = server_options(parts, database, query)
+    shared = {name: value for name, value in server.items() if name == "ssl" or name.startswith("ssl_")}
     return _Address(
         sentinels=[(host, port or SENTINEL_PORT) for host, port in hosts_of(url)],
         service=service,
-        server={**tls, **read, **options},
+        server={**server, **options},
         sentinel={
-            **tls, **certificates, **login, "socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-            "protocol": 2,
+            **shared, **login, "socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S, "protocol": 2,
         },
     )  # fmt: skip
+
+
+def server_options(parts: SplitResult, database: str, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return redis-py's options of connections to the server of an address, without its host and port."""
+    scheme, user = parts.scheme.partition("+")[0], parts.netloc.rpartition("@")[0]
+    read = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}"))
+    tls = {"ssl": True} if scheme == "rediss" else {}
+    return tls | {name: value for name, value in read.items() if name not in ("host", "port", "connection_class")}
 
 
 def _unknown(service: str) -> redis.sentinel.MasterNotFoundError:
@@ -92,7 +105,7 @@ class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
             raise _unknown(service_name) from None
 
 
-class _Connection(redis.sentinel.SentinelManagedConnection):
+class PrimaryConnection(redis.sentinel.SentinelManagedConnection):
     def send_packed_command(self, command: object, check_health: bool = True) -> None:
         """Ask for the primary before the connection is opened again, also for a client that has no pool to do it."""
         if self._sock is None:
@@ -100,11 +113,11 @@ class _Connection(redis.sentinel.SentinelManagedConnection):
         super().send_packed_command(command, check_health)
 
 
-class _TlsConnection(_Connection, SSLConnection):
+class TlsPrimaryConnection(PrimaryConnection, SSLConnection):
     pass
 
 
-class _Pool(redis.sentinel.SentinelConnectionPool):
+class PrimaryPool(redis.sentinel.SentinelConnectionPool):
     def disconnect(self, inuse_connections: bool = True) -> None:
         super().disconnect(inuse_connections)
         if inuse_connections:
@@ -112,7 +125,7 @@ class _Pool(redis.sentinel.SentinelConnectionPool):
                 sentinel.close()
 
 
-class _BlockingPool(redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+class AsyncPrimaryPool(redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
         if inuse_connections:

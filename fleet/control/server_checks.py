@@ -14,12 +14,13 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from fleet.config import FleetConfig
 from fleet.config.safety import Finding
+from fleet.config.settings import is_cluster
 from fleet.control import keys
 from fleet.control.connect import connect_for_a_call, describe_failure, exchange_each, safe_url
 from fleet.control.redis_status import memory_of
 from fleet.control.scripts import AUDIO_RETENTION_S
 from fleet.control.server import MIN_VERSION
-from fleet.control.undeclared_keys import PROBE, UNDECLARED_FLAG, UNUSED_KEY, find_script_refusal
+from fleet.control.undeclared_keys import PROBE, UNDECLARED_FLAG, find_script_refusal
 
 Info = Mapping[str, str | int]
 
@@ -31,6 +32,7 @@ AUDIO_BYTES_PER_S = 48_000
 MIN_MEMORY_BYTES = 16 * 2**20
 """Less does not hold one long answer beside the scripts and the fleet's log."""
 MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = 1.0, 5.0, 50.0, 100, 1.0, 10
+RIGHTS_TO_KEYS = f"the keys {keys.PREFIX}* and rq:* and the channels rq:pubsub:*"
 COMMANDS = """
 EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k|XLEN k|XRANGE k - +
 XREVRANGE k + -|ZCARD k|ZCOUNT k 0 1|ZRANGE k 0 -1|ZRANGEBYSCORE k 0 1|ZREVRANGE k 0 -1|ZREVRANGEBYSCORE k 1 0|ZSCORE k m
@@ -43,13 +45,13 @@ RIGHTS = f"""{UNDECLARED_FLAG}
 local denied = {{}}
 for _, line in ipairs(ARGV) do
   local words = {{}}
-  for word in string.gmatch(line, '%S+') do words[#words + 1] = word == 'k' and '{UNUSED_KEY}' or word end
+  for word in string.gmatch(line, '%S+') do words[#words + 1] = word == 'k' and '{keys.NONE}' or word end
   local reply = redis.pcall(unpack(words))
   local message = type(reply) == 'table' and reply.err and string.lower(reply.err) or ''
   if string.find(message, 'noperm') or string.find(message, 'permission') or string.find(message, "can't ") then
     denied[#denied + 1] = words[1]
   end
-  redis.pcall('DEL', '{UNUSED_KEY}')
+  redis.pcall('DEL', '{keys.NONE}')
 end
 return denied
 """
@@ -91,13 +93,15 @@ def version_of(info: Info) -> tuple[str, str]:
 
 def check_version(server: CheckedServer) -> Finding:
     kind, version = version_of(server.info)
-    role, is_cluster = server.info.get("role"), bool(server.info.get("cluster_enabled"))
+    role, has_cluster_mode = server.info.get("role"), bool(server.info.get("cluster_enabled"))
     refusal = warning = ""
     needed = ".".join(map(str, MIN_VERSION))
     if _numbers(str(server.info.get("redis_version", "0"))) < MIN_VERSION:
         refusal = f"{kind} {version} is too old; install Redis {needed} or newer, or Valkey"
-    elif is_cluster:
-        refusal = "it is a node of a cluster, and the fleet's keys must be on one server: use a server with cluster mode disabled"
+    elif has_cluster_mode and not is_cluster(server.url):
+        refusal = (
+            "it is a node of a cluster, of which one server owns the fleet's keys: write redis+cluster://HOST:PORT,HOST:PORT"
+        )
     elif role not in ("master", None):
         refusal = "it is a replica, which accepts no writes: point REDIS_URL at the primary, or promote it"
     elif kind not in TESTED:
@@ -219,7 +223,7 @@ def check_latency(server: CheckedServer) -> Finding:
     while len(times_ms) < NUM_CALLS and time.perf_counter() < until:
         began = time.perf_counter()
         try:
-            server.client.eval(PROBE, 0)
+            server.client.eval(PROBE, *keys.DECLARED)
         except ResponseError:
             return Finding(subject="Redis latency", value="not measured, since Redis refuses the script")
         times_ms.append((time.perf_counter() - began) * 1000)
@@ -237,24 +241,23 @@ def check_scripts(server: CheckedServer) -> Finding:
 
 def check_rights(server: CheckedServer) -> Finding:
     """Run the commands of the fleet on an unused key, which needs no right of an administrator, unlike ACL DRYRUN."""
-    denied = find_denied_commands(server.client, waits=server.config.redis.wait_replicas > 0)
+    waits, has_jobs = server.config.redis.wait_replicas > 0, not is_cluster(server.url)
+    denied = find_denied_commands(server.client, waits=waits, has_jobs=has_jobs)
     user = _user(server.client)
-    grant = (
-        "grant them, with the keys fleet:* and rq:* and the channels rq:pubsub:*, as the example in deploy/kubernetes.yaml does"
-    )
+    grant = f"grant them, with {RIGHTS_TO_KEYS}, as the example in deploy/kubernetes.yaml does"
     refusal = f"REDIS_URL: user {user} may not run {', '.join(denied)}: {grant}" if denied else ""
     return Finding(subject="Redis user", value=f"{user} may run what the fleet needs", refusal=refusal, param="REDIS_URL")
 
 
-def find_denied_commands(client: redis.Redis, *, waits: bool) -> list[str]:
+def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) -> list[str]:
     commands: list[tuple[str | int, ...]] = [
-        ("EVAL", RIGHTS, 0, *COMMANDS.strip().replace("\n", "|").split("|")),
+        ("EVAL", RIGHTS, *keys.DECLARED, *COMMANDS.strip().replace("\n", "|").split("|")),
         ("SCRIPT", "EXISTS", "0" * 40),
-        ("XREAD", "COUNT", 1, "STREAMS", UNUSED_KEY, "0"),
-        ("XREADGROUP", "GROUP", keys.GROUP, "doctor", "COUNT", 1, "STREAMS", UNUSED_KEY, ">"),
-        ("EXISTS", "rq:none"),
-        ("PUBLISH", "rq:pubsub:none", ""),
+        ("XREAD", "COUNT", 1, "STREAMS", keys.NONE, "0"),
+        ("XREADGROUP", "GROUP", keys.GROUP, "doctor", "COUNT", 1, "STREAMS", keys.NONE, ">"),
     ]
+    if has_jobs:
+        commands += [("EXISTS", "rq:none"), ("PUBLISH", "rq:pubsub:none", "")]
     if waits:
         commands.append(("WAIT", 0, 1))
     inner, *outer = exchange_each(client, (), *commands)

@@ -1,21 +1,16 @@
-"""Servers that refuse scripts with undeclared keys, as Fleet's are: they compute the names of keys from data. Knows no script."""
+"""Servers that refuse scripts with undeclared keys, as Fleet's are: they compute the names of keys. Knows no script."""
 
 import redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import MovedError, NoPermissionError, ResponseError
 
 from fleet.control import keys
 
 UNDECLARED_FLAG = "--!df flags=allow-undeclared-keys\n"
 """Dragonfly's flag for such scripts; a comment for other servers. Every script begins with it."""
-UNUSED_KEY = f"{keys.PREFIX}none"
-"""A key that never exists between two calls."""
-PROBE = f"{UNDECLARED_FLAG}return redis.call('EXISTS', '{UNUSED_KEY}')"
+PROBE = f"{UNDECLARED_FLAG}return redis.call('EXISTS', '{keys.PREFIX}undeclared')"
 REMEDIES = {
     "undeclared key": "start Dragonfly with --default_lua_flags=allow-undeclared-keys",
     "bad lua script": "set script_check_enable to 0 on Tair, or use an instance with cluster architecture disabled",
-    "number of keys can't be negative or zero": "use an instance with cluster architecture disabled",
-    "do not hash to the same slot": "use a server with cluster mode disabled",
-    "crossslot": "use a server with cluster mode disabled",
 }
 """Part of the error reply, in lower case, and the remedy."""
 
@@ -23,9 +18,13 @@ REMEDIES = {
 def find_script_refusal(client: redis.Redis) -> str:
     """Return why the server does not run such scripts, and the remedy; "" if it does. Raises: redis errors of the connection."""
     try:
-        client.eval(PROBE, 0)
+        client.eval(PROBE, *keys.DECLARED)
     except NoPermissionError:
         return ""  # a matter of the user's rights
+    except MovedError:
+        return (
+            "REDIS_URL: this Redis is a node of a cluster, where another owns the fleet's keys: write redis+cluster://HOST:PORT"
+        )
     except ResponseError as error:
         return explain_script_refusal(str(error))
     return ""

@@ -77,7 +77,7 @@ def test_oldest_dead_letters_are_removed_beyond_their_bound_of_bytes(client: red
     create_dead_letters(client, "req-1", "req-2", "req-3", blob=bytes(25 * 2**20))
     newest = ["req-2", "req-3"]
     assert [letter.request for letter in read_letters(client)] == newest
-    assert {text(key) for key in client.scan_iter("fleet:dead_letter:*")} == {f"fleet:dead_letter:{one}:blob" for one in newest}
+    assert {text(key) for key in client.scan_iter(f"{keys.PREFIX}dead_letter:*")} == set(map(keys.dead_letter_blob, newest))
 
 
 def test_dead_letter_larger_than_the_bound_is_stored(client: redis.Redis) -> None:

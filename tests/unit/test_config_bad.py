@@ -438,17 +438,27 @@ def test_every_rule_is_broken_by_a_case() -> None:
     assert broken == set(RULES)
 
 
+NO_SCHEME = "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor redis+cluster:// nor unix://"
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("elsewhere:6379", "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"),
-        ("http://:secret@elsewhere", "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor unix://"),
+        (
+            "elsewhere:6379",
+            NO_SCHEME,
+        ),
+        (
+            "http://:secret@elsewhere",
+            NO_SCHEME,
+        ),
         ("redis://", "it names no host"),
         ("redis://:secret@:6379", "it names no host"),
         ("redis://elsewhere:port", "its port is not a number from 1 to 65535"),
         ("redis://elsewhere:70000", "its port is not a number from 1 to 65535"),
         ("redis://elsewhere:0", "its port is not a number from 1 to 65535"),
         ("redis://elsewhere:6379/fleet", "the part after the port is not a database number"),
+        ("redis+cluster://elsewhere:6379,elsewhere/1", "a cluster has only database 0"),
         ("unix://", "it names no socket"),
     ],
 )
@@ -458,7 +468,9 @@ def test_invalid_redis_address_is_explained_without_its_password(url: str, why: 
     assert caught.value.message == f"REDIS_URL: not a Redis address ({why}); write redis://HOST:PORT"
 
 
-@pytest.mark.parametrize("url", ["redis://h", "redis://:p@h:6379/3", "rediss://[::1]:1/", "unix:///run/redis.sock?db=1"])
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://:p@h:6379/3", "rediss://[::1]:1/", "redis+cluster://h,i:1/0", "unix:///run/redis.sock?db=1"]
+)
 def test_valid_redis_address_is_used_unchanged(url: str) -> None:
     assert read_settings({"REDIS_URL": url}).redis_url == url
 

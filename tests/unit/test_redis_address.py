@@ -19,11 +19,11 @@ COMMANDS = (*SERVING, *(f"{command} --keep" for command in SERVING if command !=
 OPEN = (
     "redis://redis:6379", "rediss://redis.example.com", "redis://10.0.0.7:6379/1", "redis://user@redis:6379", "redis://:@redis",
     "redis+sentinel://127.0.0.1:26379,10.0.0.7/fleet", "redis://[fd00::1]:6379", "redis://0.0.0.0", "redis://localhost.example.com",
-    "rediss://192.168.1.5?ssl_cert_reqs=none",
+    "rediss://192.168.1.5?ssl_cert_reqs=none", "redis+cluster://localhost,10.0.0.7:6379",
 )  # fmt: skip
 GUARDED = (
     "redis://localhost:6379", "redis://LOCALHOST.", "redis://127.0.0.1", "redis://127.8.9.10:1", "rediss://[::1]:6379",
-    "redis+sentinel://localhost,[::1]:26380/fleet/1", "rediss+sentinel://u:p@a:1,b/fleet", "redis://[::ffff:127.0.0.1]",
+    "redis+sentinel://localhost,[::1]:26380/fleet/1", "rediss+sentinel://u:p@a:1,b/fleet", "rediss+cluster://u:p@a:1,b", "redis://[::ffff:127.0.0.1]",
     "unix:///run/redis.sock", "redis://:p@redis:6379", "rediss://user:p@redis", "redis://redis?password=p",
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
 -- Definitions of the scripts, each of which contains those that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
-local P = 'fleet:'
+local P = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
 local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60

@@ -1,0 +1,201 @@
+"""A fleet whose keys are in a Redis cluster: it finds their server, and follows it when another one takes over."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from fleet.config import load_config
+from fleet.control import keys
+from fleet.control.connect import connect, connect_async
+from fleet.control.job_client import JobClient
+from fleet.control.server_checks import check_server
+from fleet.core.errors import ConfigError, Conflict, RedisUnreachable
+from fleet.core.ids import EdgeName
+from fleet.graphs import get_graph
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
+from tests.support import await_until, default_server, free_port, redis_answers, run_cli, wait_until
+
+OMNI = get_graph("qwen3_omni")
+LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
+NUM_SLOTS = 16384
+SLOT = key_slot(keys.NONE.encode())
+BUS_OFFSET = 10_000
+"""A node listens also on a port that is so much higher."""
+
+
+class Node:
+    """A server with cluster mode enabled, on a free port."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.port = next(port for port in iter(free_port, 0) if port + BUS_OFFSET <= 0xFFFF)
+        options = {
+            "port": self.port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes", "cluster-enabled": "yes",
+            "cluster-node-timeout": 1000, "repl-diskless-sync-delay": 0, "cluster-replica-validity-factor": 0,
+        }  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        self._process = subprocess.Popen([str(default_server()), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{self.port}"), f"a node on port {self.port}", timeout_s=20)
+        self.client = redis.Redis(port=self.port)
+        self.id = str(self.call("MYID").decode())
+
+    def call(self, *words: str | int) -> bytes:
+        return cast(bytes, self.client.execute_command("CLUSTER", *words))
+
+    def owns_the_slot(self) -> bool:
+        """Return whether this node takes writes of the fleet's keys."""
+        try:
+            return bool(self.client.set(keys.NONE, 1, nx=True)) and bool(self.client.delete(keys.NONE))
+        except redis.RedisError:
+            return False
+
+    def state(self) -> str:
+        return dict(line.split(":") for line in self.call("INFO").decode().split())["cluster_state"]
+
+    def kill(self) -> None:
+        self.client.close()
+        self._process.kill()
+        self._process.wait(timeout=20)
+
+
+class Cluster:
+    """Three nodes with a third of the slots each, and a replica of the one that owns the fleet's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = [Node(folder / str(number)) for number in range(4)]
+        primaries, self.replica = self.nodes[:3], self.nodes[3]
+        bounds = [number * NUM_SLOTS // 3 for number in range(4)]
+        for node, first, end in zip(primaries, bounds, bounds[1:], strict=False):
+            node.call("ADDSLOTS", *range(first, end))
+            if first <= SLOT < end:
+                self.owner = node
+        self.others = [node for node in primaries if node is not self.owner]
+        for number, node in enumerate(self.nodes):
+            node.call("SET-CONFIG-EPOCH", number + 1)
+            node.call("MEET", "127.0.0.1", self.nodes[0].port)
+        wait_until(self._is_complete, "the nodes to know each other", timeout_s=30)
+        self.replica.call("REPLICATE", self.owner.id)
+        wait_until(self._has_replica, "the replica to follow", timeout_s=60)
+        # An address need not name the owner; the first node of this one does not exist.
+        self.url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{self.others[0].port},127.0.0.1:{self.others[1].port}"
+
+    def _is_complete(self) -> bool:
+        return all(node.state() == "ok" and len(node.call("NODES").split(b"\n")) == 5 for node in self.nodes)
+
+    def _has_replica(self) -> bool:
+        info = cast("dict[str, object]", self.replica.client.info("replication"))
+        return info["role"] == "slave" and info["master_link_status"] == "up"
+
+    def fail_over(self) -> None:
+        """Kill the owner, and wait until its replica has its slots. The last writes may be lost."""
+        self.owner.kill()
+        wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
+
+    def hand_over(self) -> None:
+        """Let the replica take the slots from the owner, which lives on as its replica. Nothing is lost."""
+        self.replica.call("FAILOVER")
+        wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    made = Cluster(folder)
+    yield made
+    for node in made.nodes:
+        node.kill()
+
+
+@pytest.mark.parametrize("kind", ["killed", "demoted"])
+async def test_answer_continues_on_the_server_that_takes_the_slot(cluster: Cluster, kind: str) -> None:
+    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    async with open_processes(cluster.url, config) as (_, client):
+        expected = await answer(client, fake_spec_of(config))
+
+        def change_at(index: int) -> Callable[[EdgeName, int], None]:
+            def act(edge: EdgeName, at: int) -> None:
+                if (edge, at) == ("text", index):
+                    (cluster.fail_over if kind == "killed" else cluster.hand_over)()
+
+            return act
+
+        actions = (change_at(12), change_at(-1), change_at(-1))
+        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        for received in answers:
+            assert_same(received, expected)
+
+        async def answer_if_admitted() -> object:
+            try:
+                return await answer(client, fake_spec_of(config))
+            except RedisUnreachable:
+                return None
+
+        assert await await_until(answer_if_admitted, "a request to be admitted")
+
+
+async def test_connections_of_every_kind_follow_the_slot(cluster: Cluster) -> None:
+    with connect(cluster.url) as client, connect(cluster.url, one_connection=True) as single:
+        asynchronous = connect_async(cluster.url)
+
+        async def answers_at(node: Node) -> bool:
+            try:
+                ports = [port_of(each.info("server")) for each in (client, single)]
+                ports.append(port_of(await asynchronous.info("server")))
+                for each in (client, single):
+                    each.get(keys.NONE)
+                await asynchronous.get(keys.NONE)
+            except redis.ConnectionError:
+                return False
+            return set(ports) == {node.port}
+
+        assert await answers_at(cluster.owner)
+        cluster.hand_over()
+        await await_until(partial(answers_at, cluster.replica), "every connection to reach the new server")
+        await asynchronous.aclose()
+
+
+def port_of(info: object) -> int:
+    return cast("dict[str, int]", info)["tcp_port"]
+
+
+async def test_doctor_and_jobs_know_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    """rq's keys have no common slot: jobs are refused with the remedy, and none is listed."""
+    config = load_config(None, ())
+    findings = list(check_server(cluster.url, config))
+    assert not [finding for finding in findings if finding.refused], findings
+    (finding,) = check_server(f"redis://127.0.0.1:{cluster.owner.port}", config)
+    assert finding.refused and "write redis+cluster://" in finding.text
+    jobs = JobClient(cluster.url, tmp_path)
+    assert await jobs.list_jobs() == ()
+    with pytest.raises(Conflict, match="run `fleet bench` itself"):
+        await jobs.submit("bench", {})
+    done = run_cli("jobs", "list", cwd=tmp_path, env={"REDIS_URL": cluster.url})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "background jobs need a Redis without" in done.stderr
+
+
+def test_node_named_as_a_single_server_is_refused_with_the_right_address(cluster: Cluster) -> None:
+    for node in (*cluster.others, cluster.replica):
+        with pytest.raises(ConfigError, match=r"write redis\+cluster://HOST:PORT"):
+            connect(f"redis://127.0.0.1:{node.port}", patience_s=0)
+
+
+def test_server_without_cluster_mode_is_refused_with_the_right_address(redis_url: str) -> None:
+    place = redis_url.partition("://")[2]
+    with pytest.raises(ConfigError, match=rf"{place} is no node of a cluster .*; write redis://HOST:PORT"):
+        connect(f"redis+cluster://{place}", patience_s=0)
+
+
+def test_unreachable_cluster_is_named() -> None:
+    url = f"redis+cluster://127.0.0.1:{free_port()}"
+    with pytest.raises(
+        RedisUnreachable, match=r"no Redis answers at redis\+cluster://127\.0\.0\.1:\d+ \(no node of the cluster knows"
+    ):
+        connect(url, patience_s=0)
