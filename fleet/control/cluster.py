@@ -32,6 +32,7 @@ __all__ = ["cluster_pool", "cluster_pool_async", "is_cluster"]
 NODE_PORT, NODE_TIMEOUT_S = 6379, 1.0
 SLOT = key_slot(keys.NONE.encode())
 NAME = f"slot {SLOT}"
+_QUICKLY = {"socket_timeout": NODE_TIMEOUT_S, "socket_connect_timeout": NODE_TIMEOUT_S}
 Node = tuple[str, int]
 Slots = Sequence[Sequence[Any]]
 """The reply of CLUSTER SLOTS: first slot, last slot, then each server of the range, the primary first, as host, port, id ..."""
@@ -52,9 +53,6 @@ def cluster_pool_async(url: str, **options: object) -> redis.asyncio.ConnectionP
     nodes = _AsyncNodes(url, {**own, **_QUICKLY, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)})
     tls = server.pop("ssl", False)
     return AsyncPrimaryPool(NAME, nodes, connection_class=_AsyncTlsConnection if tls else _AsyncConnection, **server)
-
-
-_QUICKLY = {"socket_timeout": NODE_TIMEOUT_S, "socket_connect_timeout": NODE_TIMEOUT_S}
 
 
 def _options(url: str) -> dict[str, Any]:
