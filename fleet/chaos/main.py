@@ -32,6 +32,7 @@ from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
 from fleet.core.interrupts import interrupted_by_sigterm
 from fleet.core.private import make_private_folder
+from fleet.engine.vllm.start import LEASE_S as VLLM_LEASE_S
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter
@@ -214,9 +215,12 @@ class ChaosRun:
         """Return what is left after a while without requests.
 
         A client whose gateway died before it sent the request's id sends the request again; the first one waits for a gateway.
+        Where a decode half on vLLM died, the prefill half holds the blocks of its prompts for vLLM's lease.
         """
-        lease = self.target.config.lease
+        config, lease = self.target.config, self.target.config.lease
         timeout_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if self.plan.has_second_gateway else 0)
+        if any(given.split and config.engine_of(name) == "vllm" for name, given in config.stages.items()):
+            timeout_s += VLLM_LEASE_S
         pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
         while not (residue := watch.residue()).is_empty and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
