@@ -1,8 +1,10 @@
 """A fleet whose keys are in a Redis cluster: it finds their server, and follows it when another one takes over."""
 
 import asyncio
+import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -30,12 +32,19 @@ BUS_OFFSET = 10_000
 """A node listens also on a port that is so much higher."""
 
 
+def free_node_port() -> int:
+    for port in iter(free_port, 0):
+        with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + BUS_OFFSET)):
+            return port
+    raise AssertionError("unreachable: the ports do not end")
+
+
 class Node:
     """A server with cluster mode enabled, on a free port."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.port = next(port for port in iter(free_port, 0) if port + BUS_OFFSET <= 0xFFFF)
+        self.port = free_node_port()
         options = {
             "port": self.port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes", "cluster-enabled": "yes",
             "cluster-node-timeout": 1000, "repl-diskless-sync-delay": 0, "cluster-replica-validity-factor": 0,
@@ -68,9 +77,8 @@ class Node:
 class Cluster:
     """Three nodes with a third of the slots each, and a replica of the one that owns the fleet's."""
 
-    def __init__(self, folder: Path) -> None:
-        self.nodes = [Node(folder / str(number)) for number in range(4)]
-        primaries, self.replica = self.nodes[:3], self.nodes[3]
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes, primaries, self.replica = nodes, nodes[:3], nodes[3]
         bounds = [number * NUM_SLOTS // 3 for number in range(4)]
         for node, first, end in zip(primaries, bounds, bounds[1:], strict=False):
             node.call("ADDSLOTS", *range(first, end))
@@ -104,14 +112,27 @@ class Cluster:
         wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
 
 
+@contextmanager
+def open_cluster(folder: Path) -> Generator[Cluster]:
+    with ExitStack() as stack:
+        nodes: list[Node] = []
+        for number in range(4):
+            nodes.append(Node(folder / str(number)))
+            stack.callback(nodes[-1].kill)
+        yield Cluster(nodes)
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    made = Cluster(folder)
-    yield made
-    for node in made.nodes:
-        node.kill()
+    with open_cluster(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def steady_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster for tests that only read."""
+    with open_cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("kind", ["killed", "demoted"])
@@ -166,23 +187,23 @@ def port_of(info: object) -> int:
     return cast("dict[str, int]", info)["tcp_port"]
 
 
-async def test_doctor_and_jobs_know_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+async def test_doctor_and_jobs_know_the_cluster(steady_cluster: Cluster, tmp_path: Path) -> None:
     """rq's keys have no common slot: jobs are refused with the remedy, and none is listed."""
     config = load_config(None, ())
-    findings = list(check_server(cluster.url, config))
+    findings = list(check_server(steady_cluster.url, config))
     assert not [finding for finding in findings if finding.refused], findings
-    (finding,) = check_server(f"redis://127.0.0.1:{cluster.owner.port}", config)
+    (finding,) = check_server(f"redis://127.0.0.1:{steady_cluster.owner.port}", config)
     assert finding.refused and "write redis+cluster://" in finding.text
-    jobs = JobClient(cluster.url, tmp_path)
+    jobs = JobClient(steady_cluster.url, tmp_path)
     assert await jobs.list_jobs() == ()
     with pytest.raises(Conflict, match="run `fleet bench` itself"):
         await jobs.submit("bench", {})
-    done = run_cli("jobs", "list", cwd=tmp_path, env={"REDIS_URL": cluster.url})
+    done = run_cli("jobs", "list", cwd=tmp_path, env={"REDIS_URL": steady_cluster.url})
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "background jobs need a Redis without" in done.stderr
 
 
-def test_node_named_as_a_single_server_is_refused_with_the_right_address(cluster: Cluster) -> None:
-    for node in (*cluster.others, cluster.replica):
+def test_node_named_as_a_single_server_is_refused_with_the_right_address(steady_cluster: Cluster) -> None:
+    for node in (*steady_cluster.others, steady_cluster.replica):
         with pytest.raises(ConfigError, match=r"write redis\+cluster://HOST:PORT"):
             connect(f"redis://127.0.0.1:{node.port}", patience_s=0)
 

@@ -2,7 +2,6 @@
 
 import re
 import socketserver
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ from fleet.config.safety import Finding
 from fleet.control import server_checks
 from fleet.control.connect import connect
 from fleet.control.scripts import SCRIPTS, source
-from fleet.control.server import find_server
 from fleet.control.server_checks import check_server, compare_clocks
 from fleet.control.undeclared_keys import UNDECLARED_FLAG, explain_script_refusal
 from fleet.core.errors import ConfigError
-from tests.support import REPO, RedisProcess, free_port, redis_answers, wait_until
+from tests.support import REPO, RedisProcess, wait_until
 from tests.unit.test_deploy import documents
 
 
@@ -164,16 +162,3 @@ def test_command_that_uses_a_server_which_refuses_undeclared_keys_ends_with_the_
         finally:
             server.shutdown()
             thread.join()
-
-
-def test_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
-    """A node of a cluster uses a second port, which is 10,000 higher."""
-    port = next(port for port in iter(free_port, 0) if port + 10_000 <= 0xFFFF)
-    command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes", "--dir", str(tmp_path)]
-    with subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: redis_answers(f"redis://127.0.0.1:{port}"), "the node to answer")
-            (finding,) = check_server(f"redis://127.0.0.1:{port}", load_config(None, ()))
-        finally:
-            process.kill()
-    assert finding.refused and "write redis+cluster://" in finding.text
