@@ -16,7 +16,7 @@ import redis.asyncio.sentinel
 from redis.backoff import NoBackoff
 from redis.connection import SSLConnection
 from redis.crc import key_slot
-from redis.exceptions import AskError, AuthenticationError, NoPermissionError, ResponseError
+from redis.exceptions import AskError, AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
@@ -93,40 +93,42 @@ def _address(server: Sequence[Any], asked: Node) -> Node:
 class _Nodes(_KnownNodes):
     def discover_master(self, service_name: str) -> Node:
         """Return the owner's address, in the method that redis-py's pools call. Raises: MasterNotFoundError; ConfigError."""
+        errors: list[RedisError] = []
         for node in tuple(self._nodes):
             slots: Slots = ()
-            with redis.Redis(host=node[0], port=node[1], **self._options) as client, _asked(node):
+            with redis.Redis(host=node[0], port=node[1], **self._options) as client, _asked(node, errors):
                 slots = cast(Slots, client.execute_command("CLUSTER SLOTS"))
             if owner := self._owner(slots, node):
                 return owner
-        raise self._unknown()
+        raise self._unknown() from next(iter(errors), None)
 
 
 class _AsyncNodes(_KnownNodes):
     async def discover_master(self, service_name: str) -> Node:
         """As `_Nodes.discover_master`."""
+        errors: list[RedisError] = []
         for node in tuple(self._nodes):
             async with redis.asyncio.Redis(host=node[0], port=node[1], **self._options) as client:
                 slots: Slots = ()
-                with _asked(node):
+                with _asked(node, errors):
                     slots = cast(Slots, await client.execute_command("CLUSTER SLOTS"))
             if owner := self._owner(slots, node):
                 return owner
-        raise self._unknown()
+        raise self._unknown() from next(iter(errors), None)
 
     async def aclose(self) -> None:
         """Nothing stays open between two questions; redis-py's pools call this."""
 
 
 @contextmanager
-def _asked(node: Node) -> Generator[None]:
-    """Ask a node within the block, which ends silently if it does not answer. Raises: ConfigError; errors of a refused user."""
+def _asked(node: Node, errors: list[RedisError]) -> Generator[None]:
+    """Ask a node within the block; note the error if it does not answer. Raises: ConfigError; errors of a refused user."""
     try:
         yield
     except (AuthenticationError, NoPermissionError):
         raise
-    except (RedisConnectionError, RedisTimeoutError):
-        pass  # the next node is asked
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        errors.append(error)
     except ResponseError as error:
         wrong = f"REDIS_URL: {node[0]}:{node[1]} is no node of a cluster ({error}); write redis://HOST:PORT"
         raise ConfigError(wrong, param="REDIS_URL") from None
