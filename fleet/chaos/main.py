@@ -30,6 +30,7 @@ from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
 from fleet.chaos.voice import VoiceLoad
 from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
+from fleet.core.ids import StageName
 from fleet.core.interrupts import interrupted_by_sigterm
 from fleet.core.private import make_private_folder
 from fleet.engine.vllm.start import LEASE_S as VLLM_LEASE_S
@@ -219,7 +220,7 @@ class ChaosRun:
         """
         config, lease = self.target.config, self.target.config.lease
         timeout_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if self.plan.has_second_gateway else 0)
-        if any(given.split and config.engine_of(name) == "vllm" for name, given in config.stages.items()):
+        if any(given.split and config.engine_of(StageName(name)) == "vllm" for name, given in config.stages.items()):
             timeout_s += VLLM_LEASE_S
         pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
         while not (residue := watch.residue()).is_empty and time.monotonic() < deadline_s:
