@@ -30,10 +30,10 @@ from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
 from fleet.chaos.voice import VoiceLoad
 from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
+from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.core.ids import StageName
 from fleet.core.interrupts import interrupted_by_sigterm
 from fleet.core.private import make_private_folder
-from fleet.engine.vllm.start import LEASE_S as VLLM_LEASE_S
 from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter

@@ -14,9 +14,8 @@ from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.cli.serve import idle
 from fleet.cli.up import reachable
 from fleet.config.settings import is_cluster
-from fleet.control.job_client import NO_JOBS
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.jobs import LISTS
+from fleet.core.jobs import LISTS, NO_JOBS
 from fleet.core.log_labels import Labels
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from fleet.config.settings import is_cluster
 from fleet.control.connect import SOCKET_TIMEOUT_S, answer_of, connect_for_a_call
 from fleet.control.job_files import read_file, remove_folder
 from fleet.core.errors import Conflict, NotFound
+from fleet.core.jobs import NO_JOBS
 from fleet.core.telemetry import Job
 
 T = TypeVar("T")
-NO_JOBS = "background jobs need a Redis without cluster mode, since the keys of rq have no common slot; run `fleet bench` itself"
 
 
 class JobClient:

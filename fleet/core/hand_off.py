@@ -1,10 +1,13 @@
-"""Timings of a task's hand-off between workers: a part of the request's trace. No decision depends on them."""
+"""Hand-offs between workers: how long vLLM holds blocks for one, and the timings of one, a part of the request's trace."""
 
 import msgspec
 
+VLLM_LEASE_S = 30
+"""Time for which vLLM holds blocks for a decode half that does not ask for them. It renews the lease while it waits."""
+
 
 class HandOff(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one hand-off, in order, from the source's last step to the new owner's first.
+    """Times of one hand-off, in order, from the source's last step to the new owner's first. No decision depends on them.
 
     Units: wall-clock microseconds since 1970; `handed_us` and `claimed_us` by Redis's clock, `prefilled_us` by the source's, the
     rest by the new owner's. Differences across machines include the difference of their clocks.

@@ -26,6 +26,7 @@ MEASURE_TAKES: dict[Measure, tuple[str, ...]] = {
     "transfer": (),
 }
 """Arguments of each measure, beside `check`."""
+NO_JOBS = "background jobs need a Redis without cluster mode, since the keys of rq have no common slot; run `fleet bench` itself"
 LISTS = ("streams",)
 """The arguments that are lists."""
 

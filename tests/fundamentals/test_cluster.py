@@ -33,8 +33,8 @@ BUS_OFFSET = 10_000
 
 
 def free_node_port() -> int:
-    for port in iter(free_port, 0):
-        with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + BUS_OFFSET)):
+    for port in filter(lambda port: port + BUS_OFFSET <= 0xFFFF, iter(free_port, 0)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + BUS_OFFSET)):
             return port
     raise AssertionError("unreachable: the ports do not end")
 

@@ -75,7 +75,7 @@ def test_dead_letter_contains_spec_and_blob_of_its_request(client: redis.Redis) 
 
 def test_oldest_dead_letters_are_removed_beyond_their_bound_of_bytes(client: redis.Redis) -> None:
     create_dead_letters(client, "req-1", "req-2", "req-3", blob=bytes(25 * 2**20))
-    newest = ["req-2", "req-3"]
+    newest = [RequestId("req-2"), RequestId("req-3")]
     assert [letter.request for letter in read_letters(client)] == newest
     assert {text(key) for key in client.scan_iter(f"{keys.PREFIX}dead_letter:*")} == set(map(keys.dead_letter_blob, newest))
 

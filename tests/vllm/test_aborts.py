@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from fleet.api_client.client import ApiClient, ResourcesInUse
 from fleet.bench.prompts import PROMPTS
-from fleet.engine.vllm.start import LEASE_S
+from fleet.core.hand_off import VLLM_LEASE_S
 from tests.e2e.fleets import fleet_up
 from tests.support import wait_until
 from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
@@ -89,7 +89,7 @@ async def test_clients_that_leave_free_both_halves(tmp_path: Path, capsys: pytes
         await watching
         started = asyncio.get_running_loop().time()
         found: list[ResourcesInUse] = []
-        wait_until(lambda: resources(fleet.api, found), "both halves to hold nothing", timeout_s=LEASE_S + 5)
+        wait_until(lambda: resources(fleet.api, found), "both halves to hold nothing", timeout_s=VLLM_LEASE_S + 5)
         took_s = asyncio.get_running_loop().time() - started
         with capsys.disabled():
             print(f"\n{dict(counts)}: at most {max(one.pages for one in busy)} pages, {found[-1]} after {took_s:.1f} s")

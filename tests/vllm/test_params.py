@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
 from fleet.engine.base import EngineRequest
 from fleet.engine.vllm.llm import Draws
 from fleet.engine.vllm.params import sampling_params
 from fleet.engine.vllm.seeded_draws import SAMPLING
-from fleet.engine.vllm.start import LEASE_S, Half, TappedModel, VllmOptions, kv_transfer_config
+from fleet.engine.vllm.start import Half, TappedModel, VllmOptions, kv_transfer_config
 from fleet.engine.vllm.tapped_rows import ROW_POSITIONS
 
 TICKET: Mapping[str, object] = {
@@ -93,7 +94,7 @@ def test_half_has_its_role_connector_and_buffer_device(half: Half, role: str, de
     made = kv_transfer_config(options(half, device=device))
     assert made is not None
     assert (made.kv_connector, made.kv_role, made.kv_buffer_device) == ("NixlConnector", role, buffer)
-    assert made.kv_connector_extra_config["kv_lease_duration"] == LEASE_S
+    assert made.kv_connector_extra_config["kv_lease_duration"] == VLLM_LEASE_S
     assert made.kv_load_failure_policy == "recompute"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fleet.core.errors import ConfigError
+from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.engine.vllm.llm import StartedLlm
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
 Half = Literal["", "prefill", "decode"]
-LEASE_S = 30
-"""Time for which blocks are held for a decode half that does not ask for them. It renews the lease while it waits."""
 SIDE_CHANNEL_PORTS = range(20_000, 30_000)
 """Ports at which prefill halves answer decode halves, below those of outgoing connections (Linux: from 32768)."""
 _claims: list[socket.socket] = []
@@ -172,7 +171,7 @@ def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
     connectors: list[dict[str, Any]] = []
     if options.half:
         device = {"kv_buffer_device": "cpu" if options.device == "cpu" else "cuda"}
-        extra = {"kv_lease_duration": LEASE_S}
+        extra = {"kv_lease_duration": VLLM_LEASE_S}
         connectors.append({"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra, **device})
     if options.model:
         path = "fleet.engine.vllm.tapped_rows"
