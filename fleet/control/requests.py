@@ -38,6 +38,8 @@ class GatewayRequests:
         self._redis, self._config, self._membership, self._status = client, config, membership, status
         self._grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._streams: dict[RequestId, ClientStream] = {}
+        self._submitting: set[RequestId] = set()
+        """Requests that Redis may not have yet: their streams are held already, since notices may be faster than the reply."""
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
         """Tasks that read the answers of requests without a client."""
         self._unread: set[RequestId] = set()
@@ -72,6 +74,7 @@ class GatewayRequests:
         """
         stream = ClientStream(spec, blob, self._config, self._redis)
         self._hold(stream)
+        self._submitting.add(spec.id)
         stream.on_lost = lambda: self._resubmit(stream)
         try:
             gateway, answer = await self._admit(
@@ -83,6 +86,8 @@ class GatewayRequests:
             if isinstance(error, NotReplicated):
                 await self.abort(spec.id)
             raise
+        finally:
+            self._submitting.discard(spec.id)
         stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
 
@@ -189,7 +194,8 @@ class GatewayRequests:
 
         Raises: redis-py's errors while Redis is away.
         """
-        for streams in slices([stream for stream in self._streams.values() if not stream.moved()], SLICE):
+        submitted = [stream for request, stream in self._streams.items() if request not in self._submitting]
+        for streams in slices([stream for stream in submitted if not stream.moved()], SLICE):
             for stream in await self._stale(streams):
                 await self._catch_up(stream)
 

@@ -1,15 +1,17 @@
 """A gateway compares its idle streams with Redis in few calls, and reads exactly those whose notices were lost."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import pytest
 import redis
+from redis.asyncio import Redis
 
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import run, text
+from fleet.control.connect import run, run_async, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import RequestSpec
@@ -113,6 +115,27 @@ async def test_stream_is_read_once_redis_has_something_new_for_it(idle: Idle, ca
     assert await idle.catch_up() == []
     cause(idle)
     assert await idle.catch_up() == [REQUEST]
+
+
+async def test_stream_waits_for_a_submission_that_is_slow(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis does not have the request yet, which is no proof that its answer has ended."""
+    sent, arrives = asyncio.Event(), asyncio.Event()
+
+    async def run_late(client: Redis, call: scripts.Call) -> object:
+        sent.set()
+        await arrives.wait()
+        return await run_async(client, call)
+
+    monkeypatch.setattr(idle.gateway.requests, "_replicate", run_late)
+    submission = asyncio.create_task(idle.submit(REQUEST))
+    await sent.wait()
+    assert await idle.catch_up() == []
+    arrives.set()
+    stream = await submission
+    idle.control.own()
+    append(idle, 0)
+    assert await idle.catch_up() == [REQUEST]
+    assert (await anext(stream)).index == 0
 
 
 async def test_chunk_without_a_notice_is_received_and_acknowledged(idle: Idle) -> None:
