@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import logging
 import os
+import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from fleet.transfer.reach import LOCAL, Reach
 BACKEND = "UCX"
 HOST_DEVICE = 0
 DIGEST_BYTES = 16
+ADDRESS = struct.Struct("<Q")
+"""In metadata behind NIXL's own: the address of memory that the agent has registered."""
 PROGRESS_DELAY_US = 10_000
 """The longest that the progress thread sleeps when nothing happens."""
 
@@ -33,9 +36,15 @@ def check_metadata(peer: str, metadata: bytes) -> None:
 
     NIXL parses any metadata, and closing an agent right after its creation may crash the process (UCX 1.23, shared memory).
     """
-    raw, digest = metadata[:-DIGEST_BYTES], metadata[-DIGEST_BYTES:]
-    if digest != _digest(peer, raw):
+    signed, digest = metadata[:-DIGEST_BYTES], metadata[-DIGEST_BYTES:]
+    if digest != _digest(peer, signed):
         raise TransferError(f"NIXL could not load a peer's metadata: it is damaged, or not that of {peer}")
+
+
+def readable_address(metadata: bytes) -> int:
+    """Return the address of memory that the agent of checked metadata has registered."""
+    (address,) = ADDRESS.unpack(metadata[-DIGEST_BYTES - ADDRESS.size : -DIGEST_BYTES])
+    return address
 
 
 def _digest(name: str, metadata: bytes) -> bytes:
@@ -53,7 +62,6 @@ class _NixlAgent(Protocol):
     def registerMem(self, descriptors: object, backends: Sequence[int], /) -> object: ...
     def getLocalMD(self) -> bytes: ...
     def loadRemoteMD(self, metadata: bytes, /) -> bytes: ...
-    def makeConnection(self, agent: str, backends: Sequence[int], /) -> object: ...
     def createXferReq(
         self, operation: object, local: object, remote: object, agent: str, note: bytes, backends: Sequence[int], /
     ) -> int: ...
@@ -116,6 +124,7 @@ class Agent:
         with self._translating_errors("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]
+        self._address = regions[0].address
         for region in regions:
             self.register(region)
 
@@ -129,20 +138,17 @@ class Agent:
             self._open().registerMem(self._bindings.nixlRegDList(self._kind_of(region.device), regions), self._backends)
 
     def metadata(self) -> bytes:
-        """Return the metadata that peers load to read from this agent, with a digest of it and of the agent's name."""
+        """Return the metadata that peers load to read from this agent, the address of memory that they may read, and a digest of
+        both and of the agent's name.
+        """
         with self._translating_errors("return its metadata"):
-            raw = self._open().getLocalMD()
-        return raw + _digest(self._name, raw)
+            signed = self._open().getLocalMD() + ADDRESS.pack(self._address)
+        return signed + _digest(self._name, signed)
 
     def add_peer(self, metadata: bytes) -> str:
         """Make a peer's memory readable; return the peer's name. The metadata has passed `check_metadata`."""
         with self._translating_errors("load a peer's metadata"):
-            return self._open().loadRemoteMD(metadata[:-DIGEST_BYTES]).decode()
-
-    def connect(self, peer: str) -> None:
-        """Begin to connect to a peer; otherwise the first read does."""
-        with self._translating_errors(f"connect to {peer}"):
-            self._open().makeConnection(peer, self._backends)
+            return self._open().loadRemoteMD(metadata[: -DIGEST_BYTES - ADDRESS.size]).decode()
 
     def start_read(self, peer: str, spans: Sequence[Span]) -> int:
         """Begin to copy spans of a peer's memory, all on one device, to local memory; return the handle for `is_done`."""

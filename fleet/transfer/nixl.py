@@ -69,7 +69,7 @@ class NixlTransfer:
         return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
 
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        self._link(peer, peer_metadata).connect()
+        self._link(peer, peer_metadata)
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         self.reap()
@@ -117,7 +117,7 @@ class NixlTransfer:
 
     def close(self) -> None:
         for link in self._links.values():
-            link.close(f"{self.agent} is closing")
+            link.close_in_order(f"{self.agent} is closing")
         self._links.clear()
         self._server.close()
 

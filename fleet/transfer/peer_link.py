@@ -13,10 +13,15 @@ from fleet.core.chunk import TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.ids import WorkerId
 from fleet.core.pages import Memory, Span
-from fleet.transfer.agent import Agent, check_metadata
+from fleet.transfer.agent import Agent, check_metadata, readable_address
 from fleet.transfer.arena import Arena, ArenaSlot
 from fleet.transfer.memory import HostMemory, stored_bytes
 from fleet.transfer.reach import LOCAL, Reach
+
+FIRST_READ_BYTES = 8
+ANSWER_S = 1.0
+"""Time for which a link that closes in good order waits until the peer has answered its request to connect."""
+POLL_S = 0.001
 
 
 class RemoteRead:
@@ -100,6 +105,9 @@ ReadT = TypeVar("ReadT", bound=RemoteRead)
 class PeerLink:
     """Reads from one peer, until `close`.
 
+    A read of some bytes begins with the link: once it ends, the peer has answered the request to connect. A peer that receives
+    that request after this end is closed crashes: UCX 1.23 handles the error by a configuration that the endpoint does not have.
+
     Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
     """
 
@@ -116,15 +124,18 @@ class PeerLink:
         self.reads: set[RemoteRead] = set()
         self.memory, self.arena = memory, arena
         check_metadata(peer, peer_metadata)
-        self._agent = Agent(name, [memory.region, *more], reach)
+        self._first_bytes = HostMemory(FIRST_READ_BYTES)
+        self._agent = Agent(name, [memory.region, self._first_bytes.region, *more], reach)
         named = self._agent.add_peer(peer_metadata)
         if named != peer:
             self._agent.close()
             raise TransferError(f"the metadata registered for {peer} is that of {named}")
-
-    def connect(self) -> None:
-        """Connect ahead of the first read. Raises: TransferError."""
-        self._agent.connect(self.peer)
+        first = Span(readable_address(peer_metadata), self._first_bytes.address, FIRST_READ_BYTES)
+        try:
+            self._first_read: int | None = self._agent.start_read(peer, [first])
+        except TransferError:
+            self._agent.close()
+            raise
 
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
         """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read, which closes the link."""
@@ -145,7 +156,7 @@ class PeerLink:
         try:
             return self._agent.start_read(self.peer, spans)
         except TransferError as error:
-            self.close(error.message)
+            self.close_in_order(error.message)
             raise
 
     def _track(self, read: ReadT) -> ReadT:
@@ -173,6 +184,26 @@ class PeerLink:
                 self.give_up(read, f"{read.what} was not polled before the deadline")
             if not read.is_wanted() and not self.closed and self._has_landed(read):
                 self._end(read)
+
+    def close_in_order(self, reason: str) -> None:
+        """Close once the peer has answered, or after `ANSWER_S`. Idempotent."""
+        deadline_s = time.monotonic() + ANSWER_S
+        while not self.closed and not self._is_answered() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        self.close(reason)
+
+    def _is_answered(self) -> bool:
+        """Return True if the peer has answered the request to connect, or cannot any more."""
+        if self._first_read is None:
+            return True
+        try:
+            if not self._agent.is_done(self._first_read):
+                return False
+            self._agent.release(self._first_read)
+        except TransferError:
+            pass
+        self._first_read = None
+        return True
 
     def close(self, reason: str) -> None:
         """Close the agent, then settle every read; wanted ones fail. Idempotent."""

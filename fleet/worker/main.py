@@ -44,7 +44,7 @@ from fleet.worker.redis_link import RedisLink
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
-PROTOCOL_VERSION = "3"
+PROTOCOL_VERSION = "4"
 FINGERPRINT_BYTES = 1024 * 1024
 SKEW_FIX = (
     "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens, with vllm also one section "

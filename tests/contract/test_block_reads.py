@@ -60,9 +60,8 @@ def tcp_reader() -> Iterator[BlockReader]:
     reader.transfer.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def peer() -> Iterator[PeerProcess]:
-    """A peer of one reader: rarely, UCX's own thread crashes in a process that a reader has left (libucp of NIXL 1.5.1)."""
     with peer_process("nixl", "lender@peer:31", LENGTH_BYTES) as process:
         yield process
 

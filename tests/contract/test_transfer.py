@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import ConfigError, TransferError
 from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer import peer_link
 from fleet.transfer.base import Pull, Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.inline import InlineTransfer
@@ -323,6 +325,21 @@ def test_read_from_dead_peer_fails_within_deadline(nixl_reader: NixlTransfer) ->
             transfer.forget_peer(mortal.worker)
             assert transfer.used_slots() == 0
     stranger.close()
+
+
+def test_peer_survives_a_reader_that_leaves_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked to connect by a reader that is gone, UCX crashes: the reader stays until it is answered."""
+    monkeypatch.setattr(peer_link, "ANSWER_S", 60.0)
+    with peer_process("nixl", "asked@peer:8", ARENA_BYTES) as peer:
+        reader = NixlTransfer(WorkerId("hasty@here:7"), ARENA_BYTES, ARENA_BYTES)
+        peer.freeze()
+        reader.connect(peer.worker, peer.metadata)
+        closing = threading.Thread(target=reader.close)
+        closing.start()
+        closing.join(SHORT_S)
+        peer.thaw()
+        closing.join()
+        assert peer.call(PeerCommand(op="used")).used_slots == 0, "the peer answers"
 
 
 def test_auto_uses_nixl_if_it_starts_and_else_logs_the_fallback(
