@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.errors import AlreadySubmitted, FleetError, NoWorker, Overloaded, RedisUnreachable
 from fleet.core.ids import RequestId
 
 log = logging.getLogger("fleet.control.client")
@@ -25,6 +25,8 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
             return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
         case ["full", *_]:
             return Overloaded(f"{max_requests} requests are running or waiting already; try again shortly")
+        case ["exists", *_]:
+            return AlreadySubmitted("a request of this id was submitted before; resume it")
         case _:
             return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 

@@ -148,6 +148,10 @@ class RedisUnreachable(FleetError):
     retryable = True
 
 
+class AlreadySubmitted(RedisUnreachable):
+    """A request of this id was submitted before: read its answer instead."""
+
+
 class NotReplicated(RedisUnreachable):
     """Too few replicas of Redis have a new request, which has been aborted: a failover could lose it."""
 

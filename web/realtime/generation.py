@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 
-from fleet.core.errors import FleetError, InputTooLarge, RedisUnreachable
+from fleet.core.errors import AlreadySubmitted, FleetError, InputTooLarge, RedisUnreachable
 from fleet.core.ids import RequestId, new_request_id
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
 from web.gateway.gateway import ActiveRequest, Gateway
@@ -52,7 +52,9 @@ class Generation:
         self._spawn(lambda: self._generate(Position()))
 
     def adopt(self) -> None:
-        """Read a request that another gateway submitted, from its beginning."""
+        """Read a request of another gateway from its beginning. If that gateway was lost before it could submit the request,
+        submit it, provided there is a prompt.
+        """
         self._spawn(lambda: self._read(Position()))
 
     def continue_from(self, other: "Generation") -> None:
@@ -115,9 +117,20 @@ class Generation:
     async def _read(self, position: Position) -> None:
         answer = await self._resume()
         if answer is None:
-            raise FleetError("the response under way is not stored any more; ask again")
+            await self._submit_adopted(position)
+            return
+        self.prompt = None  # the request as it is stored prevails
         async with answer:
             await self._collect(answer, position)
+
+    async def _submit_adopted(self, position: Position) -> None:
+        if self.prompt is None:
+            raise FleetError("the response under way is not stored any more; ask again")
+        log.warning("request %s of a voice session was never submitted by its gateway; this one submits it", self.request_id)
+        try:
+            await self._generate(position)
+        except AlreadySubmitted:  # meanwhile, by its gateway
+            await self._read(position)
 
     async def _resume(self) -> AnswerStream | None:
         """Continue the answer of a request; None if it is unknown. Wait while Redis is away, as the answer's workers do."""

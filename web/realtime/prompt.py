@@ -30,18 +30,19 @@ class Prompt:
 
 
 def make_prompt(
-    model: str, messages: Sequence[Message], *, spoken: bool, voice: str, max_output_tokens: int | None, session: str | None
-) -> Prompt:
+    model: str, messages: Sequence[Message], *, spoken: bool, voice: str, max_output_tokens: int | None, session: str | None,
+    seed: int | None = None,
+) -> Prompt:  # fmt: skip
     """`session` names the conversation, so that each turn computes only what is new; None for a prompt outside of it.
 
-    The seed is drawn here: the same prompt submitted again has the same response.
+    A missing seed is drawn here: the same prompt submitted again has the same response.
     """
     options = ChatOptions(
         model=model,
         modalities=["text", "audio"] if spoken else ["text"],
         audio=AudioOptions(voice=voice or None) if spoken else None,
         stream=True,
-        seed=new_seed(),
+        seed=new_seed() if seed is None else seed,
         max_tokens=max_output_tokens,
         prompt_cache_key=session,
     )

@@ -14,7 +14,7 @@ from web.realtime.conversation import Clip, Conversation
 from web.realtime.discard_limit import DiscardLimit
 from web.realtime.generation import Generation
 from web.realtime.items import ItemReader
-from web.realtime.prompt import make_prompt
+from web.realtime.prompt import Prompt, make_prompt
 from web.realtime.protocol.capabilities import check_speaks
 from web.realtime.protocol.client_events import ResponsePatch
 from web.realtime.protocol.settings import (
@@ -201,6 +201,13 @@ class ResponseManager:
         """Forget a response out of band that has ended."""
         self._out_of_band.pop(response.id, None)
 
+    def restored_prompt(self, plan: ResponsePlan, seed: int | None) -> Prompt | None:
+        """Return the prompt of a response of which nothing was sent; None if the conversation does not determine it."""
+        if seed is None or plan.own_input or plan.skip_samples or plan.skip_chars:
+            return None
+        instructions = self._context.settings.instructions if plan.instructions is None else plan.instructions
+        return self._prompt(self._conversation.messages(instructions), plan, seed)
+
     # barge-in
 
     def interrupt(self) -> bool:
@@ -275,13 +282,15 @@ class ResponseManager:
         response.cancel("turn_detected" if reason == "turn_detected" else "client_cancelled", played)
 
     def _generate(self, messages: Sequence[Message], settings: Settings, plan: ResponsePlan) -> Generation:
-        prompt = make_prompt(
-            self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice, max_output_tokens=self._max_tokens(plan),
-            session=plan.conversation_id if plan.in_conversation else None,
-        )  # fmt: skip
-        generation = Generation(self._gateway, self._clock, prompt, shorten=settings.truncation == "auto")
+        generation = Generation(self._gateway, self._clock, self._prompt(messages, plan), shorten=settings.truncation == "auto")
         generation.start()
         return generation
+
+    def _prompt(self, messages: Sequence[Message], plan: ResponsePlan, seed: int | None = None) -> Prompt:
+        return make_prompt(
+            self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice, max_output_tokens=self._max_tokens(plan),
+            session=plan.conversation_id if plan.in_conversation else None, seed=seed,
+        )  # fmt: skip
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:
         """Bound the requested tokens by this server's limit: OpenAI's clients request as many as its models can generate."""
@@ -308,7 +317,10 @@ class ResponseManager:
         """Raises: BadInput naming the field."""
         ignored = ("response.tools",) if patch.tools else ()
         in_conversation = patch.conversation != "none"
-        plan = replace(self._default_plan(settings), in_conversation=in_conversation, metadata=patch.metadata, ignored=ignored)
+        plan = replace(
+            self._default_plan(settings), in_conversation=in_conversation, metadata=patch.metadata, ignored=ignored,
+            instructions=patch.instructions, own_input=patch.input is not None,
+        )  # fmt: skip
         if patch.output_modalities is not None:
             plan = replace(plan, spoken="audio" in patch.output_modalities)
         if patch.max_output_tokens is not None:

@@ -54,7 +54,8 @@ ResponseEvent = tuple["ResponseStream", Milestone]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
     """Parameters of a response. `skip_*`: the part that an earlier response, which this one continues, has sent.
-    `ignored` names fields of the request that have no effect.
+    `instructions`: None for those of the session. `own_input`: it does not answer the conversation. `ignored` names fields of the
+    request that have no effect.
     """
 
     spoken: bool
@@ -62,6 +63,8 @@ class ResponsePlan:
     conversation_id: str
     max_output_tokens: int | str = "inf"
     voice: str = ""
+    instructions: str | None = None
+    own_input: bool = False
     metadata: dict[str, str] | None = None
     skip_samples: int = 0
     skip_chars: int = 0

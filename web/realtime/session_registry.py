@@ -268,7 +268,12 @@ class SessionRegistry:
             entry.epoch = held.epoch
             return entry
         self._admission.add(by_secret=owner != API_KEY)
-        entry = self._add(lambda changed: restore(self._gateway, held.fields, self._shared, self._clock, changed), owner, held)
+        received_of = received.response_id if received.samples or received.chars else None
+
+        def restored(changed: Callable[[], None]) -> Session:
+            return restore(self._gateway, held.fields, self._shared, self._clock, changed, received=received_of)
+
+        entry = self._add(restored, owner, held)
         response = entry.session.responses.active
         if response is not None and response.id == received.response_id and received.chars is not None:
             # Text is sent faster than the session is written: only the client knows what it has received.

@@ -24,6 +24,8 @@ VERSION = 2
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """`seed`: that of its prompt, with which another gateway submits it again if its own was lost before; None if unknown."""
+
     response_id: str
     item_id: str
     request_id: str
@@ -31,6 +33,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     sent_samples: int
     sent_chars: int
     plan: ResponsePlan
+    seed: int | None = None
 
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +88,20 @@ def _stored(session: Session) -> StoredSession:
 
 
 def _stored_response(response: ResponseStream) -> StoredResponse:
+    prompt = response.generation.prompt
     return StoredResponse(
         response_id=response.id, item_id=response.item_id, request_id=response.generation.request_id,
         is_active=response.is_active, sent_samples=response.playhead.sent, sent_chars=response.sent_chars, plan=response.plan,
+        seed=prompt.options.seed if prompt is not None else None,
     )  # fmt: skip
 
 
 def restore(
-    gateway: Gateway, fields: Mapping[str, bytes], shared: SharedAudio, clock: Clock, on_change: Callable[[], None]
-) -> Session:
-    """Restore a session as its last gateway wrote it, and continue its response from there.
+    gateway: Gateway, fields: Mapping[str, bytes], shared: SharedAudio, clock: Clock, on_change: Callable[[], None],
+    *, received: str | None,
+) -> Session:  # fmt: skip
+    """Restore a session as its last gateway wrote it, and continue its response from there. `received`: id of the response of
+    which the client has received something, as far as it says.
 
     Raises: UnknownWireVersion if another version wrote it.
     """
@@ -108,13 +115,15 @@ def restore(
     conversation.items = list(stored.items)
     conversation.clips = {name.removeprefix(CLIP): Clip(pcm) for name, pcm in fields.items() if name.startswith(CLIP)}
     if stored.response is not None:
-        _restore_response(session, stored.response)
+        _restore_response(session, stored.response, received)
     return session
 
 
-def _restore_response(session: Session, stored: StoredResponse) -> None:
+def _restore_response(session: Session, stored: StoredResponse, received: str | None) -> None:
     context = session.context
-    generation = Generation(context.gateway, context.clock, None, RequestId(stored.request_id))
+    has_output = stored.sent_samples or stored.sent_chars or stored.response_id == received
+    prompt = None if has_output else session.responses.restored_prompt(stored.plan, stored.seed)
+    generation = Generation(context.gateway, context.clock, prompt, RequestId(stored.request_id))
     generation.adopt()
     response = ResponseStream(
         context, session.events, stored.plan, generation, TurnTimestamps(decided=context.clock.now()),

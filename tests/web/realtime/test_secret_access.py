@@ -39,6 +39,7 @@ KEY = "the-api-key"
 class HttpxGateway:
     url: str
     app: Starlette
+    client: FleetClient
     http: httpx.AsyncClient
     redis: redis.asyncio.Redis
 
@@ -76,7 +77,7 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
             httpx.AsyncClient(base_url=url, headers=bearer) as http,
             redis.asyncio.Redis.from_url(redis_url, decode_responses=True) as database,
         ):
-            yield HttpxGateway(url=url, app=app, http=http, redis=database)
+            yield HttpxGateway(url=url, app=app, client=client, http=http, redis=database)
         server.stop()
         await serve
     await client.stop()

@@ -1,0 +1,88 @@
+"""A response whose gateway is lost before it could submit the request: the gateway that continues the session submits it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.exceptions import ConnectionError
+
+from fleet.control import keys
+from fleet.core.ids import RequestId
+from tests.harness import ThreadFleet, thread_fleet
+from tests.support import await_until
+from tests.web.conftest import Loaded
+from tests.web.realtime.socket_client import SocketClient
+from tests.web.realtime.test_secret_access import KEY, HttpxGateway, opening, serving
+
+
+@pytest.fixture
+def workers(redis_url: str) -> Iterator[ThreadFleet]:
+    with thread_fleet(redis_url) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+async def cut_off(loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpxGateway]:
+    """A gateway whose submissions do not reach Redis."""
+    over = asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        await over.wait()
+        raise ConnectionError
+
+    async with serving(loaded, redis_url) as gateway:
+        monkeypatch.setattr(gateway.client.requests, "_replicate", wait)
+        yield gateway
+        over.set()
+
+
+@pytest.fixture
+async def reachable(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
+    async with serving(loaded, redis_url) as gateway:
+        yield gateway
+
+
+async def begin(client: SocketClient, gateway: HttpxGateway, **response: object) -> tuple[str, RequestId]:
+    """Ask for a response, and wait until another gateway could continue it. Returns its id and that of its request."""
+    await client.ask("hello", output_modalities=["text"], **response)
+    created = (await client.until("response.created"))["response"]["id"]
+    request = RequestId((await client.until("fleet.request"))["request_id"])
+
+    async def is_written() -> bool:
+        state = await gateway.redis.execute_command("HGET", keys.voice(client.session), "state", NEVER_DECODE=True)
+        return state is not None and request.encode() in state
+
+    await await_until(is_written, "the response to be written down")
+    return created, request
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("options", [{}, {"instructions": "answer at once"}], ids=["session's instructions", "own instructions"])
+async def test_response_is_submitted_by_the_gateway_that_continues_its_session(
+    cut_off: HttpxGateway, reachable: HttpxGateway, options: dict[str, object]
+) -> None:
+    async with opening(cut_off, KEY, "?fleet=1") as client:
+        session = client.session
+        response, request = await begin(client, cut_off, **options)
+        await client.drop()
+    assert not await reachable.redis.exists(keys.request(request))
+    async with opening(reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0") as again:
+        assert (await again.until("fleet.resumed"))["response_id"] == response
+        done = (await again.until("response.done"))["response"]
+    assert done["id"] == response and done["status"] in ("completed", "incomplete"), done
+    assert await reachable.redis.hget(keys.request(request), "state") == "finished"
+    body = (await reachable.http.get(f"/v1/fleet/requests/{request}")).text
+    assert "hello" in body and all(str(value) in body for value in options.values())
+
+
+@pytest.mark.usefixtures("workers")
+async def test_response_to_its_own_input_fails_with_the_remedy(cut_off: HttpxGateway, reachable: HttpxGateway) -> None:
+    """Its input is stored only with the request, which was never submitted."""
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "something else"}]}
+    async with opening(cut_off, KEY, "?fleet=1") as client:
+        session = client.session
+        response, _ = await begin(client, cut_off, input=[item])
+        await client.drop()
+    async with opening(reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0") as again:
+        done = (await again.until("response.done"))["response"]
+    assert done["status"] == "failed" and "ask again" in str(done["status_details"])
