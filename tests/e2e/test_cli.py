@@ -185,6 +185,24 @@ def test_redis_data_survives_a_restart(tmp_path: Path) -> None:
             assert client.get("kept") == "yes"
 
 
+def test_redis_returns_the_memory_of_large_values(tmp_path: Path) -> None:
+    """Small values between them stay, and must not hold what is free."""
+    data, num_values, large, small = tmp_path / "data", 200, 300_000, 5000
+    with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path) as server:
+        wait_until(lambda: ping(data), "Redis to answer")
+        process = psutil.Process(server.process.pid)
+        with redis.Redis.from_url(embedded_url(data)) as client:
+            client.set("largest", bytes(100 * large))
+            client.delete("largest")
+            before = process.memory_info().rss
+            for number in range(num_values):
+                client.set(f"large {number}", bytes(large))
+                client.set(f"small {number}", bytes(small))
+            client.delete(*(f"large {number}" for number in range(num_values)))
+            unused = num_values * large // 4
+            wait_until(lambda: process.memory_info().rss < before + num_values * small + unused, "the memory to be returned")
+
+
 def test_redis_reads_append_only_file_of_older_server(tmp_path: Path) -> None:
     """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
     data = tmp_path / "data"
