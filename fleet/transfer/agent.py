@@ -124,7 +124,7 @@ class Agent:
         with self._translating_errors("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]
-        self._address = regions[0].address
+        self._address = regions[0].address if regions else 0
         for region in regions:
             self.register(region)
 
