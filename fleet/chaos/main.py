@@ -20,7 +20,7 @@ from fleet.chaos.faults import FaultInjector, InjectedFault, gateway_command
 from fleet.chaos.load import ChaosLoad, Outcome
 from fleet.chaos.options import ChaosOptions, ChaosPlan, chaos_overrides, make_plan
 from fleet.chaos.plot import draw
-from fleet.chaos.processes import ExtraProcesses, free_port
+from fleet.chaos.processes import ExtraProcesses
 from fleet.chaos.redis_faults import HOLD_S, RedisFaults, check_available
 from fleet.chaos.redis_servers import RedisServers, find_clock_library, redis_servers
 from fleet.chaos.relay import Relay
@@ -30,6 +30,7 @@ from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
 from fleet.chaos.voice import VoiceLoad
 from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
+from fleet.core.free_ports import free_port
 from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.core.ids import StageName
 from fleet.core.interrupts import interrupted_by_sigterm

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,12 +42,6 @@ def listening_port(process: psutil.Process) -> int:
     if not ports:
         raise ChaosError(f"process {process.pid}, a gateway, listens on no port")
     return ports[0]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ExtraProcesses:

@@ -21,7 +21,8 @@ import redis
 
 from fleet.chaos.errors import ChaosError
 from fleet.control.outage import is_away
-from fleet.control.server import ServerOptions, find_server, free_port, server_command
+from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.core.free_ports import free_port
 from fleet.core.parent_death import signalled_with_parent
 from fleet.core.private import make_private_folder, write_private
 

@@ -20,7 +20,7 @@ from fleet.chaos.errors import ChaosError
 from fleet.chaos.event_log import EventLog
 from fleet.chaos.faults import FaultInjector, InjectedFault, gateway_command
 from fleet.chaos.options import SoakOptions, chaos_overrides
-from fleet.chaos.processes import ExtraProcesses, free_port
+from fleet.chaos.processes import ExtraProcesses
 from fleet.chaos.requests import make_soak_bodies
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY, Fault, FaultKind, draw_faults
 from fleet.chaos.soak_load import SoakLoad
@@ -28,6 +28,7 @@ from fleet.chaos.soak_report import SoakVerdict, changes_between, draw, has_pass
 from fleet.chaos.soak_samples import FleetSampler
 from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
+from fleet.core.free_ports import free_port
 from fleet.core.interrupts import interrupted_by_sigterm
 from fleet.reporting.files import check_report_folders, write_json
 from fleet.reporting.machine import describe_machine

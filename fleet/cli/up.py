@@ -18,6 +18,7 @@ from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
+from fleet.core.free_ports import free_ports
 from fleet.core.private import write_private
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def _check_redis(deployment: Deployment) -> None:
 
 def _resolve(deployment: Deployment) -> FleetConfig:
     """Resolve what all processes must share: free ports, absolute folders, the checkpoint."""
-    from fleet.control.server import free_ports
 
     config = deployment.config
     web_port, redis_port = free_ports(2)

@@ -1,6 +1,5 @@
 """The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no client."""
 
-import contextlib
 import fcntl
 import importlib.metadata
 import os
@@ -214,17 +213,3 @@ def require_free_port(host: str, port: int, key: str) -> None:
             raise ConfigError(
                 f"{key}: {host}:{port} cannot be listened on ({error.strerror}); choose another with --set {key}=PORT", param=key
             ) from error
-
-
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return different unused ports; another process may bind one before the caller does."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return one unused port. For two ports use `free_ports`: two calls of this may return the same one."""
-    return free_ports(1, host)[0]

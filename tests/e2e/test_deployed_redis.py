@@ -12,7 +12,8 @@ import redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from fleet.control import jobs
-from fleet.control.server import find_server, free_port
+from fleet.control.server import find_server
+from fleet.core.free_ports import free_port
 from tests.e2e.gateways import Switch
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.support import redis_answers, start_cli, wait_until

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from fleet.control.embedded import embedded_url, read_password
-from fleet.control.server import free_port
+from fleet.core.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
 from tests.support import redis_answers, run_cli, set_options, start_cli, wait_until

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleet.control.server import free_port
+from fleet.core.free_ports import free_port
 from tests.support import run_cli, set_options, start_cli
 
 SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=nixl")

@@ -1,0 +1,14 @@
+"""Ports for servers that tests and measurements start."""
+
+import socket
+
+from fleet.core.free_ports import OUTGOING_PORTS, free_ports
+
+
+def test_free_ports_differ_and_are_never_given_to_a_client() -> None:
+    """Else a client that connects again and again to a server under restart could take the server's own port."""
+    ports = free_ports(50)
+    first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
+    assert len(set(ports)) == 50 and max(ports) < first_outgoing
+    with socket.create_server(("127.0.0.1", ports[0])) as server:
+        assert server.getsockname()[1] == ports[0]
