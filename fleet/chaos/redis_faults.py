@@ -96,19 +96,20 @@ class RedisFaults:
         server.admin.config_set("min-replicas-to-write", 0)
 
     def _fill_disk(self, server: RedisServer, severity: float) -> None:
-        limit, unlimited = server.log_file().stat().st_size, resource.RLIM_INFINITY
+        _, limit = server.log_file()
+        unlimited = resource.RLIM_INFINITY
         server.process.rlimit(psutil.RLIMIT_FSIZE, (limit, unlimited))
         self._hold()
         server.process.rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
 
     def _lose_tail(self, server: RedisServer, severity: float) -> None:
-        log = server.log_file()
-        before = log.stat().st_size
+        former, before = server.log_file()
         self._pause(FSYNC_S)
         server.kill()
-        size = log.stat().st_size
+        log, size = server.log_file()
+        written = size - before if log == former else size
         with log.open("r+b") as file:
-            file.truncate(size - max(1, round(severity * (size - before))))
+            file.truncate(max(0, size - max(1, round(severity * written))))
         server.start()
 
     def _cut_off_gateway(self, server: RedisServer, severity: float) -> None:

@@ -4,6 +4,7 @@ Each server is a process started here, so that it can be killed, restarted with 
 given another clock than the machine's. Knows no fault.
 """
 
+import contextlib
 import os
 import secrets
 import signal
@@ -127,9 +128,12 @@ class RedisServer:
             self._process = None
             self.admin.close()
 
-    def log_file(self) -> Path:
-        """Return the part of the append-only file that is being written."""
-        return max((self.folder / LOGS[0]).glob(LOGS[1]), key=lambda file: file.stat().st_mtime_ns)
+    def log_file(self) -> tuple[Path, int]:
+        """Return the part of the append-only file that is being written, and its size in bytes."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # the server has just begun another part
+                file = max((self.folder / LOGS[0]).glob(LOGS[1]), key=lambda file: file.stat().st_mtime_ns)
+                return file, file.stat().st_size
 
     def role(self) -> str:
         return str(self.admin.info("replication")["role"])

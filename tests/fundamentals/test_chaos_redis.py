@@ -75,12 +75,27 @@ def test_killed_redis_loses_only_writes_since_the_fault_began(servers: RedisServ
 
     def write(_: float) -> None:
         """Write during the second that may be lost, with a log that has all of it."""
-        size = servers.primary.log_file().stat().st_size
+        size = servers.primary.log_file()[1]
         client.rpush("lost", *range(1000))
-        wait_until(lambda: servers.primary.log_file().stat().st_size > size, "the log to be written")
+        wait_until(lambda: servers.primary.log_file()[1] > size, "the log to be written")
 
     RedisFaults(servers, None, pause=write).inject(fault(FaultKind.TAIL, severity))
     assert client.get("kept") == b"value" and client.llen("lost") == 0, "half of a command is not read"
+
+
+def test_killed_redis_may_have_begun_another_part_of_its_log(servers: RedisServers) -> None:
+    client = servers.primary.admin
+    client.set("kept", "value")
+
+    def write(_: float) -> None:
+        former, _ = servers.primary.log_file()
+        client.bgrewriteaof()
+        wait_until(lambda: not former.exists(), "the log to be rewritten")
+        client.rpush("lost", *range(1000))
+        wait_until(lambda: servers.primary.log_file()[1], "the log to be written")
+
+    RedisFaults(servers, None, pause=write).inject(fault(FaultKind.TAIL, 1.0))
+    assert client.get("kept") == b"value" and client.llen("lost") == 0
 
 
 def test_clock_of_redis_alone_is_set_and_set_back(tmp_path: Path) -> None:
