@@ -14,7 +14,6 @@ from typing import cast
 import psutil
 
 from fleet.bench.errors import BenchError
-from fleet.bench.fixed_work import FixedWork
 from fleet.bench.scale_fleet import ScaleFleet
 from fleet.bench.scale_result import Ages, Window
 from fleet.control import keys
@@ -119,10 +118,9 @@ class StreamLoad:
     async def window(self, seconds: float) -> Window:
         """Measure for `seconds`. Raises: BenchError if a stream ends before the window does."""
         background_load = BackgroundLoad()
-        with FixedWork() as fixed_work:
-            before = await self._read_counters()
-            await asyncio.sleep(seconds)
-            after = await self._read_counters()
+        before = await self._read_counters()
+        await asyncio.sleep(seconds)
+        after = await self._read_counters()
         others_cores = background_load.cores()
         ended = sum(stream.ended for stream in self.streams)
         if ended:
@@ -139,7 +137,6 @@ class StreamLoad:
             cpu_s={name: after.cpu_s[name] - before.cpu_s.get(name, 0.0) for name in after.cpu_s},
             generator_cores=(after.own_s - before.own_s) / took_s,
             others_cores=others_cores,
-            fixed_work_us=fixed_work.unit_us,
         )
 
     async def _read_counters(self) -> _Counters:

@@ -31,8 +31,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     """One measured window, during all of which every stream ran.
 
     `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported when they renew their leases,
-    so its window is up to 1.5 s earlier. `cpu_s`: by process name. `generator_cores`: CPU of the load generator. `fixed_work_us`:
-    CPU time of a unit of `fixed_work`, which runs meanwhile; 0 if it did not.
+    so its window is up to 1.5 s earlier. `cpu_s`: by process name. `generator_cores`: CPU of the load generator.
     """
 
     seconds: float
@@ -42,7 +41,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: dict[str, float]
     generator_cores: float
     others_cores: float
-    fixed_work_us: float = 0.0
 
     @property
     def chunks_per_s(self) -> float:
@@ -52,11 +50,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     def cost_us(self) -> float:
         """CPU of all processes of the fleet per chunk."""
         return sum(self.cpu_s.values()) / self.chunks * 1e6 if self.chunks else 0.0
-
-    @property
-    def relative_cost(self) -> float:
-        """CPU per chunk in units of the fixed computation, which a busy machine slows as it does the fleet."""
-        return self.cost_us / (self.fixed_work_us or 1.0)
 
     def cost_of_us(self, name: str) -> float:
         return self.cpu_s.get(name, 0.0) / self.chunks * 1e6 if self.chunks else 0.0
@@ -141,7 +134,6 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         table.add_row("CPU per chunk, us", *(figure(window.cost_us) for window in windows))
         for process in windows[-1].cpu_s:
             table.add_row(f"  {process}", *(figure(window.cost_of_us(process)) for window in windows))
-        table.add_row("fixed work beside it, us", *(figure(window.fixed_work_us) for window in windows))
         table.add_section()
         table.add_row("complete answers", *(f"{phase.complete} of {phase.streams}" for phase in self.phases))
         pace = f"{self.num_edges} rows per chunk on each of {self.num_edges} edges" if self.num_edges > 1 else "a chunk per row"
@@ -189,8 +181,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         redis = f"CPU of Redis per chunk, {many.streams} streams"
         ratios.append(Ratio(name=redis, value=window.cost_of_us("redis"), target=REDIS_US, at_most=True, unit="us"))
         if few is not many and few.window.cost_us:
-            name = f"CPU per chunk in fixed work, {many.streams} streams / {few.streams}"
-            value = window.relative_cost / few.window.relative_cost
+            name = f"CPU per chunk, {many.streams} streams / {few.streams}"
+            value = window.cost_us / few.window.cost_us
             ratios.append(Ratio(name=name, value=value, target=COST_RATIO, at_most=True))
         if joined.alone.chunks:
             value = joined.together.chunks_per_s / joined.alone.chunks_per_s

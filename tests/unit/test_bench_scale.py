@@ -54,7 +54,7 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, 
     roles = {role.name for role in load_config(None).roles()}
     for window in windows:
         assert window.seconds >= 1
-        assert window.chunks > 0 and window.fixed_work_us > 0
+        assert window.chunks > 0
         assert set(window.cpu_s) == {"redis", "conductor", *roles}
         assert window.cost_us == pytest.approx(sum(window.cost_of_us(name) for name in window.cpu_s))
         for ages in (window.between_workers, window.to_gateway):
@@ -93,21 +93,19 @@ def result(
     p99_us: int = 40_000,
     cost_s: float = 1.0,
     redis_us: float = 59.0,
-    slowdown: float = 1.0,
     broken: tuple[str, ...] = (),
     costs: ScaleCosts | None = None,
 ) -> ScaleResult:
-    def window(chunks: int, cpu_s: float, fixed_work_us: float = 1000.0) -> Window:
+    def window(chunks: int, cpu_s: float) -> Window:
         ages = Ages(count=chunks, p50_us=1000, p99_us=p99_us)
         return Window(
             seconds=1.0, chunks=chunks, between_workers=ages, to_gateway=ages,
             cpu_s={"redis": chunks * redis_us / 1e6, "conductor": cpu_s}, generator_cores=0.1, others_cores=0.0,
-            fixed_work_us=fixed_work_us,
         )  # fmt: skip
 
     phases = (
         ScalePhase(streams=10, window=window(125, 0.125)),
-        ScalePhase(streams=300, window=window(3750, cost_s * 3.75, 1000.0 * slowdown), broken=broken),
+        ScalePhase(streams=300, window=window(3750, cost_s * 3.75), broken=broken),
     )
     joined = Joined(
         role="a", slots=150, streams=300, alone=window(1875, 1.0), together=window(3750, 1.0), start_s=1.0,
@@ -121,10 +119,7 @@ def test_scale_targets_follow_the_measured_numbers() -> None:
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
-    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == [
-        "CPU per chunk in fixed work, 300 streams / 10"
-    ]
-    assert all(ratio.met for ratio in result(cost_s=1.4, slowdown=1.4).targets()), "the machine is slower by that much"
+    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
     assert [ratio.name for ratio in result(redis_us=61).targets() if not ratio.met] == ["CPU of Redis per chunk, 300 streams"]
     assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == ["incomplete answers"]
 
