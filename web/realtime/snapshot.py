@@ -122,7 +122,8 @@ def restore(
 def _restore_response(session: Session, stored: StoredResponse, received: str | None) -> None:
     context = session.context
     has_output = stored.sent_samples or stored.sent_chars or stored.response_id == received
-    prompt = None if has_output else session.responses.restored_prompt(stored.plan, stored.seed)
+    is_due = stored.is_active and not has_output
+    prompt = session.responses.restored_prompt(stored.plan, stored.seed) if is_due else None
     generation = Generation(context.gateway, context.clock, prompt, RequestId(stored.request_id))
     generation.adopt()
     response = ResponseStream(

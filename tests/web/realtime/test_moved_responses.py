@@ -86,3 +86,24 @@ async def test_response_to_its_own_input_fails_with_the_remedy(cut_off: HttpxGat
     async with opening(reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0") as again:
         done = (await again.until("response.done"))["response"]
     assert done["status"] == "failed" and "ask again" in str(done["status_details"])
+
+
+@pytest.mark.usefixtures("workers")
+async def test_cancelled_response_is_not_submitted_by_the_next_gateway(cut_off: HttpxGateway, reachable: HttpxGateway) -> None:
+    async with opening(cut_off, KEY, "?fleet=1") as client:
+        session = client.session
+        _, request = await begin(client, cut_off)
+        before = await cut_off.redis.execute_command("HGET", keys.voice(session), "state", NEVER_DECODE=True)
+        await client.send("response.cancel")
+        await client.until("response.done")
+
+        async def is_written() -> bool:
+            return await cut_off.redis.execute_command("HGET", keys.voice(session), "state", NEVER_DECODE=True) != before
+
+        await await_until(is_written, "the cancellation to be written down")
+        await client.drop()
+    async with opening(reachable, KEY, f"?fleet=1&session={session}") as again:
+        await again.until("fleet.resumed")
+        await again.ask("hello", output_modalities=["text"])
+        await again.done()
+    assert not await reachable.redis.exists(keys.request(request))
