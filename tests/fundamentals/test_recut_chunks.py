@@ -27,7 +27,7 @@ from tests.harness import ANSWER_TIMEOUT_S, EdgeArrays, answer, assert_same, bui
 from tests.support import RedisProcess, wait_until
 
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
-NUM_FRAMES = 80
+NUM_FRAMES = 110
 FIRST = (2, 4, 8, 16, 25)
 """Windows of the first owner, which streams frame by frame."""
 
@@ -52,7 +52,9 @@ class Windows(FakeTask):
 
 
 def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
-    """Give a task's later owners other window sizes than its first owner."""
+    """Give a task's later owners other window sizes than its first owner. A step computes one frame, so that the credit of the
+    audio edge limits the chunks exactly: a step that computed all frames at hand could complete the answer.
+    """
 
     def build_stage(config: FleetConfig, stage: StageName) -> BuiltStage:
         plain = build(config, stage)
@@ -65,7 +67,7 @@ def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName
             options = build_options(config, stage, Path())
             return Windows(spec, config.graph_declaration(), options, FIRST if owners[spec.id] == 1 else again)
 
-        return BuiltStage(engine=plain.engine, adapter=adapter)
+        return BuiltStage(engine=FakeEngine(max_batch=8), adapter=adapter)
 
     return build_stage
 
