@@ -32,7 +32,10 @@ def test_convolution_to_one_channel_equals_the_plain_one(num_windows: int, num_p
 
 
 def test_convolution_to_one_channel_rounds_no_sample_to_bfloat16() -> None:
-    inputs = [each.bfloat16() for each in random_window(2, 200)]
-    exact = plain(*(each.double() for each in inputs), 1)
-    error, plain_error = ((wave.double() - exact).abs().max() for wave in (convolve_to_one_channel(*inputs), plain(*inputs, 1)))
+    x_BTC, kernel, bias = (each.bfloat16() for each in random_window(2, 200))
+    exact = plain(x_BTC.double(), kernel.double(), bias.double(), 1)
+    error, plain_error = (
+        float((wave.double() - exact).abs().max())
+        for wave in (convolve_to_one_channel(x_BTC, kernel, bias), plain(x_BTC, kernel, bias, 1))
+    )
     assert error < plain_error / 100
