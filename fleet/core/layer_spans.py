@@ -19,8 +19,8 @@ _FORMS = "0:13 (layers 0 to 13), 14:output (layer 14 to the last, and the output
 
 
 class Topology(StrEnum):
-    """How passes run. `forward`: from the anchor through the workers. `reverse`: through the workers to the anchor. `single`:
-    the anchor has all layers.
+    """Direction of the passes: `forward` from the anchor through the workers, `reverse` through the workers to the anchor.
+    `single`: the anchor has all layers.
     """
 
     SINGLE = "single"

@@ -105,7 +105,7 @@ class CheckpointReader(WeightReader):
     """
 
     def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-        self._file_of = _file_of_each_weight(folder)
+        self._file_of = file_of_each_weight(folder)
         super().__init__(f"checkpoint {folder}", self._file_of, device=device, dtype=dtype)
         self._open: dict[Path, safe_open] = {}
         self._num_mapped = 0
@@ -157,7 +157,8 @@ def naming(path: Path) -> Generator[None]:
         ) from error
 
 
-def _file_of_each_weight(folder: Path) -> dict[str, Path]:
+def file_of_each_weight(folder: Path) -> dict[str, Path]:
+    """Return the file of each weight by name. Raises: ConfigError if the folder holds no safetensors, or a damaged index."""
     index, single = folder / INDEX, folder / SINGLE
     if index.exists():
         with naming(index):

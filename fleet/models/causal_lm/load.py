@@ -42,13 +42,20 @@ def read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def load_model(folder: Path, kind: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the model. Raises: ConfigError unless `transformers` supports it and the folder has all its weights."""
+def load_model(
+    folder: Path, kind: str, dtype: torch.dtype, *, weights: Path | None = None, model_class: type[PreTrainedModel] | None = None,
+    config: PretrainedConfig | None = None,
+) -> PreTrainedModel:  # fmt: skip
+    """Load the model of a checkpoint, or one of `model_class` from a folder with a part of its `weights`.
+
+    Raises: ConfigError unless `transformers` supports it and the folder has all its weights.
+    """
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True, use_safetensors=True, trust_remote_code=False
-        )
+        loaded = (model_class or AutoModelForCausalLM).from_pretrained(
+            weights or folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True, use_safetensors=True,
+            trust_remote_code=False, config=config,
+        )  # fmt: skip
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     missing = sorted(report["missing_keys"])
     if missing:

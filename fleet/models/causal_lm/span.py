@@ -1,0 +1,124 @@
+"""A span of a causal model's layers: what it computes, by the model's own code.
+
+The other layers keep their places in the model's own loop, without weights, since some architectures choose positions or masks by
+the place. The layer before the span inserts the rows that another process computed, the one after it takes the span's rows out.
+Legend: N rows, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fleet.core.layer_spans import LayerSpan
+from fleet.engine.torch.layout import AttentionParams, Layout
+from fleet.models.causal_lm.paged import LAYOUT, BodyStub
+
+
+class SkippedLayer(nn.Module):
+    """A layer of another span: returns its input, or `inserted` if it is set, and records its input as `seen`."""
+
+    def __init__(self, layer: nn.Module, *, returns_tuple: bool) -> None:
+        super().__init__()
+        # The loop reads attributes of a layer, such as its kind of attention.
+        self.__dict__ |= {name: value for name, value in vars(layer).items() if not name.startswith("_") and name != "training"}
+        self._returns_tuple = returns_tuple
+        self.inserted: Tensor | None = None
+        self.seen: Tensor | None = None
+
+    def forward(self, hidden: Tensor, *_args: object, **_: object) -> Tensor | tuple[Tensor]:
+        self.seen = hidden
+        result = hidden if self.inserted is None else self.inserted
+        return (result,) if self._returns_tuple else result
+
+
+class Unloaded(nn.Module):
+    """A part before the first or after the last layer that the span does not need: its result is not used."""
+
+    def forward(self, given: Tensor, *_args: object, **_: object) -> Tensor:
+        return given if given.dim() == 3 else torch.zeros(1, device=given.device)
+
+
+class SpanLayout:
+    """A pass's layout for a pool that holds a span's layers only, the first of them as layer 0."""
+
+    def __init__(self, layout: Layout, first: int) -> None:
+        self._layout, self._first = layout, first
+
+    @property
+    def positions(self) -> Tensor:
+        return self._layout.positions
+
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
+        return self._layout.attend(layer - self._first, q_Nhd, kv_Nkd, params)
+
+
+class SpanModel:
+    """The loaded span, and what it computes.
+
+    A span from layer 0 has the embedding, one with the output head the final norm and the head.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[nn.Module], span: LayerSpan) -> None:
+        """`layers`: all of the model's, those of other spans as `SkippedLayer`."""
+        self.model, self.span = model, span
+        self._name, self._stub = model.base_model_prefix, BodyStub()
+        self._body = cast(nn.Module, getattr(model, self._name))
+        self._layers = layers
+        self._embedding = model.get_input_embeddings()
+        setattr(model, self._name, self._stub)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights that are loaded, by their names in the body or in the model around it."""
+        own = {name: weight for name, weight in self.model.named_parameters() if not name.startswith(f"{self._name}.")}
+        return own | {f"{self._name}.{name}": weight for name, weight in self._body.named_parameters()}
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """Return embeddings [N, H]; only of a span from layer 0."""
+        return self._embedding(ids_N)
+
+    def forward(self, rows_NH: Tensor, layout: Layout) -> Tensor:
+        """Compute the span's layers: [N, H] -> [N, H]. With the output head the final norm follows.
+
+        `rows_NH`: the rows after the layer before, or embeddings.
+        """
+        first, final = self.span.first, self.span.final
+        before = self._layers[first - 1] if first else None
+        with _inserting(before, rows_NH):
+            done = self._run(rows_NH, SpanLayout(layout, first))
+        following = self._layers[final + 1] if final + 1 < len(self._layers) else None
+        if following is None:
+            return done
+        seen = cast(SkippedLayer, following).seen
+        assert seen is not None
+        return seen[0]
+
+    def finish(self, rows_NH: Tensor, layout: Layout) -> Tensor:
+        """Return the final norm of rows that other processes computed to the last layer."""
+        with _inserting(self._layers[-1], rows_NH):
+            return self._run(rows_NH, layout)
+
+    def head(self, last_NH: Tensor) -> Tensor:
+        """Return logits [N, V]; only of a span with the output head."""
+        return self.model(inputs_embeds=last_NH[None], use_cache=False).logits[0]
+
+    def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
+        positions = layout.positions[None]
+        done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
+        return done.last_hidden_state[0]
+
+
+@contextmanager
+def _inserting(layer: nn.Module | None, rows_NH: Tensor) -> Iterator[None]:
+    if layer is None:
+        yield
+        return
+    skipped = cast(SkippedLayer, layer)
+    skipped.inserted = rows_NH[None]
+    try:
+        yield
+    finally:
+        skipped.inserted = None

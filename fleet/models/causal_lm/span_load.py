@@ -1,0 +1,172 @@
+"""Loading of a span of a causal model's layers: only its weights are read, from only the files that have them."""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from json import dumps
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from fleet.core.errors import ConfigError
+from fleet.core.layer_spans import LayerSpan
+from fleet.models.causal_lm.load import load_model, read_config, refusing
+from fleet.models.causal_lm.paged import LAYOUT, NAME, register
+from fleet.models.causal_lm.probe import ProbeLayout
+from fleet.models.causal_lm.span import SkippedLayer, SpanModel, Unloaded
+from fleet.models.checkpoint import INDEX, file_of_each_weight
+
+NUM_TRACED_ROWS = 2
+
+
+class BodyPlan:
+    """Places of a model's layers and of the parts that run before and after them. Found by running it without weights.
+
+    `layers`: dotted name of the list of layers; `before`, `after`: dotted names of parts with weights that run then.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
+        """Raises: ValueError if the model has no list of so many layers, or runs it in another way than one after another."""
+        lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers]
+        if not lists:
+            raise ValueError(f"it keeps its {num_layers} layers in no list")
+        self.layers = min(lists, key=len)
+        self.owner = self.layers.rpartition(".")[0]
+        owner = model.get_submodule(self.owner)
+        order = _run_without_weights(model, owner, list(cast(nn.ModuleList, model.get_submodule(self.layers))))
+        ran = [name for name, _ in order]
+        if [name for name in ran if isinstance(name, int)] != list(range(num_layers)):
+            raise ValueError("its layers do not run one after another")
+        first, last = ran.index(0), ran.index(num_layers - 1)
+        self.returns_tuple = order[first][1]
+        self.before = [str(name) for name in ran[:first] if _has_weights(owner, str(name))]
+        self.after = [str(name) for name in ran[last + 1 :] if _has_weights(owner, str(name))]
+
+
+def _has_weights(owner: nn.Module, name: str) -> bool:
+    return any(True for _ in owner.get_submodule(name).parameters())
+
+
+def _run_without_weights(model: PreTrainedModel, owner: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[str | int, bool]]:
+    """Run the body on the meta device; return its parts in the order in which they ran, layers by number, and whether a part
+    returned a tuple.
+    """
+    order: list[tuple[str | int, bool]] = []
+
+    def note(name: str | int) -> Callable[[nn.Module, object, object], None]:
+        return lambda _module, _given, result: order.append((name, isinstance(result, tuple)))
+
+    hooks = [layer.register_forward_hook(note(number)) for number, layer in enumerate(layers)]
+    hooks += [
+        part.register_forward_hook(note(name))
+        for name, part in owner.named_children()
+        if not isinstance(part, nn.ModuleList)
+    ]  # fmt: skip
+    try:
+        meta = torch.device("meta")
+        width = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[1]
+        rows = torch.empty(1, NUM_TRACED_ROWS, width, device=meta, dtype=model.dtype)
+        positions = torch.arange(NUM_TRACED_ROWS, device=meta)
+        body = cast(nn.Module, getattr(model, model.base_model_prefix))
+        body(inputs_embeds=rows, position_ids=positions[None], use_cache=False, **{LAYOUT: ProbeLayout(positions)})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return order
+
+
+def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype) -> SpanModel:
+    """Load a span of a checkpoint's model, on the CPU.
+
+    Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
+    """
+    register()
+    text_config = read_config(folder)
+    kind = text_config.model_type
+    span = span.of_model(int(text_config.num_hidden_layers), "spans")
+    with refusing(folder, f"{kind} cannot be divided into spans"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+        plan = BodyPlan(model, int(text_config.num_hidden_layers))
+        partial = _partial_class(type(model), plan, span)
+        config.tie_word_embeddings = bool(config.tie_word_embeddings) and span.has_output
+        with torch.device("meta"):
+            names = list(partial(config).state_dict())
+    with _needed_files(folder, plan.layers.rpartition(".")[2], span, names) as weights:
+        loaded = load_model(folder, kind, dtype, weights=weights, model_class=partial, config=config)
+    return SpanModel(loaded, list(cast(nn.ModuleList, loaded.get_submodule(plan.layers))), span)
+
+
+def _partial_class(whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan) -> type[PreTrainedModel]:
+    """Return a class of the model whose instances have the weights of the span only."""
+
+    def construct(self: PreTrainedModel, config: PretrainedConfig) -> None:
+        whole.__init__(self, config)
+        _drop_weights(self, plan, span)
+
+    contents = {"__init__": construct, "_keys_to_ignore_on_load_unexpected": [r".*"], "__module__": whole.__module__}
+    return type(whole.__name__, (whole,), contents)
+
+
+def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan) -> None:
+    layers, owner = cast(nn.ModuleList, model.get_submodule(plan.layers)), model.get_submodule(plan.owner)
+    for number, layer in enumerate(layers):
+        if not span.first <= number <= span.final:
+            layers[number] = SkippedLayer(layer, returns_tuple=plan.returns_tuple)
+    if span.first:
+        for name in plan.before:
+            setattr(owner, name, Unloaded())
+        if not (span.has_output and model.config.tie_word_embeddings):
+            model.set_input_embeddings(Unloaded())
+    if not span.has_output:
+        for name in plan.after:
+            setattr(owner, name, Unloaded())
+        model.set_output_embeddings(Unloaded())
+
+
+@contextmanager
+def _needed_files(folder: Path, list_name: str, span: LayerSpan, names: Sequence[str]) -> Iterator[Path]:
+    """Provide a folder with the checkpoint's files that have weights of these names, and without any other file of weights.
+
+    `list_name`: of the model's list of layers.
+    """
+    file_of = file_of_each_weight(folder)
+    if len(set(file_of.values())) == 1:
+        yield folder
+        return
+    needed = _needed_weights(list(file_of), list_name, span, names)
+    if not needed:
+        raise ConfigError(f"checkpoint {folder}: has no weights of layers {span}; fetch it again", param="checkpoint")
+    with tempfile.TemporaryDirectory(prefix="fleet-span-") as path:
+        linked = Path(path)
+        for file in {*folder.glob("*.json"), *(file_of[weight] for weight in needed)}:
+            if file.name != INDEX:
+                (linked / file.name).symlink_to(file.resolve())
+        (linked / INDEX).write_text(dumps({"metadata": {}, "weight_map": {weight: file_of[weight].name for weight in needed}}))
+        yield linked
+
+
+def _needed_weights(weights: Sequence[str], list_name: str, span: LayerSpan, names: Sequence[str]) -> list[str]:
+    """Return the weights of a checkpoint that a span with parameters of these names needs.
+
+    A checkpoint may nest names differently from the model, so that one ends with the other. If it renames weights beside the
+    layers, all of those are needed.
+    """
+    layer_in = re.compile(rf"(?:^|\.){re.escape(list_name)}\.([0-9]+)\.")
+    beside = [weight for weight in weights if layer_in.search(weight) is None]
+    own = [name for name in names if layer_in.search(name) is None]
+    found = {
+        name: [weight for weight in beside if f".{name}".endswith(f".{weight}") or f".{weight}".endswith(f".{name}")]
+        for name in own
+    }
+    needed = set(beside) if not all(found.values()) else {weight for some in found.values() for weight in some}
+    for weight in weights:
+        layer = layer_in.search(weight)
+        if layer is not None and span.first <= int(layer[1]) <= span.final:
+            needed.add(weight)
+    return sorted(needed)

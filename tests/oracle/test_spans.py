@@ -1,0 +1,126 @@
+"""Spans of layers, each loaded by itself, compute together what the whole model computes, to the byte."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fleet.core.errors import ConfigError
+from fleet.core.layer_spans import LayerSpan
+from fleet.engine.torch.attention_rows import RowLayout
+from fleet.engine.torch.kv_pool import KVPool, KVShape
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.tiles import TILE_ROWS, padded
+from fleet.models.causal_lm.load import load_model, read_config
+from fleet.models.causal_lm.parts import Parts
+from fleet.models.causal_lm.probe import probe
+from fleet.models.causal_lm.span import SpanModel
+from fleet.models.causal_lm.span_load import load_span
+from fleet.models.checkpoint import INDEX, file_of_each_weight
+from tests.oracle.oracle import from_pretrained
+from tests.oracle.test_text_engine import FAMILIES, Family, write_model
+
+NUM_LAYERS = 3
+SPLITS = (("0:0", "1:output"), ("0:1", "2:output"), ("0:0", "1:1", "2:output"), ("0:output",))
+SEPARATE_HEADS = ("lm_head.weight", "output_projection.weight")
+IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
+
+
+def spans_of(folder: Path, notations: Sequence[str]) -> list[SpanModel]:
+    return [load_span(folder, LayerSpan.parse(each, "spans"), torch.float32) for each in notations]
+
+
+def layout(shape: KVShape, num_layers: int) -> RowLayout:
+    """Return the layout of one request's first rows, in a pool of its own with so many layers."""
+    own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+    pool = KVPool(own, num_pages=4, page_size=16, dtype=torch.float32, device=torch.device("cpu"))
+    table = pool.open_table()
+    assert pool.grow(table, len(IDS))
+    return RowLayout(pool, [Extent(table=table, start=0, stop=len(IDS))], TILE_ROWS)
+
+
+@torch.inference_mode()
+def logits_of_spans(spans: Sequence[SpanModel], shape: KVShape) -> Tensor:
+    rows = padded(spans[0].embed(torch.tensor(IDS)))
+    for each in spans:
+        rows = each.forward(rows, layout(shape, each.span.final - each.span.first + 1))
+    return spans[-1].head(rows)
+
+
+@torch.inference_mode()
+def whole_logits(folder: Path) -> tuple[Tensor, KVShape]:
+    config = read_config(folder)
+    parts = Parts(load_model(folder, config.model_type, torch.float32))
+    shape = probe(config, parts, torch.device("cpu"))
+    rows = padded(parts.embed(torch.tensor(IDS)))
+    return parts.head(parts.body(rows, layout(shape, NUM_LAYERS))), shape
+
+
+def layer_of(weight: str) -> int | None:
+    """Return the number of the layer that a weight of the model or of a checkpoint belongs to."""
+    found = re.search(r"(?:^|\.)(?:layers|h)\.([0-9]+)\.", weight)
+    return None if found is None else int(found[1])
+
+
+def write_sharded(family: Family, folder: Path) -> None:
+    """Write the model in files of a few weights each."""
+    write_model(family, folder)
+    from_pretrained("AutoModelForCausalLM", folder).save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_spans_of_an_architecture_together_equal_the_whole_model(family: Family, tmp_path: Path) -> None:
+    folder = write_model(family, tmp_path)
+    expected, shape = whole_logits(folder)
+    for notations in SPLITS:
+        assert torch.equal(logits_of_spans(spans_of(folder, notations), shape), expected), notations
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Path) -> None:
+    """The first one has the embedding too, the last one the norm and the head, and the embedding if they share a weight."""
+    write_sharded(family, tmp_path)
+    spans = spans_of(tmp_path, SPLITS[2])
+    for each in spans:
+        layers = {layer_of(name) for name in each.weights()} - {None}
+        assert layers == {each.span.first} and not any(weight.is_meta for weight in each.weights().values())
+    first, middle, last = ([name for name in each.weights() if layer_of(name) is None] for each in spans)
+    assert not middle and any("emb" in name or "wte" in name for name in first) and not set(first) & set(SEPARATE_HEADS)
+    assert any("norm" in name or "ln_f" in name for name in last)
+    tied = bool(getattr(read_config(tmp_path), "tie_word_embeddings", True))
+    assert any("emb" in name or "wte" in name for name in last) == tied
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_span_loads_without_the_files_that_have_none_of_its_weights(family: Family, tmp_path: Path) -> None:
+    write_sharded(family, tmp_path)
+    shards = file_of_each_weight(tmp_path)
+    needed = {file for weight, file in shards.items() if layer_of(weight) == 1}
+    others = set(shards.values()) - needed
+    for file in others:
+        file.unlink()
+    assert others and spans_of(tmp_path, ["1:1"])[0].weights()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"), [("layers.1.", "has no weights of layers 1:1"), ("layers.1.mlp", "lacks [0-9]+ weights of llama")]
+)
+def test_span_with_missing_weights_is_refused_and_others_load(lacking: str, message: str, tmp_path: Path) -> None:
+    write_sharded(FAMILIES[0], tmp_path)
+    index = tmp_path / INDEX
+    weight_map = {weight: file for weight, file in json.loads(index.read_text())["weight_map"].items() if lacking not in weight}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    with pytest.raises(ConfigError, match=message) as refused:
+        spans_of(tmp_path, ["1:1"])
+    assert str(tmp_path) in refused.value.message
+    assert spans_of(tmp_path, ["0:0", "2:output"])
+
+
+def test_span_beyond_the_last_layer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="1:3 names layer 3, but the model's last layer is 2"):
+        spans_of(write_model(FAMILIES[0], tmp_path), ["1:3"])
