@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
 import socket
 import ssl
@@ -20,6 +21,7 @@ from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.core.gc_freeze import freeze_gc
+from fleet.core.threads import full_thread_pool
 from fleet.processing import load_frontend
 from web.app import create_app
 from web.http.protocol.config import BoundedConfig
@@ -37,6 +39,8 @@ GRACE_S = 4.0
 """Time for answers to finish after a stop signal; unfinished ones then get an error event and can be resumed elsewhere."""
 BACKLOG = 2048
 """Connections that wait to be accepted, also those of clients that connect as soon as the address is printed."""
+MAX_THREADS = 32
+"""Threads for work that would stall the event loop, at most; four more than there are cores, as asyncio has by default."""
 DETACH_S = 1.0
 """Time for sending these error events."""
 ABORTING_S = 0.5
@@ -103,6 +107,10 @@ async def serve(
     app = create_app(config, client, frontend, settings.api_key)
     await client.start()
     try:
+        await client.open_connections()
+        asyncio.get_running_loop().set_default_executor(
+            full_thread_pool(min(MAX_THREADS, (os.cpu_count() or 1) + 4), "fleet-web")
+        )
         server = Server(uvicorn_config(app, config, tls, connection_bound(config.web)), app)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)

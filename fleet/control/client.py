@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys
-from fleet.control.connect import Reply, connect_async, pairs, slices, text
+from fleet.control.connect import MAX_CONNECTIONS, Reply, answer_of, connect_async, pairs, slices, text
 from fleet.control.job_client import JobClient
 from fleet.control.logged_chunks import LogReads
 from fleet.control.logins import LoginStore
@@ -94,6 +94,13 @@ class FleetClient:
             "the time series": self._write_series,
         }
         self._loops = [keep_running(loop, f"{name} of this gateway") for name, loop in loops.items()]
+
+    async def open_connections(self) -> None:
+        """Open all connections that a burst may need: it then waits for none, and more open files later on mean a leak.
+
+        Raises: RedisUnreachable.
+        """
+        await answer_of(asyncio.gather(*(self._redis.ping() for _ in range(MAX_CONNECTIONS))))
 
     async def stop(self) -> None:
         """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then aborted."""

@@ -11,11 +11,12 @@ from redis.asyncio import Redis
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import run, run_async, text
+from fleet.control.connect import MAX_CONNECTIONS, connect, run, run_async, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import RequestSpec
 from tests.fundamentals.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join
+from tests.harness import gateway_at
 
 NUM_IDLE = 250
 OTHER_GATEWAY = WorkerId("gateway@test:2:b")
@@ -147,3 +148,14 @@ async def test_chunk_without_a_notice_is_received_and_acknowledged(idle: Idle) -
     assert [(await anext(stream)).index for _ in range(2)] == [0, 1]
     await idle.settle()
     assert text(idle.client.hget(keys.task(REQUEST, CLIENT), f"consumed:{TEXT}")) == "2"
+
+
+async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url: str) -> None:
+    config = load_config(None, ("engine=fake", "device=cpu"))
+    async with gateway_at(redis_url, config) as client:
+        await client.open_connections()
+        with connect(redis_url) as observer:
+            before = len(observer.client_list())
+            assert before > MAX_CONNECTIONS
+            await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
+            assert len(observer.client_list()) == before

@@ -1,11 +1,13 @@
-"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again after it."""
+"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again after it. Thread pools."""
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
 from fleet.core import background
+from fleet.core.threads import full_thread_pool
 
 
 async def wait_forever() -> None:
@@ -60,3 +62,10 @@ async def test_cancelled_work_is_no_failure(caplog: pytest.LogCaptureFixture) ->
     task.cancel()
     await asyncio.wait({task})
     assert not caplog.records
+
+
+def test_full_thread_pool_has_all_its_threads_before_the_first_call() -> None:
+    with full_thread_pool(5, "pool-of-this-test") as pool:
+        names = {thread.name for thread in threading.enumerate() if thread.name.startswith("pool-of-this-test")}
+        assert len(names) == 5
+        assert {pool.submit(lambda: threading.current_thread().name).result() for _ in range(20)} <= names
