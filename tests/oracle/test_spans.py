@@ -30,8 +30,10 @@ SEPARATE_HEADS = ("lm_head.weight", "output_projection.weight")
 IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
 
 
-def spans_of(folder: Path, notations: Sequence[str]) -> list[SpanModel]:
-    return [load_span(folder, LayerSpan.parse(each, "spans"), torch.float32) for each in notations]
+def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[SpanModel]:
+    """Load spans, the one at index `anchor` with the embedding."""
+    spans = [LayerSpan.parse(each, "spans") for each in notations]
+    return [load_span(folder, span, torch.float32, with_embedding=number == anchor) for number, span in enumerate(spans)]
 
 
 def layout(shape: KVShape, num_layers: int) -> RowLayout:
@@ -44,8 +46,8 @@ def layout(shape: KVShape, num_layers: int) -> RowLayout:
 
 
 @torch.inference_mode()
-def logits_of_spans(spans: Sequence[SpanModel], shape: KVShape) -> Tensor:
-    rows = padded(spans[0].embed(torch.tensor(IDS)))
+def logits_of_spans(spans: Sequence[SpanModel], shape: KVShape, anchor: int = 0) -> Tensor:
+    rows = padded(spans[anchor].embed(torch.tensor(IDS)))
     for each in spans:
         rows = each.forward(rows, layout(shape, each.span.final - each.span.first + 1))
     return spans[-1].head(rows)
@@ -78,12 +80,14 @@ def test_spans_of_an_architecture_together_equal_the_whole_model(family: Family,
     folder = write_model(family, tmp_path)
     expected, shape = whole_logits(folder)
     for notations in SPLITS:
-        assert torch.equal(logits_of_spans(spans_of(folder, notations), shape), expected), notations
+        for anchor in {0, len(notations) - 1}:
+            logits = logits_of_spans(spans_of(folder, notations, anchor), shape, anchor)
+            assert torch.equal(logits, expected), (notations, anchor)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Path) -> None:
-    """The first one has the embedding too, the last one the norm and the head, and the embedding if they share a weight."""
+    """The anchor (here the first) also has the embedding; the last one has the norm, and the head, which may be the embedding."""
     write_sharded(family, tmp_path)
     spans = spans_of(tmp_path, SPLITS[2])
     for each in spans:
@@ -104,7 +108,7 @@ def test_span_loads_without_the_files_that_have_none_of_its_weights(family: Fami
     others = set(shards.values()) - needed
     for file in others:
         file.unlink()
-    assert others and spans_of(tmp_path, ["1:1"])[0].weights()
+    assert others and spans_of(tmp_path, ["1:1"], anchor=1)[0].weights()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_span_with_missing_weights_is_refused_and_others_load(lacking: str, mess
     weight_map = {weight: file for weight, file in json.loads(index.read_text())["weight_map"].items() if lacking not in weight}
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     with pytest.raises(ConfigError, match=message) as refused:
-        spans_of(tmp_path, ["1:1"])
+        spans_of(tmp_path, ["1:1"], anchor=1)
     assert str(tmp_path) in refused.value.message
     assert spans_of(tmp_path, ["0:0", "2:output"])
 

@@ -59,7 +59,7 @@ class SpanLayout:
 class SpanModel:
     """The loaded span, and what it computes.
 
-    A span from layer 0 has the embedding, one with the output head the final norm and the head.
+    The span from layer 0 has what runs before it, learned positions for example, the one with the output head the final norm too.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[nn.Module], span: LayerSpan) -> None:
@@ -77,7 +77,7 @@ class SpanModel:
         return own | {f"{self._name}.{name}": weight for name, weight in self._body.named_parameters()}
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        """Return embeddings [N, H]; only of a span from layer 0."""
+        """Return embeddings [N, H]; only of a span that was loaded with them."""
         return self._embedding(ids_N)
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> Tensor:
@@ -95,11 +95,6 @@ class SpanModel:
         seen = cast(SkippedLayer, following).seen
         assert seen is not None
         return seen[0]
-
-    def finish(self, rows_NH: Tensor, layout: Layout) -> Tensor:
-        """Return the final norm of rows that other processes computed to the last layer."""
-        with _inserting(self._layers[-1], rows_NH):
-            return self._run(rows_NH, layout)
 
     def head(self, last_NH: Tensor) -> Tensor:
         """Return logits [N, V]; only of a span with the output head."""

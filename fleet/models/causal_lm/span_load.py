@@ -79,8 +79,8 @@ def _run_without_weights(model: PreTrainedModel, owner: nn.Module, layers: Seque
     return order
 
 
-def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype) -> SpanModel:
-    """Load a span of a checkpoint's model, on the CPU.
+def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool) -> SpanModel:
+    """Load a span of a checkpoint's model, on the CPU. `with_embedding`: with the embedding of ids, which the anchor has.
 
     Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
     """
@@ -93,7 +93,7 @@ def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype) -> SpanModel:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
         plan = BodyPlan(model, int(text_config.num_hidden_layers))
-        partial = _partial_class(type(model), plan, span)
+        partial = _partial_class(type(model), plan, span, with_embedding=with_embedding)
         config.tie_word_embeddings = bool(config.tie_word_embeddings) and span.has_output
         with torch.device("meta"):
             names = list(partial(config).state_dict())
@@ -102,18 +102,20 @@ def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype) -> SpanModel:
     return SpanModel(loaded, list(cast(nn.ModuleList, loaded.get_submodule(plan.layers))), span)
 
 
-def _partial_class(whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan) -> type[PreTrainedModel]:
+def _partial_class(
+    whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan, *, with_embedding: bool
+) -> type[PreTrainedModel]:
     """Return a class of the model whose instances have the weights of the span only."""
 
     def construct(self: PreTrainedModel, config: PretrainedConfig) -> None:
         whole.__init__(self, config)
-        _drop_weights(self, plan, span)
+        _drop_weights(self, plan, span, with_embedding=with_embedding)
 
     contents = {"__init__": construct, "_keys_to_ignore_on_load_unexpected": [r".*"], "__module__": whole.__module__}
     return type(whole.__name__, (whole,), contents)
 
 
-def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan) -> None:
+def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, with_embedding: bool) -> None:
     layers, owner = cast(nn.ModuleList, model.get_submodule(plan.layers)), model.get_submodule(plan.owner)
     for number, layer in enumerate(layers):
         if not span.first <= number <= span.final:
@@ -121,8 +123,8 @@ def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan) -> No
     if span.first:
         for name in plan.before:
             setattr(owner, name, Unloaded())
-        if not (span.has_output and model.config.tie_word_embeddings):
-            model.set_input_embeddings(Unloaded())
+    if not with_embedding and not (span.has_output and model.config.tie_word_embeddings):
+        model.set_input_embeddings(Unloaded())
     if not span.has_output:
         for name in plan.after:
             setattr(owner, name, Unloaded())
