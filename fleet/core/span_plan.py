@@ -16,7 +16,7 @@ class ModelSizes:
     of what runs `after` the last (the final norm), and of the output head. `tied`: the head is the embedding.
 
     `kv_bytes`: keys and values of one layer, for all positions that a process is to hold. `buffer_bytes`: rows of passes and
-    other memory of a process, whatever its layers.
+    other memory of a process that does not depend on its layers.
     """
 
     layers: tuple[int, ...]

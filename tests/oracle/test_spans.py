@@ -19,7 +19,7 @@ from fleet.models.causal_lm.load import load_model, read_config
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.span import SpanModel
-from fleet.models.causal_lm.span_load import load_span
+from fleet.models.causal_lm.span_load import load_span, model_sizes
 from fleet.models.checkpoint import INDEX, file_of_each_weight
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
@@ -98,6 +98,23 @@ def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Pat
     assert any("norm" in name or "ln_f" in name for name in last)
     tied = bool(getattr(read_config(tmp_path), "tie_word_embeddings", True))
     assert any("emb" in name or "wte" in name for name in last) == tied
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_sizes_from_the_configuration_are_those_of_the_loaded_weights(family: Family, tmp_path: Path) -> None:
+    folder = write_model(family, tmp_path)
+    sizes = model_sizes(folder, torch.float32, num_positions=0, buffer_bytes=0)
+    for anchor in (0, 2):
+        for number, each in enumerate(spans_of(folder, SPLITS[2], anchor)):
+            loaded = {weight.data_ptr(): weight.nbytes for weight in each.weights().values()}
+            assert sum(loaded.values()) == sizes.bytes_of(each.span, is_anchor=number == anchor)
+
+
+def test_sizes_count_keys_and_values_of_the_given_positions(tmp_path: Path) -> None:
+    folder = write_model(FAMILIES[0], tmp_path)
+    sizes = model_sizes(folder, torch.float32, num_positions=100, buffer_bytes=5)
+    _, shape = whole_logits(folder)
+    assert sizes.kv_bytes * NUM_LAYERS == 100 * shape.page_bytes(1, torch.float32) and sizes.buffer_bytes == 5
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from fleet.core.errors import ConfigError
 from fleet.core.layer_spans import LayerSpan
+from fleet.core.span_plan import ModelSizes
 from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.paged import LAYOUT, NAME, register
 from fleet.models.causal_lm.probe import ProbeLayout
@@ -26,7 +27,8 @@ NUM_TRACED_ROWS = 2
 class BodyPlan:
     """Places of a model's layers and of the parts that run before and after them. Found by running it without weights.
 
-    `layers`: dotted name of the list of layers; `before`, `after`: dotted names of parts with weights that run then.
+    `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with weights that run then.
+    `kv_width`: numbers in the keys and values of one position in one layer.
     """
 
     def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
@@ -37,12 +39,14 @@ class BodyPlan:
         self.layers = min(lists, key=len)
         self.owner = self.layers.rpartition(".")[0]
         owner = model.get_submodule(self.owner)
-        order = _run_without_weights(model, owner, list(cast(nn.ModuleList, model.get_submodule(self.layers))))
+        layout = ProbeLayout(torch.arange(NUM_TRACED_ROWS, device="meta"))
+        order = _run_without_weights(model, owner, list(cast(nn.ModuleList, model.get_submodule(self.layers))), layout)
         ran = [name for name, _ in order]
         if [name for name in ran if isinstance(name, int)] != list(range(num_layers)):
             raise ValueError("its layers do not run one after another")
         first, last = ran.index(0), ran.index(num_layers - 1)
         self.returns_tuple = order[first][1]
+        self.kv_width = 2 * layout.calls[0].num_kv_heads * layout.calls[0].q_Nhd.shape[-1]
         self.before = [str(name) for name in ran[:first] if _has_weights(owner, str(name))]
         self.after = [str(name) for name in ran[last + 1 :] if _has_weights(owner, str(name))]
 
@@ -51,7 +55,9 @@ def _has_weights(owner: nn.Module, name: str) -> bool:
     return any(True for _ in owner.get_submodule(name).parameters())
 
 
-def _run_without_weights(model: PreTrainedModel, owner: nn.Module, layers: Sequence[nn.Module]) -> list[tuple[str | int, bool]]:
+def _run_without_weights(
+    model: PreTrainedModel, owner: nn.Module, layers: Sequence[nn.Module], layout: ProbeLayout
+) -> list[tuple[str | int, bool]]:
     """Run the body on the meta device; return its parts in the order in which they ran, layers by number, and whether a part
     returned a tuple.
     """
@@ -67,12 +73,10 @@ def _run_without_weights(model: PreTrainedModel, owner: nn.Module, layers: Seque
         if not isinstance(part, nn.ModuleList)
     ]  # fmt: skip
     try:
-        meta = torch.device("meta")
         width = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[1]
-        rows = torch.empty(1, NUM_TRACED_ROWS, width, device=meta, dtype=model.dtype)
-        positions = torch.arange(NUM_TRACED_ROWS, device=meta)
+        rows = torch.empty(1, NUM_TRACED_ROWS, width, device="meta", dtype=model.dtype)
         body = cast(nn.Module, getattr(model, model.base_model_prefix))
-        body(inputs_embeds=rows, position_ids=positions[None], use_cache=False, **{LAYOUT: ProbeLayout(positions)})
+        body(inputs_embeds=rows, position_ids=layout.positions[None], use_cache=False, **{LAYOUT: layout})
     finally:
         for hook in hooks:
             hook.remove()
@@ -84,15 +88,10 @@ def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embeddi
 
     Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
     """
-    register()
-    text_config = read_config(folder)
-    kind = text_config.model_type
-    span = span.of_model(int(text_config.num_hidden_layers), "spans")
+    kind, num_layers = _kind_and_layers(folder)
+    span = span.of_model(num_layers, "spans")
     with refusing(folder, f"{kind} cannot be divided into spans"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
-        plan = BodyPlan(model, int(text_config.num_hidden_layers))
+        config, model, plan = _without_weights(folder, num_layers)
         partial = _partial_class(type(model), plan, span, with_embedding=with_embedding)
         config.tie_word_embeddings = bool(config.tie_word_embeddings) and span.has_output
         with torch.device("meta"):
@@ -100,6 +99,45 @@ def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embeddi
     with _needed_files(folder, plan.layers.rpartition(".")[2], span, names) as weights:
         loaded = load_model(folder, kind, dtype, weights=weights, model_class=partial, config=config)
     return SpanModel(loaded, list(cast(nn.ModuleList, loaded.get_submodule(plan.layers))), span)
+
+
+def model_sizes(folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int) -> ModelSizes:
+    """Return the sizes of a checkpoint's model from its configuration alone: no weight is read.
+
+    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError as `load_span`.
+    """
+    kind, num_layers = _kind_and_layers(folder)
+    with refusing(folder, f"{kind} cannot be divided into spans"):
+        config, model, plan = _without_weights(folder, num_layers)
+        owner, embedding = model.get_submodule(plan.owner), model.get_input_embeddings()
+        head = cast(nn.Module, model.get_output_embeddings())
+
+    def bytes_of(*parts: nn.Module) -> int:
+        return sum(weight.numel() for part in parts for weight in part.parameters()) * dtype.itemsize
+
+    return ModelSizes(
+        layers=tuple(bytes_of(layer) for layer in cast(nn.ModuleList, model.get_submodule(plan.layers))),
+        embedding=bytes_of(embedding),
+        before=bytes_of(*(owner.get_submodule(name) for name in plan.before)),
+        after=bytes_of(*(owner.get_submodule(name) for name in plan.after)),
+        head=bytes_of(head),
+        tied=bool(config.tie_word_embeddings),
+        kv_bytes=plan.kv_width * num_positions * dtype.itemsize,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def _kind_and_layers(folder: Path) -> tuple[str, int]:
+    register()
+    config = read_config(folder)
+    return config.model_type, int(config.num_hidden_layers)
+
+
+def _without_weights(folder: Path, num_layers: int) -> tuple[PretrainedConfig, PreTrainedModel, BodyPlan]:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+    return config, model, BodyPlan(model, num_layers)
 
 
 def _partial_class(
