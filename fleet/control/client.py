@@ -19,6 +19,7 @@ from fleet.control.membership import Membership
 from fleet.control.notices import AnyNotice, parse_notices
 from fleet.control.operations import Operations
 from fleet.control.outage import Outage, cause_of
+from fleet.control.pacing import Pacing
 from fleet.control.redis_status import RedisStatus
 from fleet.control.requests import SLICE, GatewayRequests
 from fleet.control.stream import ClientStream
@@ -136,10 +137,12 @@ class FleetClient:
     async def _read_inbox(self) -> None:
         """Deliver notices to the requests. The id of the last one is saved, so a broken connection loses none."""
         last, inbox, untrimmed, outage = "0-0", keys.inbox(self.id), 0, Outage("the inbox of this gateway")
+        pacing = Pacing()
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
+                await asyncio.sleep(pacing.wait_s(self.requests.num_held))
                 reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
                 entries = [entry for _, found in cast("_InboxReply", reply or []) for entry in found]
                 await self._deliver([notice for _, raw in entries for notice in parse_notices(pairs(raw))])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.outage import Outage
+from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
 from fleet.core.ids import RoleName, WorkerId
@@ -76,6 +77,7 @@ class WorkerLoop:
             self.cached_sessions, self._outbox, consumers,
         )  # fmt: skip
         self._outage = outage or Outage(f"worker {worker}")
+        self._pacing = Pacing()
         self._refused: list[PendingCall] = []
         self.tasks.on_idle = self.maintenance.read_vitals  # else observers of an idle fleet would wait for the next poll
 
@@ -94,6 +96,8 @@ class WorkerLoop:
             outputs = self._step()
             self._route(outputs, began_us, now_us())
             self._release_held()
+        if wait_s := self._pacing.wait_s(len(self.tasks)):
+            time.sleep(wait_s)
         self._exchange()
         for task in [task for task in self.tasks.values() if task.may_move()]:
             self.tasks.guard(task, lambda task=task: self._feed(task))
