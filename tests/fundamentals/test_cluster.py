@@ -98,8 +98,11 @@ class Cluster:
         return all(node.state() == "ok" and len(node.call("NODES").split(b"\n")) == 5 for node in self.nodes)
 
     def _has_replica(self) -> bool:
+        """Return whether the replica follows and all nodes know that: others refuse to vote for it, and a promotion fails."""
         info = cast("dict[str, object]", self.replica.client.info("replication"))
-        return info["role"] == "slave" and info["master_link_status"] == "up"
+        known = [node.call("NODES").decode().splitlines() for node in self.nodes]
+        lines = [line for each in known for line in each if line.startswith(self.replica.id)]
+        return info["role"] == "slave" and info["master_link_status"] == "up" and all("slave" in line for line in lines)
 
     def fail_over(self) -> None:
         """Kill the owner, and wait until its replica has its slots. The last writes may be lost."""
