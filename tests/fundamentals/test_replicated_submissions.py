@@ -34,6 +34,11 @@ def replica(primary: RedisProcess, tmp_path: Path) -> Iterator[RedisProcess]:
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", str(primary.port))
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica to follow", timeout_s=60)
+    with redis.Redis.from_url(primary.url) as client:
+        client.set(keys.NONE, 1)
+        # The primary counts a replica once it has acknowledged, which some versions do a second after the link is up.
+        wait_until(lambda: client.wait(1, 1000) == 1, "the replica to acknowledge", timeout_s=60)
+        client.delete(keys.NONE)
     yield replica
     os.kill(replica.pid, signal.SIGCONT)
     replica.kill()
