@@ -189,6 +189,13 @@ class EngineError(FleetError):
     code = "engine_error"
 
 
+class SpanPrefixMismatch(EngineError):
+    """A span worker does not have the rows before those that it was to compute; they are computed again."""
+
+    code = "span_prefix_mismatch"
+    retryable = True
+
+
 class EngineStopped(FleetError):
     """The engine can compute nothing any more, for no fault of a request: its worker ends, and others continue its tasks."""
 

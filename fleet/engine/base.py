@@ -129,6 +129,18 @@ class Engine(Protocol):
         """Return the seconds until `is_ready()` with the input so far: 0 if ready now, infinite if more input is needed."""
         return 0.0 if self.is_ready() else math.inf
 
+    def await_pass(self, timeout_s: float) -> bool:
+        """Wait until a pass ends that other processes compute; return False if there is none, or if the time is over."""
+        return False
+
+    def accepts_requests(self) -> bool:
+        """Return False while nothing can be computed, so that other workers should have new requests."""
+        return True
+
+    def outage(self) -> FleetError | None:
+        """Return the error for all requests if nothing could be computed for too long."""
+        return None
+
     def step(self) -> Sequence[EngineOutput]:
         """Run one batch pass over every ready request (bounded by the batch and prefill-chunk limits).
 

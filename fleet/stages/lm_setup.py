@@ -11,6 +11,7 @@ from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capt
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
+from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import GraphProgram, GraphTaskT, Program, TaskT
 from fleet.engine.vllm.start import TappedModel, VllmOptions
@@ -49,7 +50,7 @@ class StageSetup:
         """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request."""
         pool = self._pool(program)
         runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
-        return LMEngine(program, pool, runner, self._limits)
+        return LMEngine(program, pool, LocalPasses(runner), self._limits)
 
     def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
         """Return the loop of a program whose decode step is a graph, captured where the device can.
@@ -61,7 +62,7 @@ class StageSetup:
             return self.loop(program)
         pool = self._pool(program)
         runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
-        return LMEngine(program, pool, runner, self._limits)
+        return LMEngine(program, pool, LocalPasses(runner), self._limits)
 
     @property
     def _limits(self) -> LoopLimits:

@@ -19,6 +19,7 @@ from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
 from fleet.engine.torch.lm_engine import LMEngine
+from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.graphs import EACH, get_graph
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES
@@ -59,7 +60,7 @@ def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any
         runner = GraphRunner(engine.program, engine.pool, sizes)  # pyright: ignore[reportArgumentType]
         if step_of is not None:
             runner.step = step_of(runner.step)
-        graphed[name] = replace(stage, engine=LMEngine(engine.program, engine.pool, runner, engine.limits))
+        graphed[name] = replace(stage, engine=LMEngine(engine.program, engine.pool, LocalPasses(runner), engine.limits))
     return graphed
 
 

@@ -16,6 +16,7 @@ from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 from fleet.models.causal_lm.load import load_model, read_config
+from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.span import SpanModel
@@ -25,7 +26,10 @@ from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 
 NUM_LAYERS = 3
-SPLITS = (("0:0", "1:output"), ("0:1", "2:output"), ("0:0", "1:1", "2:output"), ("0:output",))
+SPLITS = (
+    ("0:0", "1:output"), ("0:1", "2:output"), ("0:0", "1:1", "2:output"), ("0:output",), ("0:0", "1:last"),
+    ("0:0", "1:1", "2:last"),
+)  # fmt: skip
 SEPARATE_HEADS = ("lm_head.weight", "output_projection.weight")
 IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
 
@@ -33,7 +37,11 @@ IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
 def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[SpanModel]:
     """Load spans, the one at index `anchor` with the embedding."""
     spans = [LayerSpan.parse(each, "spans") for each in notations]
-    return [load_span(folder, span, torch.float32, with_embedding=number == anchor) for number, span in enumerate(spans)]
+    has_head = spans[-1].has_output
+    return [
+        load_span(folder, span, torch.float32, with_embedding=number == anchor, with_head=number == anchor and not has_head)
+        for number, span in enumerate(spans)
+    ]
 
 
 def layout(shape: KVShape, num_layers: int) -> RowLayout:
@@ -49,14 +57,16 @@ def layout(shape: KVShape, num_layers: int) -> RowLayout:
 def logits_of_spans(spans: Sequence[SpanModel], shape: KVShape, anchor: int = 0) -> Tensor:
     rows = padded(spans[anchor].embed(torch.tensor(IDS)))
     for each in spans:
-        rows = each.forward(rows, layout(shape, each.span.final - each.span.first + 1))
-    return spans[-1].head(rows)
+        rows = each.forward(rows, layout(shape, each.kv_shape.num_layers)).rows_NH
+    return spans[-1].head(rows) if spans[-1].span.has_output else spans[0].head(spans[0].finish(rows))
 
 
 @torch.inference_mode()
 def whole_logits(folder: Path) -> tuple[Tensor, KVShape]:
     config = read_config(folder)
-    parts = Parts(load_model(folder, config.model_type, torch.float32))
+    model = load_model(folder, config.model_type, torch.float32)
+    fuse_norms(model)
+    parts = Parts(model)
     shape = probe(config, parts, torch.device("cpu"))
     rows = padded(parts.embed(torch.tensor(IDS)))
     return parts.head(parts.body(rows, layout(shape, NUM_LAYERS))), shape
@@ -80,7 +90,7 @@ def test_spans_of_an_architecture_together_equal_the_whole_model(family: Family,
     folder = write_model(family, tmp_path)
     expected, shape = whole_logits(folder)
     for notations in SPLITS:
-        for anchor in {0, len(notations) - 1}:
+        for anchor in {0, len(notations) - 1} if "output" in notations[-1] else {0}:
             logits = logits_of_spans(spans_of(folder, notations, anchor), shape, anchor)
             assert torch.equal(logits, expected), (notations, anchor)
 

@@ -17,6 +17,7 @@ from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
+from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.prefix import Prefix
 from fleet.engine.torch.program import Forwarded, StepOutputs
@@ -135,7 +136,7 @@ def make(request: pytest.FixtureRequest) -> Make:
         program = CountingProgram()
         pool = KVPool(program.kv_shape, num_pages=num_pages, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
         runner = RUNNERS[request.param](program, pool)
-        return LMEngine(program, pool, runner, LoopLimits(max_batch=max_batch, prefill_chunk_tokens=chunk)), program
+        return LMEngine(program, pool, LocalPasses(runner), LoopLimits(max_batch=max_batch, prefill_chunk_tokens=chunk)), program
 
     return loop
 

@@ -19,6 +19,7 @@ from fleet.engine.torch.experts import Experts, grouped_products, looped_experts
 from fleet.engine.torch.graph_runner import GraphRunner
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
+from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner
 from fleet.engine.torch.program import GraphProgram, GraphTask
 from fleet.models.qwen3_omni.config import OmniConfig
@@ -62,7 +63,7 @@ def count_decode_step(program: Program, num_requests: int, runner_of: Callable[[
     """Return the operations of one step in which every request makes its second draw."""
     pool = KVPool(program.kv_shape, num_pages=64, page_size=64, dtype=torch.float32, device=torch.device("cpu"))
     limits = LoopLimits(max_batch=MAX_BATCH, prefill_chunk_tokens=64)
-    engine = LMEngine(program, pool, runner_of(program, pool), limits)
+    engine = LMEngine(program, pool, LocalPasses(runner_of(program, pool)), limits)
     for number in range(num_requests):
         request = RequestId(str(number))
         params = {NUM_POSITIONS: "64", VOICE: "chelsie"}

@@ -26,9 +26,21 @@ class KVShape:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one request, in order of position."""
+    """The pages of one request, in order of position. `number`: of its pool's tables, never used again."""
 
     pages: list[int] = field(default_factory=list[int])
+    number: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolChanges:
+    """Changes of a pool that the pools of other spans of the model make too, in the order of the passes.
+
+    `zeroed`: parts of pages to be zeroed, as (page, first position in it). `closed`: numbers of closed tables.
+    """
+
+    zeroed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    closed: list[int] = field(default_factory=list[int])
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -46,7 +58,10 @@ class KVPool:
     Invariants: every page is free or in exactly one open table; `check()` holds between calls.
     """
 
-    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, mirrored: bool = False
+    ) -> None:
+        """`mirrored`: changes are recorded, and made by `apply`; other pools have the same pages."""
         self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
@@ -56,6 +71,8 @@ class KVPool:
         """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x kv_heads, head_dim]."""
         self._free = list(range(num_pages - 1, -1, -1))
         self._tables: list[PageTable] = []
+        self._num_opened = 0
+        self._changes = PoolChanges() if mirrored else None
 
     @property
     def num_free(self) -> int:
@@ -80,7 +97,8 @@ class KVPool:
 
     def open_table(self) -> PageTable:
         """Open a table without pages; `grow` adds them."""
-        table = PageTable()
+        self._num_opened += 1
+        table = PageTable(number=self._num_opened)
         self._tables.append(table)
         return table
 
@@ -120,8 +138,29 @@ class KVPool:
             table.pages += added
             # a failed request may leave NaN, which no mask hides: 0 x NaN is NaN
             if clean:
-                self.data[:, added] = 0
+                self._zero([(page, 0) for page in added])
         return True
+
+    def _zero(self, parts: list[tuple[int, int]]) -> None:
+        if self._changes is not None:
+            self._changes.zeroed += parts
+        else:
+            self.apply(PoolChanges(zeroed=parts))
+
+    def take_changes(self) -> PoolChanges:
+        """Return the changes of a mirrored pool since the last call."""
+        assert self._changes is not None, "not a mirrored pool"
+        changes, self._changes = self._changes, PoolChanges()
+        return changes
+
+    def apply(self, changes: PoolChanges) -> None:
+        """Zero what the changes name."""
+        whole = [page for page, first in changes.zeroed if first == 0]
+        if whole:
+            self.data[:, whole] = 0
+        for page, first in changes.zeroed:
+            if first:
+                self.data[:, page, first:] = 0
 
     def shrink(self, table: PageTable, num_positions: int) -> None:
         """Free the pages beyond `num_positions` and zero the rest of the last one, as in a new page."""
@@ -129,12 +168,14 @@ class KVPool:
         self._free.extend(reversed(table.pages[num_pages:]))
         del table.pages[num_pages:]
         if rest:
-            self.data[:, table.pages[-1], rest:] = 0
+            self._zero([(table.pages[-1], rest)])
 
     def close_table(self, table: PageTable) -> None:
         self._free.extend(reversed(table.pages))
         table.pages.clear()
         self._tables.remove(table)
+        if self._changes is not None:
+            self._changes.closed.append(table.number)
 
     def read(self, table: PageTable, num_positions: int) -> NDArray[np.uint8]:
         """Copy the pages of a table's first positions: uint8 [bytes], layer by layer."""

@@ -2,10 +2,14 @@
 
 Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped first; then the youngest request
 with pages is evicted and recomputed later from its rows (its draws stand). The oldest is never evicted, so the loop makes
-progress. Knows no model.
+progress.
+Several passes may run at a time, if other processes compute parts of them; they end in the order in which they began, and each
+process computes them in that order, so that pages may be allocated again as soon as they are free. Knows no model.
 """
 
 import logging
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, cast
@@ -19,7 +23,8 @@ from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineOutput, 
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.passes import PassRunner
+from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
+from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import Program, TaskT
 
@@ -27,8 +32,6 @@ log = logging.getLogger(__name__)
 NO_WALK = Walk("")
 LENDING_SHARE = 0.5
 """Share of the pool that must be free to lend pages: running requests come first, and a copy serves as well."""
-FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
-"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and handled by the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +49,48 @@ class LoopLimits:
 class ScheduledRequest(Generic[TaskT]):
     """A request in the batch loop.
 
-    Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; rows below `reported` were reported to the task as
-    computed. `cached`: the prefix of its session, whose pages it has, until a row differs from it.
+    Invariants: 0 <= computed <= begun <= task.num_rows; pages cover `begun` rows; rows below `reported` were reported to the task
+    as computed. `running`: its parts in passes that began and have not ended, which compute rows `computed` to `begun`.
+    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a pass with others failed.
     """
 
     request: EngineRequest
     task: TaskT
     table: PageTable
     computed: int = 0
+    begun: int = 0
     reported: int = 0
+    running: list[PassEntry[TaskT]] = field(default_factory=list[PassEntry[TaskT]])
+    alone: bool = False
     paused: bool = False
     fed_final: bool = False
     walk: Walk = NO_WALK
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
     cached: CachedPrefix | None = None
 
-    def can_step(self) -> bool:
-        return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
+    def can_settle(self) -> bool:
+        return bool(self.waiting) and not self.paused
+
+    def can_begin(self) -> bool:
+        return not self.paused and self.begun < self.task.num_rows
+
+    def restart_at(self, computed: int) -> None:
+        """Let the rows from `computed` on be computed again; results of passes that are running are not used."""
+        for entry in self.running:
+            entry.is_void = True
+        self.running.clear()
+        self.computed = self.begun = computed
+
+
+Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
 
 
 class LMEngine(Engine, Generic[TaskT]):
     """One stage's batch loop. Not thread-safe."""
 
-    def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
-        self.program, self.pool, self.limits, self._runner = program, pool, limits, runner
+    def __init__(self, program: Program[TaskT], pool: KVPool, passes: PassQueue[TaskT], limits: LoopLimits) -> None:
+        self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
+        self._running: deque[list[Planned[TaskT]]] = deque()
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
@@ -113,7 +134,7 @@ class LMEngine(Engine, Generic[TaskT]):
         """
         task, before = scheduled.task, scheduled.computed
         known = task.prefix().keys[: task.num_rows - (task.wants_draw or scheduled.fed_final)]
-        scheduled.computed = num_equal_keys(known, kept.prefix.keys)
+        scheduled.computed = scheduled.begun = num_equal_keys(known, kept.prefix.keys)
         if scheduled.computed < task.num_rows or scheduled.computed == len(kept.prefix.keys):
             scheduled.cached = None
             self.pool.shrink(scheduled.table, scheduled.computed)
@@ -138,17 +159,43 @@ class LMEngine(Engine, Generic[TaskT]):
             scheduled.paused = paused
 
     def is_ready(self) -> bool:
-        return any(scheduled.can_step() for scheduled in self._requests.values())
+        requests = self._requests.values()
+        if self._passes.has_ended or any(scheduled.can_settle() for scheduled in requests):
+            return True
+        return self._passes.num_free > 0 and any(scheduled.can_begin() for scheduled in requests)
+
+    def due_in_s(self) -> float:
+        if self.is_ready() or (self._running and self._passes.is_open):
+            return 0.0
+        waits = bool(self._running) or any(scheduled.can_begin() for scheduled in self._requests.values())
+        return self._passes.retry_s if waits else math.inf
+
+    def await_pass(self, timeout_s: float) -> bool:
+        if self._passes.take_loss():
+            self._restart_all()
+        return bool(self._running) and self._passes.await_ended(timeout_s)
+
+    def accepts_requests(self) -> bool:
+        return self._passes.is_open
+
+    def outage(self) -> FleetError | None:
+        return self._passes.outage()
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
         outputs: list[EngineOutput] = []
-        for scheduled in [scheduled for scheduled in self._requests.values() if scheduled.waiting and not scheduled.paused]:
+        if self._passes.take_loss():
+            self._restart_all()
+        for scheduled in [scheduled for scheduled in self._requests.values() if scheduled.can_settle()]:
             outputs += self._settle(scheduled, scheduled.waiting)
             scheduled.waiting = []
-        planned = self._plan()
-        if planned:
-            outputs += self._run(planned)
+        outputs += self._collect()
+        for _ in range(self._passes.num_free):
+            planned = self._plan()
+            if not planned:
+                break
+            outputs += self._begin(planned)
+            outputs += self._collect()
         return outputs
 
     def finish(self, request_id: RequestId) -> None:
@@ -203,7 +250,7 @@ class LMEngine(Engine, Generic[TaskT]):
         num_rows = min(blocks.num_rows, scheduled.task.num_rows - 1) if scheduled is not None else 0
         if scheduled is None or scheduled.computed or num_rows <= 0 or not self._put(scheduled, blocks, num_rows):
             return False
-        scheduled.computed = scheduled.reported = num_rows
+        scheduled.computed = scheduled.begun = scheduled.reported = num_rows
         try:
             scheduled.waiting += scheduled.task.on_computed(num_rows, num_rows, None)
         except FAILURES as error:
@@ -240,7 +287,7 @@ class LMEngine(Engine, Generic[TaskT]):
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self._requests),
-            ready=sum(scheduled.can_step() for scheduled in self._requests.values()),
+            ready=sum(scheduled.can_settle() or scheduled.can_begin() for scheduled in self._requests.values()),
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
             pages_cached=self._cache.num_pages,
@@ -251,6 +298,7 @@ class LMEngine(Engine, Generic[TaskT]):
         scheduled = self._requests.pop(request_id, None)
         if scheduled is None:
             return
+        scheduled.restart_at(scheduled.computed)
         if keep and scheduled.cached is not None:
             self._cache.put_back(scheduled.request.session, scheduled.cached)
         elif keep and scheduled.request.session:
@@ -258,19 +306,22 @@ class LMEngine(Engine, Generic[TaskT]):
         else:
             self.pool.close_table(scheduled.table)
 
-    def _plan(self) -> list[tuple[ScheduledRequest[TaskT], Extent]]:
+    def _plan(self) -> list[Planned[TaskT]]:
         """Choose rows, oldest request first, as pages allow; single rows come first in the pass."""
-        planned: list[tuple[ScheduledRequest[TaskT], Extent]] = []
+        planned: list[Planned[TaskT]] = []
+        num_open = sum(bool(scheduled.running) or scheduled.can_begin() for scheduled in self._requests.values())
+        limit = min(self.limits.max_batch, self._passes.max_requests(num_open))
         for scheduled in self._requests.values():
-            if len(planned) == self.limits.max_batch:
+            if len(planned) == limit or (planned and planned[0][0].alone):
                 break
-            if not scheduled.can_step():
+            if not scheduled.can_begin() or (planned and scheduled.alone):
                 continue
             size = self.limits.prefill_chunk_tokens
-            stop = min(scheduled.task.num_rows, (scheduled.computed // size + 1) * size)
+            stop = min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
             if self._find_pages(scheduled, stop):
-                planned.append((scheduled, Extent(table=scheduled.table, start=scheduled.computed, stop=stop)))
-        return sorted(planned, key=lambda entry: entry[1].num_rows > 1)
+                extent = Extent(table=scheduled.table, start=scheduled.begun, stop=stop)
+                planned.append((scheduled, PassEntry(task=scheduled.task, extent=extent)))
+        return sorted(planned, key=lambda entry: entry[1].extent.num_rows > 1)
 
     def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
         """Grow the request's table, evicting younger requests if necessary. A new request waits until all its rows fit."""
@@ -294,36 +345,87 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
         self.pool.close_table(victim.table)
-        victim.table, victim.computed, victim.cached = self.pool.open_table(), 0, None
+        victim.restart_at(0)
+        victim.table, victim.cached = self.pool.open_table(), None
 
-    def _run(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
-        """Run one pass; if it fails, run each request alone, so that only the one at fault fails.
+    def _begin(self, planned: list[Planned[TaskT]]) -> Sequence[EngineOutput]:
+        """Begin a pass; if that fails, each of its requests runs alone from then on, so that only the one at fault fails.
 
         Raises: the error of the pass, if a request advanced in it: its output is lost, and another attempt would skip it.
         """
         before = _progress(planned)
         try:
-            return self._pass(planned)
+            self._passes.begin([entry for _, entry in planned])
         except FAILURES as error:
             if len(planned) > 1 and _progress(planned) != before:
                 raise
-            if len(planned) > 1:
-                return [output for entry in planned for output in self._run([entry])]
-            scheduled = planned[0][0]
-            return list(self._settle(scheduled, [_failed(scheduled, error)]))
+            return self._fail_pass(planned, error)
+        for scheduled, entry in planned:
+            scheduled.begun = entry.extent.stop
+            scheduled.running.append(entry)
+        self._running.append(planned)
+        return ()
 
-    def _pass(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
-        done = self._runner.forward([(scheduled.task, extent) for scheduled, extent in planned])
-        outputs: dict[RequestId, list[EngineOutput]] = {}
-        for scheduled, extent in planned:
-            scheduled.computed = extent.stop
+    def _fail_pass(self, planned: Sequence[Planned[TaskT]], error: Exception) -> Sequence[EngineOutput]:
+        """Fail the request of a pass that it had alone; let those of a larger one each have a pass of their own."""
+        current = [scheduled for scheduled, entry in planned if not entry.is_void]
+        if len(planned) == 1 and current:
+            return list(self._settle(current[0], [_failed(current[0], error)]))
+        for scheduled in current:
+            scheduled.restart_at(scheduled.computed)
+            scheduled.alone = True
+        return ()
+
+    def _collect(self) -> list[EngineOutput]:
+        """Return the outputs of the passes that have ended. Raises: as `PassQueue.take_ended`; the pass is lost."""
+        outputs: list[EngineOutput] = []
+        while self._passes.has_ended:
+            planned = self._running.popleft()
+            try:
+                done = self._passes.take_ended()
+            except FAILURES:
+                for scheduled, _ in planned:
+                    scheduled.restart_at(scheduled.computed)
+                raise
+            outputs += self._complete(planned, done) if isinstance(done, PassDone) else self._on_failure(planned, done)
+        return outputs
+
+    def _on_failure(self, planned: Sequence[Planned[TaskT]], failure: PassFailure) -> Sequence[EngineOutput]:
+        if not failure.loses_rows:
+            return self._fail_pass(planned, failure.error)
+        for scheduled in [each for each, entry in planned if not entry.is_void]:
+            scheduled.restart_at(0)
+        return ()
+
+    def _restart_all(self) -> None:
+        """Compute every row again, since other processes have lost theirs."""
+        self._running.clear()
+        for scheduled in self._requests.values():
+            scheduled.restart_at(0)
+            scheduled.cached = None
+        self._cache.drop_all()
+
+    def _complete(self, planned: Sequence[Planned[TaskT]], done: PassDone) -> Sequence[EngineOutput]:
+        outputs: list[tuple[ScheduledRequest[TaskT], list[EngineOutput]]] = []
+        for scheduled, entry in planned:
+            if entry.is_void:
+                continue
+            scheduled.running.remove(entry)
+            extent, scheduled.computed, scheduled.alone = entry.extent, entry.extent.stop, False
             new: Sequence[EngineOutput] = ()
             if scheduled.reported < extent.stop:
                 tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported))
                 new = scheduled.task.on_computed(scheduled.reported, extent.stop, tapped_NH)
                 scheduled.reported = extent.stop
-            outputs[scheduled.request.request_id] = [*new, *done.drawn.get(id(extent), ())]
-        return [output for scheduled, _ in planned for output in self._settle(scheduled, outputs[scheduled.request.request_id])]
+            outputs.append((scheduled, [*new, *done.drawn.get(id(extent), ())]))
+        return [output for scheduled, its in outputs for output in self._settle_or_hold(scheduled, its)]
+
+    def _settle_or_hold(self, scheduled: ScheduledRequest[TaskT], outputs: list[EngineOutput]) -> Sequence[EngineOutput]:
+        """Hold the outputs of a request that was paused while its pass ran."""
+        if scheduled.paused:
+            scheduled.waiting += outputs
+            return ()
+        return self._settle(scheduled, outputs)
 
     def _settle(self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
         """Free a request that ends with these outputs; nothing follows its end."""
@@ -334,7 +436,7 @@ class LMEngine(Engine, Generic[TaskT]):
         return outputs
 
 
-def _progress(planned: Sequence[tuple[ScheduledRequest[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
+def _progress(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
     """Return the state of each request that a pass changes."""
     return [
         (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw) for scheduled, _ in planned

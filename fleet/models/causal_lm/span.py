@@ -5,7 +5,7 @@ the place. The layer before the span inserts the rows that another process compu
 Legend: N rows, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fleet.core.layer_spans import LayerSpan
+from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
+from fleet.engine.torch.span_model import SpanLayers, SpanRows
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
 
 
@@ -56,20 +58,43 @@ class SpanLayout:
         return self._layout.attend(layer - self._first, q_Nhd, kv_Nkd, params)
 
 
-class SpanModel:
+class SpanModel(SpanLayers):
     """The loaded span, and what it computes.
 
     The span from layer 0 has what runs before it, learned positions for example, the one with the output head the final norm too.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[nn.Module], span: LayerSpan) -> None:
-        """`layers`: all of the model's, those of other spans as `SkippedLayer`."""
-        self.model, self.span = model, span
+    def __init__(
+        self, model: PreTrainedModel, layers: nn.ModuleList, span: LayerSpan, kv_shape: KVShape, *, returns_tuple: bool
+    ) -> None:
+        """`layers`: all of the model's, those of other spans as `SkippedLayer`. `kv_shape`: of the span's layers."""
+        self.model, self._span, self._kv_shape = model, span, kv_shape
         self._name, self._stub = model.base_model_prefix, BodyStub()
         self._body = cast(nn.Module, getattr(model, self._name))
         self._layers = layers
+        self._own = list(layers)
+        self._skipped = [
+            layer if isinstance(layer, SkippedLayer) else SkippedLayer(layer, returns_tuple=returns_tuple) for layer in self._own
+        ]
         self._embedding = model.get_input_embeddings()
+        self._left: Tensor | None = None
+        """The rows that left the model's last layer."""
+        self._own[-1].register_forward_hook(self._note_left)
         setattr(model, self._name, self._stub)
+
+    def _note_left(self, _layer: nn.Module, _given: object, result: Tensor | tuple[Tensor, ...]) -> None:
+        self._left = result if isinstance(result, Tensor) else result[0]
+
+    @property
+    def span(self) -> LayerSpan:
+        return self._span
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return self._kv_shape
+
+    def _embedding_width(self) -> int:
+        return cast(nn.Embedding, self._embedding).weight.shape[1]
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weights that are loaded, by their names in the body or in the model around it."""
@@ -80,30 +105,52 @@ class SpanModel:
         """Return embeddings [N, H]; only of a span that was loaded with them."""
         return self._embedding(ids_N)
 
-    def forward(self, rows_NH: Tensor, layout: Layout) -> Tensor:
+    def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         """Compute the span's layers: [N, H] -> [N, H]. With the output head the final norm follows.
 
         `rows_NH`: the rows after the layer before, or embeddings.
         """
-        first, final = self.span.first, self.span.final
-        before = self._layers[first - 1] if first else None
+        first, final = self._span.first, self._span.final
+        before = self._own[first - 1] if first else None
         with _inserting(before, rows_NH):
             done = self._run(rows_NH, SpanLayout(layout, first))
-        following = self._layers[final + 1] if final + 1 < len(self._layers) else None
-        if following is None:
-            return done
-        seen = cast(SkippedLayer, following).seen
-        assert seen is not None
-        return seen[0]
+        following = self._own[final + 1] if final + 1 < len(self._own) else None
+        if following is None and self._span.has_output:
+            return SpanRows(rows_NH=done)
+        left = cast(SkippedLayer, following).seen if following is not None else self._left
+        assert left is not None
+        return SpanRows(rows_NH=left[0])
 
-    def head(self, last_NH: Tensor) -> Tensor:
-        """Return logits [N, V]; only of a span with the output head."""
-        return self.model(inputs_embeds=last_NH[None], use_cache=False).logits[0]
+    def finish(self, rows_NH: Tensor) -> Tensor:
+        """Return what follows the last layer, the final norm: [N, H] -> [N, H]; only of a span that was loaded with it."""
+        for number, layer in enumerate(self._skipped):
+            self._layers[number] = layer
+        try:
+            with _inserting(self._skipped[-1], rows_NH):
+                unused = rows_NH.new_zeros(len(rows_NH), self._embedding_width())
+                return self._run(unused, NoLayout(rows_NH))
+        finally:
+            for number, layer in enumerate(self._own):
+                self._layers[number] = layer
+
+    def head(self, last_SH: Tensor) -> Tensor:
+        """Return logits [S, V]; only of a span with the output head."""
+        return self.model(inputs_embeds=last_SH[None], use_cache=False).logits[0]
 
     def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
         positions = layout.positions[None]
         done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
         return done.last_hidden_state[0]
+
+
+class NoLayout:
+    """The layout of rows that go through no layer."""
+
+    def __init__(self, rows_NH: Tensor) -> None:
+        self.positions = torch.zeros(len(rows_NH), dtype=torch.int64, device=rows_NH.device)
+
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
+        raise AssertionError(f"layer {layer} runs after the last one")
 
 
 @contextmanager

@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from fleet.core.errors import ConfigError
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_plan import ModelSizes
+from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import load_model, read_config, refusing
+from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.paged import LAYOUT, NAME, register
 from fleet.models.causal_lm.probe import ProbeLayout
 from fleet.models.causal_lm.span import SkippedLayer, SpanModel, Unloaded
@@ -28,7 +30,7 @@ class BodyPlan:
     """Places of a model's layers and of the parts that run before and after them. Found by running it without weights.
 
     `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with weights that run then.
-    `kv_width`: numbers in the keys and values of one position in one layer.
+    `kv_heads`, `head_dim`: of the keys and values of one position in one layer.
     """
 
     def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
@@ -46,7 +48,7 @@ class BodyPlan:
             raise ValueError("its layers do not run one after another")
         first, last = ran.index(0), ran.index(num_layers - 1)
         self.returns_tuple = order[first][1]
-        self.kv_width = 2 * layout.calls[0].num_kv_heads * layout.calls[0].q_Nhd.shape[-1]
+        self.kv_heads, self.head_dim = layout.calls[0].num_kv_heads, layout.calls[0].q_Nhd.shape[-1]
         self.before = [str(name) for name in ran[:first] if _has_weights(owner, str(name))]
         self.after = [str(name) for name in ran[last + 1 :] if _has_weights(owner, str(name))]
 
@@ -83,22 +85,27 @@ def _run_without_weights(
     return order
 
 
-def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool) -> SpanModel:
+def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool = False) -> SpanModel:
     """Load a span of a checkpoint's model, on the CPU. `with_embedding`: with the embedding of ids, which the anchor has.
 
+    `with_head`: with the final norm and the output head also if the span ends before them.
     Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
     """
     kind, num_layers = _kind_and_layers(folder)
     span = span.of_model(num_layers, "spans")
     with refusing(folder, f"{kind} cannot be divided into spans"):
         config, model, plan = _without_weights(folder, num_layers)
-        partial = _partial_class(type(model), plan, span, with_embedding=with_embedding)
-        config.tie_word_embeddings = bool(config.tie_word_embeddings) and span.has_output
+        has_head = span.has_output or with_head
+        partial = _partial_class(type(model), plan, span, with_embedding=with_embedding, with_head=has_head)
+        config.tie_word_embeddings = bool(config.tie_word_embeddings) and has_head
         with torch.device("meta"):
             names = list(partial(config).state_dict())
     with _needed_files(folder, plan.layers.rpartition(".")[2], span, names) as weights:
         loaded = load_model(folder, kind, dtype, weights=weights, model_class=partial, config=config)
-    return SpanModel(loaded, list(cast(nn.ModuleList, loaded.get_submodule(plan.layers))), span)
+    fuse_norms(loaded)
+    layers = cast(nn.ModuleList, loaded.get_submodule(plan.layers))
+    shape = KVShape(num_layers=span.final - span.first + 1, num_kv_heads=plan.kv_heads, head_dim=plan.head_dim)
+    return SpanModel(loaded, layers, span, shape, returns_tuple=plan.returns_tuple)
 
 
 def model_sizes(folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int) -> ModelSizes:
@@ -122,7 +129,7 @@ def model_sizes(folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_
         after=bytes_of(*(owner.get_submodule(name) for name in plan.after)),
         head=bytes_of(head),
         tied=bool(config.tie_word_embeddings),
-        kv_bytes=plan.kv_width * num_positions * dtype.itemsize,
+        kv_bytes=2 * plan.kv_heads * plan.head_dim * num_positions * dtype.itemsize,
         buffer_bytes=buffer_bytes,
     )
 
@@ -141,19 +148,19 @@ def _without_weights(folder: Path, num_layers: int) -> tuple[PretrainedConfig, P
 
 
 def _partial_class(
-    whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan, *, with_embedding: bool
+    whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan, *, with_embedding: bool, with_head: bool
 ) -> type[PreTrainedModel]:
     """Return a class of the model whose instances have the weights of the span only."""
 
     def construct(self: PreTrainedModel, config: PretrainedConfig) -> None:
         whole.__init__(self, config)
-        _drop_weights(self, plan, span, with_embedding=with_embedding)
+        _drop_weights(self, plan, span, with_embedding=with_embedding, with_head=with_head)
 
     contents = {"__init__": construct, "_keys_to_ignore_on_load_unexpected": [r".*"], "__module__": whole.__module__}
     return type(whole.__name__, (whole,), contents)
 
 
-def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, with_embedding: bool) -> None:
+def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, with_embedding: bool, with_head: bool) -> None:
     layers, owner = cast(nn.ModuleList, model.get_submodule(plan.layers)), model.get_submodule(plan.owner)
     for number, layer in enumerate(layers):
         if not span.first <= number <= span.final:
@@ -161,9 +168,9 @@ def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, wi
     if span.first:
         for name in plan.before:
             setattr(owner, name, Unloaded())
-    if not with_embedding and not (span.has_output and model.config.tie_word_embeddings):
+    if not with_embedding and not (with_head and model.config.tie_word_embeddings):
         model.set_input_embeddings(Unloaded())
-    if not span.has_output:
+    if not with_head:
         for name in plan.after:
             setattr(owner, name, Unloaded())
         model.set_output_embeddings(Unloaded())

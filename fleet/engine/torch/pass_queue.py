@@ -1,0 +1,104 @@
+"""Passes that run, several at a time if other processes compute parts of them. They end in the order in which they began.
+
+`span_passes` has the queue of an anchor, whose passes go through span workers; here is the one of a process with all layers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from fleet.core.errors import FleetError
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.passes import PassDone, PassRunner
+from fleet.engine.torch.program import TaskT
+
+FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
+"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and handled by the worker."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PassEntry(Generic[TaskT]):
+    """One request's rows in a pass. `is_void`: the request has ended, or these rows will be computed again: nothing is drawn."""
+
+    task: TaskT
+    extent: Extent
+    is_void: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassFailure:
+    """A pass that failed after it began. `loses_rows`: the earlier rows of its requests must be computed again too."""
+
+    error: Exception
+    loses_rows: bool = False
+
+
+class PassQueue(Protocol[TaskT]):
+    """Not thread-safe. `num_free`: passes that may begin now. `retry_s`: time after which to look again if none may."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    @property
+    def has_ended(self) -> bool:
+        """True if `take_ended` would return a pass."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """False while no pass can run, since layers are missing."""
+        return True
+
+    @property
+    def retry_s(self) -> float:
+        return math.inf
+
+    def take_loss(self) -> bool:
+        """Return True once after rows computed elsewhere were lost: no pass runs any more, all rows must be computed again."""
+        return False
+
+    def outage(self) -> FleetError | None:
+        """Return the error for requests that have waited too long for missing layers."""
+        return None
+
+    def max_requests(self, num_open: int) -> int:
+        """Return how many of so many open requests one pass may have."""
+        return max(1, num_open)
+
+    def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
+        """Begin a pass. Raises: errors of the part that is computed here; the pass has not begun then."""
+        ...
+
+    def take_ended(self) -> PassDone | PassFailure:
+        """Remove and return the first pass that has ended; its draws are made by this call.
+
+        Raises: the error of a draw after which a task of the pass has advanced.
+        """
+        ...
+
+    def await_ended(self, timeout_s: float) -> bool:
+        """Wait for a pass to end; return True if one may have."""
+        return False
+
+
+class LocalPasses(PassQueue[TaskT]):
+    """The queue of a process that has all layers: a pass runs when it begins."""
+
+    def __init__(self, runner: PassRunner[TaskT]) -> None:
+        self._runner = runner
+        self._ended: list[PassDone] = []
+
+    @property
+    def num_free(self) -> int:
+        return 1 - len(self._ended)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._ended)
+
+    def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
+        self._ended.append(self._runner.forward([(entry.task, entry.extent) for entry in entries]))
+
+    def take_ended(self) -> PassDone | PassFailure:
+        return self._ended.pop()

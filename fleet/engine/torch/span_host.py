@@ -1,0 +1,83 @@
+"""The part of a pass that a span worker computes: checks, the pool's changes, its layers. Knows no connection.
+
+The anchor alone allocates pages; a span worker's pool has as many, and uses those that a pass names.
+Legend: N rows of a pass, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.core.errors import SpanPrefixMismatch
+from fleet.core.span_messages import Returned, SpanExtent, SpanPass
+from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.prefix_hashes import PrefixHashes
+from fleet.engine.torch.span_model import SpanComputer, SpanLayers, last_rows
+
+
+def extents_of(work: SpanPass) -> list[Extent]:
+    """Return the places of a pass's rows, in pools with the anchor's pages."""
+    return [
+        Extent(table=PageTable(pages=list(each.pages), number=each.table), start=each.start, stop=each.stop)
+        for each in work.extents
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedRows:
+    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns, None if nothing is wanted."""
+
+    rows: Tensor | None
+    tapped_NH: Tensor | None
+
+
+class SpanHost:
+    """A span in one route. `returned`: None if another worker follows."""
+
+    def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None) -> None:
+        self._computer, self._pool, self._returned = SpanComputer(layers, pool, tiled=tiled), pool, returned
+        self._hashes: dict[int, PrefixHashes] = {}
+        self.num_rows_computed = 0
+
+    @property
+    def num_tables(self) -> int:
+        return len(self._hashes)
+
+    def apply_changes(self, work: SpanPass) -> None:
+        """Make the pool's changes that come before a pass."""
+        self._pool.apply(PoolChanges(zeroed=list(work.zeroed)))
+        for table in work.closed:
+            self._hashes.pop(table, None)
+
+    @torch.inference_mode()
+    def run(self, work: SpanPass, rows_NH: Tensor) -> HostedRows:
+        """Compute a pass whose changes were made. Raises: SpanPrefixMismatch; errors of the computation."""
+        self._check_prefixes(work.extents)
+        extents = extents_of(work)
+        done = self._computer.run(rows_NH, extents)
+        for extent in work.extents:
+            self._hashes.setdefault(extent.table, PrefixHashes()).extend(extent.start, np.frombuffer(extent.keys, np.uint64))
+        self.num_rows_computed += len(rows_NH)
+        return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
+
+    def _check_prefixes(self, extents: Sequence[SpanExtent]) -> None:
+        for extent in extents:
+            hashes = self._hashes.get(extent.table) or PrefixHashes()
+            if hashes.before(extent.start) != extent.before:
+                raise SpanPrefixMismatch(
+                    f"this worker has {hashes.num_rows} rows of table {extent.table}, which are not those before row "
+                    f"{extent.start}; they are computed again"
+                )
+
+    def _to_return(self, work: SpanPass, rows_NH: Tensor, extents: Sequence[Extent]) -> Tensor | None:
+        if self._returned in (None, "rows"):
+            return rows_NH
+        wanted = [extent.draws for extent in work.extents]
+        if not any(wanted):
+            return None
+        last_SH = last_rows(rows_NH, extents, wanted)
+        return self._computer.head(last_SH) if self._returned == "logits" else last_SH

@@ -1,0 +1,355 @@
+"""The queue of an anchor: its passes go through the span workers of its route, several at a time.
+
+Forward: the anchor computes its layers when a pass begins, and draws from the logits or last rows that return. Reverse: the
+embeddings go out, and the anchor computes its layers, and the head, from the rows that return.
+Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.core.errors import FleetError, from_code
+from fleet.core.span_messages import AnySpanMessage, Returned, SpanExtent, SpanFailure, SpanPass, SpanResult, SpanTapped
+from fleet.engine.base import EngineOutput
+from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
+from fleet.engine.torch.passes import Drawn, PassDone, is_due
+from fleet.engine.torch.prefix_hashes import PrefixHashes, RowKeys
+from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.rows import joined
+from fleet.engine.torch.span_model import SpanComputer, SpanLayers, SpanRows, last_rows
+from fleet.engine.torch.tiles import TILE_ROWS, padded
+from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
+
+RETRY_S = 0.05
+
+
+class SpanProgram(Program[TaskT], Protocol[TaskT]):
+    """A program whose process has a span of the layers. `taps_elsewhere`: the tapped layer is in a span worker."""
+
+    @property
+    def layers(self) -> SpanLayers: ...
+
+    @property
+    def taps_elsewhere(self) -> bool: ...
+
+    def draw_from(self, tasks: Sequence[TaskT], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        """Draw as `draw` does, from logits that another process computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanArrival:
+    """A message from a worker of the route, with its rows."""
+
+    message: AnySpanMessage
+    payload: memoryview
+
+
+class SpanChain(Protocol):
+    """The span workers of one route. Not thread-safe, but for `is_broken`."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def num_hops(self) -> int: ...
+
+    @property
+    def is_broken(self) -> bool:
+        """True once a worker of the route is gone."""
+        ...
+
+    def send(self, message: SpanPass, rows: memoryview) -> None:
+        """Send a pass to the first worker, without waiting; the rows must not change afterwards."""
+        ...
+
+    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
+        """Return what has arrived, waiting for the first up to the time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Route(Protocol):
+    """Where an anchor's route stands. Called from the thread of the engine; another one may set up the next chain."""
+
+    def take_chain(self) -> SpanChain | None:
+        """Return the next chain, once."""
+        ...
+
+    def outage(self) -> FleetError | None:
+        """Return the error for requests once layers have been missing for too long."""
+        ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RunningPass(Generic[TaskT]):
+    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry, whether a draw follows."""
+
+    number: int
+    entries: Sequence[PassEntry[TaskT]]
+    extents: list[Extent]
+    draws: list[bool]
+    changes: PoolChanges
+    tapped_NH: Tensor | None = None
+    payload: memoryview | None = None
+    result: SpanResult | SpanFailure | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return sum(extent.num_rows for extent in self.extents)
+
+    def due(self) -> list[PassEntry[TaskT]]:
+        return [entry for entry, draws in zip(self.entries, self.draws, strict=True) if draws]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanPassOptions:
+    """`returned`: what the last worker returns: all rows where the anchor is last.
+
+    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of rows between processes.
+    """
+
+    returned: Returned
+    tiled: bool
+    wire_dtype: str
+    window: int | None = None
+
+
+class SpanPasses(PassQueue[TaskT]):
+    """Invariant: passes are sent, computed by every process, and completed in the order of their numbers."""
+
+    def __init__(self, program: SpanProgram[TaskT], pool: KVPool, route: Route, options: SpanPassOptions) -> None:
+        self._program, self._pool, self._route, self._options = program, pool, route, options
+        self._computer = SpanComputer(program.layers, pool, tiled=options.tiled)
+        self._keys = RowKeys()
+        self._chain: SpanChain | None = None
+        self._hashes: dict[int, PrefixHashes] = {}
+        self._unsent = PoolChanges()
+        self._running: dict[int, RunningPass[TaskT]] = {}
+        self._num_begun = 0
+        self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._options.returned == "rows"
+
+    @property
+    def num_free(self) -> int:
+        return max(0, self._window - len(self._running)) if self.is_open else 0
+
+    @property
+    def _window(self) -> int:
+        assert self._chain is not None
+        return self._options.window or self._chain.num_hops + 2
+
+    @property
+    def has_ended(self) -> bool:
+        return next((self._is_complete(running) for running in self._running.values()), False)
+
+    def _is_complete(self, running: RunningPass[TaskT]) -> bool:
+        """Return True if all has arrived that ends the pass."""
+        has_taps = running.tapped_NH is not None or not self._program.taps_elsewhere
+        return isinstance(running.result, SpanFailure) or (running.result is not None and has_taps)
+
+    @property
+    def is_open(self) -> bool:
+        return self._chain is not None and not self._chain.is_broken
+
+    @property
+    def retry_s(self) -> float:
+        return RETRY_S
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def outage(self) -> FleetError | None:
+        return None if self.is_open else self._route.outage()
+
+    def take_loss(self) -> bool:
+        """Connect the next chain; return True if it has none of the rows that the last one had."""
+        following = self._route.take_chain()
+        if following is None:
+            if self.is_open:
+                self._flush_changes()
+            return False
+        if self._chain is not None:
+            self._chain.close()
+        self._pool.apply(self._pool.take_changes())
+        for running in self._running.values():
+            self._pool.apply(running.changes)
+        self._running.clear()
+        self._hashes.clear()
+        self._unsent = PoolChanges()
+        self._chain = following
+        return True
+
+    def _flush_changes(self) -> None:
+        """Report closed tables while no pass does."""
+        if self._running:
+            return
+        changes = self._take_changes()
+        if changes.closed and self._chain is not None:
+            self._unsent = PoolChanges()
+            self._pool.apply(changes)
+            self._chain.send(self._message(0, (), changes), memoryview(b""))
+        else:
+            self._unsent = changes
+
+    def _take_changes(self) -> PoolChanges:
+        new, self._unsent = self._pool.take_changes(), self._unsent
+        for table in new.closed:
+            self._hashes.pop(table, None)
+        return PoolChanges(zeroed=self._unsent.zeroed + new.zeroed, closed=self._unsent.closed + new.closed)
+
+    def max_requests(self, num_open: int) -> int:
+        """Divide open requests among the processes, so that each has a pass to compute; in whole tiles if rows are in tiles."""
+        share = -(-num_open // (self._chain.num_hops + 1 if self._chain is not None else 1))
+        return max(1, -(-share // TILE_ROWS) * TILE_ROWS if self._options.tiled else share)
+
+    def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
+        assert self._chain is not None
+        changes = self._take_changes()
+        self._unsent = changes  # of a pass that fails to begin
+        extents = [_frozen(entry.extent) for entry in entries]
+        rows_NH = joined([entry.task.rows(entry.extent.start, entry.extent.stop) for entry in entries])
+        keys_N = self._keys.of(rows_NH)
+        computed = SpanRows(rows_NH=rows_NH)
+        if not self._is_last:
+            self._pool.apply(changes)
+            computed = self._computer.run(rows_NH, extents)
+        self._num_begun += 1
+        running = RunningPass(
+            number=self._num_begun, entries=entries, extents=extents,
+            draws=[is_due(entry.task, entry.extent) for entry in entries],
+            changes=changes, tapped_NH=computed.tapped_NH,
+        )  # fmt: skip
+        message = self._message(running.number, self._described(running, keys_N.tobytes()), changes)
+        self._chain.send(message, rows_to_wire(computed.rows_NH, self._options.wire_dtype))
+        self._unsent = PoolChanges()
+        self._running[running.number] = running
+
+    def _message(self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges) -> SpanPass:
+        assert self._chain is not None
+        zeroed, closed = tuple(changes.zeroed), tuple(changes.closed)
+        return SpanPass(generation=self._chain.generation, number=number, extents=extents, zeroed=zeroed, closed=closed)
+
+    def _described(self, running: RunningPass[TaskT], keys: bytes) -> tuple[SpanExtent, ...]:
+        described: list[SpanExtent] = []
+        first = 0
+        for extent, draws in zip(running.extents, running.draws, strict=True):
+            hashes = self._hashes.setdefault(extent.table.number, PrefixHashes())
+            before = hashes.before(extent.start)
+            assert before is not None, f"rows before {extent.start} were never sent"
+            its_keys = keys[8 * first : 8 * (first + extent.num_rows)]
+            hashes.extend(extent.start, np.frombuffer(its_keys, np.uint64))
+            first += extent.num_rows
+            described.append(
+                SpanExtent(
+                    table=extent.table.number, pages=tuple(extent.table.pages), start=extent.start, stop=extent.stop,
+                    before=before, keys=its_keys, draws=draws,
+                )
+            )  # fmt: skip
+        return tuple(described)
+
+    def await_ended(self, timeout_s: float) -> bool:
+        if not self.has_ended and self.is_open:
+            self._receive(timeout_s)
+        return self.has_ended
+
+    def _receive(self, timeout_s: float) -> None:
+        assert self._chain is not None
+        for arrival in self._chain.take(timeout_s):
+            message = arrival.message
+            if not isinstance(message, SpanResult | SpanFailure | SpanTapped) or message.generation != self._chain.generation:
+                continue
+            running = self._running.get(message.number)
+            if running is None:
+                continue
+            if isinstance(message, SpanTapped):
+                running.tapped_NH = self._from_wire(arrival.payload, running.num_rows)
+            elif running.result is None:
+                running.result, running.payload = message, arrival.payload
+
+    def _from_wire(self, payload: memoryview, num_rows: int) -> Tensor:
+        return rows_from_wire(payload, num_rows, self._options.wire_dtype, self._like)
+
+    def take_ended(self) -> PassDone | PassFailure:
+        running = self._running.pop(next(iter(self._running)))
+        result, due = running.result, running.due()
+        if isinstance(result, SpanFailure):
+            if self._is_last:
+                self._pool.apply(running.changes)
+            return PassFailure(error=from_code(result.code, result.message), loses_rows=result.loses_rows)
+        assert result is not None and self._is_complete(running), "a pass that has not ended"
+        before = [entry.task.num_rows for entry in due]
+        try:
+            return self._completed(running, result)
+        except FAILURES as error:
+            if [entry.task.num_rows for entry in due] != before:
+                raise
+            return PassFailure(error=error)
+
+    def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
+        payload, tapped_NH = running.payload, running.tapped_NH
+        assert payload is not None
+        rows_NH = self._from_wire(payload, result.num_rows)
+        if self._is_last:
+            self._pool.apply(running.changes)
+            done = self._computer.run(rows_NH, running.extents)
+            tapped_NH = done.tapped_NH if tapped_NH is None else tapped_NH
+            drawn = self._draw(running, last_rows(done.rows_NH, running.extents, running.draws))
+        elif not result.num_rows:
+            drawn: Drawn = {}
+        elif self._options.returned == "last_rows":
+            drawn = self._draw(running, self._computer.finish(rows_NH))
+        else:
+            drawn = self._draw_from(running, rows_NH)
+        return PassDone(tapped=_tapped_of(running, tapped_NH), drawn=drawn)
+
+    def _draw(self, running: RunningPass[TaskT], last_SH: Tensor) -> Drawn:
+        """Draw from the last rows of the entries that draw, in tiles if numerics are invariant."""
+        current, last_SH = _current(running.due(), last_SH)
+        size = TILE_ROWS if self._options.tiled else max(1, len(current))
+        drawn: Drawn = {}
+        for first in range(0, len(current), size):
+            some, rows_SH = current[first : first + size], last_SH[first : first + size]
+            outputs = self._program.draw([entry.task for entry in some], padded(rows_SH) if self._options.tiled else rows_SH)
+            drawn |= {id(entry.extent): output for entry, output in zip(some, outputs, strict=True)}
+        return drawn
+
+    def _draw_from(self, running: RunningPass[TaskT], logits_SV: Tensor) -> Drawn:
+        current, logits_SV = _current(running.due(), logits_SV)
+        if not current:
+            return {}
+        outputs = self._program.draw_from([entry.task for entry in current], logits_SV)
+        return {id(entry.extent): output for entry, output in zip(current, outputs, strict=True)}
+
+
+def _frozen(extent: Extent) -> Extent:
+    """Return an extent with the pages that the table has now: it may lose them to another request while the pass runs."""
+    table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
+    return Extent(table=table, start=extent.start, stop=extent.stop)
+
+
+def _current(due: Sequence[PassEntry[TaskT]], rows_SX: Tensor) -> tuple[list[PassEntry[TaskT]], Tensor]:
+    """Return the entries that are not void, with their rows."""
+    at = [number for number, entry in enumerate(due) if not entry.is_void]
+    if len(at) == len(due):
+        return list(due), rows_SX
+    return [due[number] for number in at], rows_SX[torch.tensor(at, dtype=torch.int64, device=rows_SX.device)]
+
+
+def _tapped_of(running: RunningPass[TaskT], tapped_NH: Tensor | None) -> dict[int, Tensor]:
+    if tapped_NH is None:
+        return {}
+    parts = tapped_NH.split([extent.num_rows for extent in running.extents])
+    return {id(entry.extent): part for entry, part in zip(running.entries, parts, strict=True)}

@@ -1,0 +1,23 @@
+"""Rows as bytes between processes. Legend: N rows, H width."""
+
+import torch
+from torch import Tensor
+
+from fleet.core.errors import BadInput
+from fleet.engine.torch.build import DTYPES
+
+
+def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
+    """Return rows in a wire dtype as bytes, which share the tensor's memory if it is the host's and of that dtype."""
+    host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
+    return host_NH.view(torch.uint8).numpy().data.cast("B") if host_NH.numel() else memoryview(b"")
+
+
+def rows_from_wire(data: memoryview, num_rows: int, wire_dtype: str, like: Tensor) -> Tensor:
+    """Return rows [num_rows, width] as a tensor of the dtype and on the device of `like`."""
+    dtype = DTYPES[wire_dtype]
+    rows = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    width = len(rows) // max(1, num_rows)
+    if width * num_rows != len(rows):
+        raise BadInput(f"{len(data)} bytes are not {num_rows} rows in {wire_dtype}")
+    return rows.view(num_rows, width).to(device=like.device, dtype=like.dtype)
