@@ -1,4 +1,4 @@
-"""Roles of a deployment's workers: a whole stage, or one half of a stage whose prefill and decode are split."""
+"""Roles of a deployment's workers: a whole stage, one half of one whose prefill and decode are split, or spans of its layers."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,13 +7,15 @@ from fleet.core.ids import RoleName, StageName, Walk
 
 PREFILL_HALF: Final = "prefill"
 DECODE_HALF: Final = "decode"
+SPAN: Final = "span"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """A role: the walks of a stage that it serves. After the last of them a task is handed off to role `next`, if there is one.
 
-    `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is lost.
+    `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is lost. `hosts_spans`: its
+    workers own no task, and compute layers for the stage's other role.
     """
 
     name: RoleName
@@ -22,7 +24,8 @@ class Role:
     replicas: int
     standby: int = 0
     next: RoleName | None = None
+    hosts_spans: bool = False
 
 
-def half_role_name(stage: StageName, which: str) -> RoleName:
+def part_role_name(stage: StageName, which: str) -> RoleName:
     return RoleName(f"{stage}.{which}")

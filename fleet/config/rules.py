@@ -10,6 +10,7 @@ from fleet.config.names import format_value, suggest
 from fleet.config.placement import SHARED, PlacedWorkers, configured_shares, gpu_of, place_workers, workers_by_gpu
 from fleet.config.problems import Place, Problem, first_problem
 from fleet.config.schema import ARENA_MIB, KV_PAGES, FleetConfig, SamplingDefaults, StageConfig, WebConfig
+from fleet.config.span_rules import spans_are_complete, stages_can_be_divided
 from fleet.config.vllm_rules import (
     tensor_parallel_stages_run_on_gpus,
     vllm_halves_share_a_kind_of_device,
@@ -316,6 +317,8 @@ RULES: tuple[Rule, ...] = (
     ramps_are_used,
     splits_are_possible,
     engines_serve_their_stages,
+    stages_can_be_divided,
+    spans_are_complete,
     vllm_settings_are_used,
     stage_settings_are_known,
     sampling_is_valid,

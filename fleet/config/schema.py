@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from fleet.config import placement, values
-from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role, half_role_name
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.values import Number, Whole
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
+from fleet.core.layer_spans import LayerSpan
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
 Text = Annotated[str, BeforeValidator(values.text)]
@@ -23,6 +24,7 @@ Devices = Annotated[str | tuple[str, ...], BeforeValidator(values.devices)]
 Host = Annotated[str, BeforeValidator(values.host)]
 Origin = Annotated[str, BeforeValidator(values.origin)]
 Port = Annotated[int, BeforeValidator(values.port)]
+Span = Annotated[str, BeforeValidator(values.span)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
 Share = Annotated[float, BeforeValidator(Number(0, 1, above=True))]
 Mebibytes = Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))]
@@ -114,6 +116,34 @@ class VllmConfig(Strict):
     quantization: Text | None = None
 
 
+class SpansConfig(Strict):
+    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers; see `core/layer_spans.py`.
+
+    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost. `window`: the most passes in
+    flight; None: two more than there are workers. `wire_dtype`: of rows between processes; auto: that of the stage.
+    """
+
+    anchor: Span
+    workers: tuple[Span, ...] = ()
+    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
+    window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
+    wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+    @property
+    def anchor_span(self) -> LayerSpan:
+        return LayerSpan.parse(self.anchor, "anchor")
+
+    @property
+    def worker_spans(self) -> tuple[LayerSpan, ...]:
+        """Return the workers' spans in the order of the layers."""
+        return tuple(sorted((LayerSpan.parse(each, "workers") for each in self.workers), key=lambda span: span.first))
+
+    @property
+    def has_head_on_anchor(self) -> bool:
+        """True if the workers return rows: the anchor then has the output head, wherever its layers are."""
+        return not any(span.has_output for span in self.worker_spans)
+
+
 class StageConfig(Strict):
     """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's cores.
 
@@ -141,6 +171,7 @@ class StageConfig(Strict):
     gpu_memory_utilization: Share | None = None
     transition_source: Literal["producer", "conductor"] | None = None
     split: SplitConfig | None = None
+    spans: SpansConfig | None = None
     sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
     extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
@@ -340,13 +371,21 @@ class FleetConfig(Strict):
         """Return the stage's roles in the order in which a task passes through them."""
         walks, given = self.graph_declaration().stage(name).walks, self.stage(name)
         if given.split is None:
-            return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby),)
+            whole = Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby)
+            return (whole, *self._span_roles(name))
         prefill, decode = given.split.prefill, given.split.decode
-        first, last = half_role_name(name, PREFILL_HALF), half_role_name(name, DECODE_HALF)
+        first, last = part_role_name(name, PREFILL_HALF), part_role_name(name, DECODE_HALF)
         return (
             Role(name=first, stage=name, walks=walks[:-1], replicas=prefill.replicas, standby=prefill.standby, next=last),
             Role(name=last, stage=name, walks=walks[-1:], replicas=decode.replicas, standby=decode.standby),
         )
+
+    def _span_roles(self, name: StageName) -> tuple[Role, ...]:
+        spans = self.stage(name).spans
+        if spans is None or not spans.workers:
+            return ()
+        role, number = part_role_name(name, SPAN), len(spans.workers) * self.stage(name).replicas
+        return (Role(name=role, stage=name, walks=(), replicas=number, standby=spans.standby, hosts_spans=True),)
 
     def role(self, name: str) -> Role:
         """Return the role of a name. Raises: ConfigError listing the roles that exist."""

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TypeGuard, cast
 from urllib.parse import urlsplit
 
+from fleet.core.errors import ConfigError
+from fleet.core.layer_spans import LayerSpan
+
 MAX_PORT = 65535
 _MAX_HOST_LEN = 253
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
@@ -147,6 +150,16 @@ def device(value: object) -> str:
     if not _DEVICE.fullmatch(name):
         raise ValueError("must be auto, cpu, cuda or cuda:N, such as cuda:0")
     return name
+
+
+def span(value: object) -> str:
+    """Accept a span of layers, in its notation."""
+    notation = text(value)
+    try:
+        LayerSpan.parse(notation, "span")
+    except ConfigError as error:
+        raise ValueError(error.message.removeprefix("span: ")) from error
+    return notation
 
 
 def devices(value: object) -> str | tuple[str, ...]:

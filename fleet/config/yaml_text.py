@@ -1,5 +1,7 @@
 """Parser of YAML text to plain values; refuses mistakes that YAML permits: duplicate keys, recursive aliases. Knows no field."""
 
+import re
+
 import yaml
 from yaml.reader import ReaderError
 
@@ -54,8 +56,11 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     return problem
 
 
+_WITHOUT_BASE_60 = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$")
+
+
 class _Loader(yaml.SafeLoader):
-    """Loader that limits nesting, and names the line of an invalid date or number."""
+    """Loader that limits nesting, and names the line of an invalid date or number. Text such as 10:19 is no number of base 60."""
 
     depth = 0
 
@@ -72,6 +77,13 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except ValueError as error:
             raise Malformed(f"{node.value!r:.60} is no date and no number; put it in quotes", line=_line(node)) from error
+
+
+_INT = "tag:yaml.org,2002:int"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _WITHOUT_BASE_60 if tag == _INT else form) for tag, form in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class _Audit:

@@ -214,6 +214,7 @@ TABLE: tuple[Row, ...] = (
     Row("retained_audio", "zset", "forever", "append, ack, end_request, abort",
         "ended request|its audio edges -> time at which that audio and its prompt's are deleted, us"),
     Row("refused", "zset", "forever", "register", "worker and cause of refusal -> time, us; of the last hour, bounded"),
+    Row("route_generation", "string", "forever", "set_route", "the generation of the newest route; grows"),
     Row("refusal_logged", "string", "retention", "submit, admission",
         "request whose refusal for the queue bound was logged within the last seconds"),
     Row("conductor:last", "string", "forever", "lead", "last leader, until it resigns or its death is observed"),

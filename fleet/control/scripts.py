@@ -43,7 +43,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams", "sweep",
+    "leases", "fence_tasks", "stale_streams", "sweep", "set_route",
 )  # fmt: skip
 
 
@@ -311,6 +311,11 @@ def register(
     """If `replicas` workers of the role accept tasks, up to `standby` more receive the answer "standby" and must wait."""
     joined = encode_event(WorkerJoined(worker=worker, role=role))
     return Call("register", (worker, role, lease_us, joined, replicas, standby, *chain.from_iterable(fields.items())))
+
+
+def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:
+    """`hops`: each span worker and its span, in the order of the layers. Answers "ok" and the generation, or a refusal."""
+    return Call("set_route", (anchor, *chain.from_iterable(hops)))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:

@@ -19,7 +19,8 @@ MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 1024 * 1024
 KEY_ID, MAC = "key_id", "mac"
 SIGNED = (
-    "role", "stage", "transfer", "reach", "place", "protocol", "package", "checkpoint", "dtype", "page_size_tokens", KEY_ID,
+    "role", "stage", "transfer", "reach", "place", "protocol", "package", "checkpoint", "dtype", "page_size_tokens",
+    "span_address", "span_token", KEY_ID,
 )  # fmt: skip
 """Fields of a worker's record that its peers act on; none changes while it is registered."""
 Record = Mapping[str, str | bytes]
@@ -41,11 +42,22 @@ class FleetSecret:
         """Return True if the record was signed with this secret, for this worker, and its `SIGNED` fields are unchanged."""
         return hmac.compare_digest(_bytes(record.get(MAC, "")), self._mac(worker, record).encode())
 
+    def connection_key(self, token: bytes) -> bytes:
+        """Return the key of connections to the process that registered this token: 32 bytes."""
+        return hmac.new(self._mac_key, b"fleet: key of a span connection, 1" + token, hashlib.sha256).digest()
+
     def _mac(self, worker: WorkerId, record: Record) -> str:
         # Each part with its length in front: no two records have the same bytes.
         parts = [_bytes(worker), *(_bytes(record.get(name, "")) for name in SIGNED)]
         message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return hmac.new(self._mac_key, message, hashlib.sha256).hexdigest()
+
+
+def span_connection_key(secret: FleetSecret | None, token: bytes) -> bytes:
+    """Return the key of connections to a span worker. Without a secret, who can read the token in Redis can connect."""
+    if secret is not None:
+        return secret.connection_key(token)
+    return hashlib.sha256(b"fleet: key of a span connection, 1" + token).digest()
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:

@@ -14,6 +14,7 @@ TEXT = Graph(
         Stage(
             name=LM,
             builder="fleet.stages.text:build",
+            span_builder="fleet.stages.text:build_span",
             walks=(Walk("prefill"), Walk("decode")),
             main=True,
             engines=("torch", "vllm"),

@@ -4,14 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import RequestSpec
+from fleet.core.span_messages import Returned
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.span_chain import RouteSlot
+
+if TYPE_CHECKING:
+    from fleet.engine.torch.span_model import SpanLayers
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +76,26 @@ class VllmSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorOptions:
+    """The part of a model that an anchor holds, and how it computes with its span workers.
+
+    `returned`, `window`, `wire_dtype`: see `SpanPassOptions`.
+    """
+
+    span: LayerSpan
+    returned: Returned
+    window: int | None = None
+    wire_dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
     `kv_pages` 0: as many as `gpu_memory_utilization` of the device's memory holds beside the weights. `min_positions`: of the
     largest request that the deployment admits.
     `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
-    is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage.
+    is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage. `anchor`: of one over span workers.
     """
 
     stage: StageName
@@ -94,6 +113,7 @@ class BuildOptions:
     page_size_tokens: int = 16
     threads: int = 1
     half: Half = ""
+    anchor: AnchorOptions | None = None
     window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
     progress: Callable[[float], None] = lambda _: None
     extra: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
@@ -104,12 +124,23 @@ class BuiltStage:
     """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded.
 
     `num_added_rows`: the most rows that the stage computes beside those of a request's prompt before its first output.
+    `route`: of an anchor, where its engine finds the chain of its span workers.
     """
 
     engine: Engine
     adapter: AdapterFactory
     num_added_rows: int = 0
     weight_names: tuple[str, ...] = ()
+    route: RouteSlot | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltSpan:
+    """A span that a span worker can host. `num_bytes`: of its weights."""
+
+    layers: "SpanLayers"
+    num_bytes: int
+
+
+SpanBuilder = Callable[[BuildOptions, LayerSpan], BuiltSpan]
 Builder = Callable[[BuildOptions], BuiltStage]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.core.errors import ConfigError
+from fleet.engine.span_chain import RouteSlot
 from fleet.engine.torch.build import ComputeDevice, open_device
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
@@ -14,6 +15,7 @@ from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import GraphProgram, GraphTaskT, Program, TaskT
+from fleet.engine.torch.span_passes import SpanPasses, SpanPassOptions, SpanProgram
 from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import CheckpointReader
 from fleet.processing.end_ids import read_end_ids
@@ -64,6 +66,16 @@ class StageSetup:
         runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
         return LMEngine(program, pool, LocalPasses(runner), self._limits)
 
+    def anchor_loop(self, program: SpanProgram[TaskT], num_layers: int) -> tuple[LMEngine[TaskT], RouteSlot]:
+        """Return the loop of a program whose other layers are in span workers, and where it finds their chain."""
+        anchor, pool = self.options.anchor, self._pool(program, mirrored=True)
+        assert anchor is not None, "not an anchor"
+        route = RouteSlot(num_layers=num_layers, num_pages=pool.num_pages, page_size=pool.page_size)
+        options = SpanPassOptions(
+            returned=anchor.returned, tiled=self.where.tiled, wire_dtype=anchor.wire_dtype, window=anchor.window
+        )
+        return LMEngine(program, pool, SpanPasses(program, pool, route, options), self._limits), route
+
     @property
     def _limits(self) -> LoopLimits:
         return LoopLimits(
@@ -72,13 +84,14 @@ class StageSetup:
             max_positions=self.num_positions or None,
         )
 
-    def _pool(self, program: Program[TaskT]) -> KVPool:
+    def _pool(self, program: Program[TaskT], *, mirrored: bool = False) -> KVPool:
         return KVPool(
             program.kv_shape,
             num_pages=self._num_pages(program.kv_shape),
             page_size=self.options.page_size_tokens,
             dtype=self.where.dtype,
             device=self.where.device,
+            mirrored=mirrored,
         )
 
     def _num_pages(self, shape: KVShape) -> int:

@@ -6,15 +6,18 @@ import numpy as np
 
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
+from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.span_chain import RouteSlot
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import start
 from fleet.graphs.text import LM, TEXT
-from fleet.models.causal_lm.program import SALT, CausalLM
+from fleet.models.causal_lm.program import SALT, CausalAnchor, CausalLM
+from fleet.models.causal_lm.span_load import load_span
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
@@ -24,27 +27,36 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    engine, names = _vllm_engine(options) if options.engine == "vllm" else _torch_engine(options)
+    engine, names, route = (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
         return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
 
-    return BuiltStage(engine=engine, adapter=adapter, weight_names=names)
+    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route)
 
 
-def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
+def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
+    """Load a span for a span worker. Raises: ConfigError."""
+    where = prepare_stage(options).where
+    layers = load_span(options.checkpoint, span, where.dtype, with_embedding=False, device=where.device)
+    return BuiltSpan(layers=layers, num_bytes=sum(weight.nbytes for weight in layers.weights().values()))
+
+
+def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
     setup = prepare_stage(options)
     weights = setup.reader(lambda _: False)  # `transformers` reads them
     weights.check()
-    model = CausalLM(
-        options.checkpoint,
-        end_ids_of(options.checkpoint),
-        device=setup.where.device,
-        dtype=setup.where.dtype,
-        tiled=setup.where.tiled,
-    )
-    return setup.loop(model), tuple(weights.under(""))
+    folder, end_ids, where, anchor = options.checkpoint, end_ids_of(options.checkpoint), setup.where, options.anchor
+    if anchor is None:
+        model = CausalLM(folder, end_ids, device=where.device, dtype=where.dtype, tiled=where.tiled)
+        return setup.loop(model), tuple(weights.under("")), None
+    program = CausalAnchor(
+        folder, end_ids, anchor.span, device=where.device, dtype=where.dtype, tiled=where.tiled,
+        with_head=anchor.returned != "logits",
+    )  # fmt: skip
+    engine, route = setup.anchor_loop(program, program.num_layers)
+    return engine, tuple(program.layers.weights()), route
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:

@@ -47,9 +47,14 @@ class GrantIntake:
         """Grants whose claim Redis refused as a write."""
 
     def free_slots(self) -> int:
-        if self._is_exclusive() or not self._availability.accepts_tasks:
+        if self._is_exclusive() or not self._availability.accepts_tasks or not self._can_compute():
             return 0
         return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
+
+    def _can_compute(self) -> bool:
+        """Return False while layers are missing. After too long, tasks are claimed again, and fail."""
+        engine = self._built.engine
+        return engine.accepts_requests() or engine.outage() is not None
 
     def _is_exclusive(self) -> bool:
         return bool(self.reserved) or self._tasks.runs_alone()

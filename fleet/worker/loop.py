@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 IDLE_BLOCK_MS = 200
 PULL_POLL_S = 0.0005
+AWAIT_PASS_S = 0.05
+"""The longest wait for a pass that other processes compute, during which nothing else arrives."""
 
 
 class WorkerLoop:
@@ -54,7 +56,7 @@ class WorkerLoop:
         graph, roles = config.graph_declaration(), config.roles_of(self.stage)
         source = next((other.name for other in roles if other.next == role), None)
         # In a split stage, the worker that ends a task is not the one that begins the next turn's.
-        max_sessions = config.limits.max_cached_conversations if len(roles) == 1 else 0
+        max_sessions = config.limits.max_cached_conversations if config.stage(self.stage).split is None else 0
         offers, imports = Offers(self.engine, transfer, worker, OFFER_LEASE_S), AbandonedImports()
         self.pull_tally = PullTally()
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s, self.pull_tally)
@@ -103,7 +105,8 @@ class WorkerLoop:
             self.tasks.guard(task, lambda task=task: self._feed(task))
 
     def _step(self) -> Sequence[EngineOutput]:
-        if not self.engine.is_ready():
+        if not self.engine.is_ready() and not self.engine.await_pass(AWAIT_PASS_S):
+            self._fail_all_in_outage()
             return ()
         try:
             return self.engine.step()
@@ -111,6 +114,12 @@ class WorkerLoop:
             log.exception("a batch of %d failed", len(self.tasks))
             self._lose_batch(error)
             return ()
+
+    def _fail_all_in_outage(self) -> None:
+        """Fail every task whose layers have been missing for too long."""
+        if self.tasks and (error := self.engine.outage()) is not None:
+            for task in list(self.tasks.values()):
+                self.tasks.fail(task, error)
 
     def _lose_batch(self, error: Exception) -> None:
         """Treat a failed batch as this worker's death over its tasks: each continues from its log, elsewhere or here.

@@ -1,35 +1,30 @@
 """One worker process: loads its stage's weights, joins its role and serves until it is stopped. The graph names the builder."""
 
 import hashlib
-import importlib
 import logging
-import os
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import cast
 
 import redis
-from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.config.placement import default_share, device_of
-from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
-from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS
+from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS, StageConfig
 from fleet.control import scripts
-from fleet.control.connect import connect, run, texts
-from fleet.control.outage import Outage, is_away
-from fleet.core.errors import ConfigError, EngineStopped, RedisUnreachable, VersionSkew
+from fleet.control.connect import run
+from fleet.core.errors import ConfigError, EngineStopped
 from fleet.core.gc_freeze import freeze_gc
-from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
+from fleet.core.ids import RoleName, StageName, WorkerId
+from fleet.core.layer_spans import Topology, topology_of
 from fleet.core.log_labels import Labels
-from fleet.stages.base import Builder, BuildOptions, BuiltStage, Half, VllmSettings
+from fleet.core.span_messages import Returned
+from fleet.stages.base import AnchorOptions, BuildOptions, BuiltStage, Half, VllmSettings
+from fleet.stages.builders import stage_builder
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
@@ -40,16 +35,14 @@ from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.peers import PeerAccess, read_peer_access
 from fleet.worker.redis_link import RedisLink
+from fleet.worker.registered_process import RegisteredProcess
+from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.route_keeper import RouteKeeper, RouteSettings
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
-PROTOCOL_VERSION = "4"
 FINGERPRINT_BYTES = 1024 * 1024
-SKEW_FIX = (
-    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens, with vllm also one section "
-    "vllm and one kind of device, for both halves of a stage"
-)
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -98,6 +91,7 @@ def build_options(
             address=address,
         ),
         half=half,
+        anchor=anchor_options(own, dtype),
         max_batch=own.max_batch,
         prefill_chunk_tokens=own.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[kind],
         kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
@@ -111,6 +105,18 @@ def build_options(
         progress=progress,
         extra=dict(own.extra),
     )
+
+
+def anchor_options(own: StageConfig, dtype: str) -> AnchorOptions | None:
+    spans = own.spans
+    if spans is None or not spans.workers:
+        return None
+    is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
+    from_workers: Returned = "last_rows" if spans.has_head_on_anchor else "logits"
+    return AnchorOptions(
+        span=spans.anchor_span, returned="rows" if is_last else from_workers, window=spans.window,
+        wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
+    )  # fmt: skip
 
 
 def _auto_device(config: FleetConfig) -> str:
@@ -154,13 +160,12 @@ def build_stage(
     import torch
 
     torch.set_num_threads(config.stage(stage).threads)
-    module, _, function = config.graph_declaration().stage(stage).builder.partition(":")
-    builder = cast(Builder, getattr(importlib.import_module(module), function))
+    builder = stage_builder(config.graph_declaration(), stage)
     return builder(build_options(config, stage, checkpoint, progress, half=half, address=address))
 
 
-class WorkerProcess:
-    """A sequence of incarnations, each with its own id, lease, transfer agent and loop; the engine outlives them."""
+class WorkerProcess(RegisteredProcess):
+    """A worker that owns tasks."""
 
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
@@ -172,56 +177,30 @@ class WorkerProcess:
         `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like `dtype`. `when_joined` is called
         by each incarnation once it is registered.
         """
-        self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
-        self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
+        super().__init__(config, role, redis_url, labels)
+        self.built, self.fingerprint, self.device, self.dtype = built, fingerprint, device, dtype
         self.access = access or read_peer_access(config)
         self.arena = arena_size(config, config.role(role).stage, built)
         self.device_monitor = DeviceMonitor(device)
-        self.labels = labels or Labels("worker")
         self.when_joined = when_joined
-        self.stop, self.outage = threading.Event(), Outage(f"worker {role}")
         self.loop: WorkerLoop | None = None
-        self.last_id: WorkerId | None = None
 
-    def run(self) -> None:
-        while not self.stop.is_set():
-            try:
-                self._incarnation()
-            except (RedisError, RedisUnreachable) as error:
-                is_outage = isinstance(error, RedisError) and is_away(error)
-                if self.loop is None and not is_outage:
-                    raise
-                self._drop_tasks()
-                self.stop.wait(self._pause_s(error))
+    @property
+    def has_joined(self) -> bool:
+        return self.loop is not None
 
-    def _pause_s(self, error: RedisError | RedisUnreachable) -> float:
-        """Log why the incarnation ended, once per outage; return the pause before the next one in seconds."""
-        if isinstance(error, RedisError) and is_away(error):
-            return self.outage.add(error)
-        if isinstance(error, RedisError):
-            log.warning("this incarnation's inbox is gone (%s): it was fenced; the worker joins again", error)
-        return self.outage.pause_s()
-
-    def _drop_tasks(self) -> None:
+    def drop_work(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
             self.built.engine.abort(request)
         self.built.engine.drop_cached()
 
-    def _incarnation(self) -> None:
-        with connect(self.redis_url, one_connection=True) as client, connect(self.redis_url) as lease_client:
-            self._live(client, lease_client)
-
-    def _live(self, client: redis.Redis, lease_client: redis.Redis) -> None:
-        worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
-        self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
-        if self.last_id is not None:
-            # Other workers need not wait for the lease of an incarnation that is certainly over.
-            run(client, scripts.fence_worker("", self.last_id))
+    def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
         order = self.loop.availability.order_in_force() if self.loop else None
         if self.loop is not None:
             self.loop.hand_offs.close()
-        self.last_id = worker
         from fleet.transfer.factory import open_transfer
+
+        route = self._route_keeper(worker)
 
         settings, engine = self.config.transfer, self.built.engine
         is_split = self.config.stage(self.config.role(self.role).stage).split is not None
@@ -239,13 +218,29 @@ class WorkerProcess:
             self.loop.availability.standing_by = stands_by
             if order is not None:
                 run(client, scripts.order(worker, order))
+            if route is not None:
+                route.start()
             self._serve(self.loop, client, lease_client)
             run(client, scripts.fence_worker("", worker))
         except EngineStopped:
             run(client, scripts.fence_worker("", worker))  # its tasks continue elsewhere, and none is suspected
             raise
         finally:
+            if route is not None:
+                route.stop()
             transfer.close()
+
+    def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
+        """Return what keeps the route of an anchor."""
+        stage, slot = self.config.role(self.role).stage, self.built.route
+        spans, anchor = self.config.stage(stage).spans, anchor_options(self.config.stage(stage), self.dtype)
+        if slot is None or spans is None or anchor is None:
+            return None
+        settings = RouteSettings(
+            anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
+            wire_dtype=anchor.wire_dtype, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
+        )  # fmt: skip
+        return RouteKeeper(self.redis_url, settings, slot, self.access.secret)
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
         """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""
@@ -264,7 +259,7 @@ class WorkerProcess:
                 self._drain(loop, lease)
         finally:
             lease.stop()
-            self._drop_tasks()
+            self.drop_work()
 
     def _drain(self, loop: WorkerLoop, lease: Lease) -> None:
         """Accept no new task, and finish those that end soon."""
@@ -278,42 +273,13 @@ class WorkerProcess:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
         fields: dict[str, str | bytes] = {
-            "kind": "worker",
-            "host": socket.gethostname(),
-            "pid": str(os.getpid()),
+            **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
             "capacity": str(self.config.stage(serves.stage).max_batch),
-            "running": "0",
-            "protocol": PROTOCOL_VERSION,
-            "package": version("fleet-serving"),
-            "checkpoint": self.fingerprint,
-            "device": self.device,
             "backend": transfer.backend,
             "registered_address": str(transfer.registered_address),
             "registered_bytes": str(transfer.registered_bytes),
-            **self._shared_settings(serves.stage),
         }
-        lease_us = int(self.config.lease.worker_ttl_s * 1e6)
-        record = self.access.record(worker, self.role, fields, transfer)
-        call = scripts.register(worker, self.role, lease_us, record, replicas=serves.replicas, standby=serves.standby)
-        answer, *reason = texts(run(client, call))
-        if reason:
-            raise VersionSkew(f"worker {self.role} is refused: {reason[0]}" + (f"; {SKEW_FIX}" if answer == "skew" else ""))
-        return answer == "standby"
-
-    def _shared_settings(self, stage: StageName) -> dict[str, str]:
-        """Return the settings in which both halves of a split stage must agree to read each other's keys and values."""
-        own, engine = self.config.stage(stage), self.config.engine_of(stage)
-        if own.split is None:
-            return {}
-        shared = {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(own.page_size_tokens), "engine": engine}
-        if engine != "vllm":
-            return shared
-        return {
-            **shared,
-            "tensor_parallel_size": str(own.vllm.tensor_parallel_size),
-            "quantization": own.vllm.quantization or "none",
-            "device_kind": self.device.partition(":")[0],
-        }
+        return register_worker(client, self.config, serves, worker, self.access.record(worker, self.role, fields, transfer))
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -338,6 +304,15 @@ def run_worker(
     config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
+    if serves.hosts_spans:
+        from fleet.worker.span_process import SpanWorkerProcess
+
+        options = build_options(config, serves.stage, folder)
+        fingerprint = fingerprint_of(folder)
+        run_until_stopped(
+            SpanWorkerProcess(config, serves, redis_url, options, access, fingerprint, labels=labels, when_joined=when_joined)
+        )
+        return
     fake = config.engine == "fake"
     if half_of(config, serves) and config.engine_of(serves.stage) == "vllm":
         on_gpu = build_options(config, serves.stage, folder).device != "cpu"
@@ -352,6 +327,11 @@ def run_worker(
         config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels,
         when_joined=when_joined, access=access,
     )  # fmt: skip
+    run_until_stopped(process)
+
+
+def run_until_stopped(process: RegisteredProcess) -> None:
+    """Run a process until SIGTERM or SIGINT."""
 
     def stop(_signum: int, _frame: object) -> None:
         process.stop.set()

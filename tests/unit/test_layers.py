@@ -30,7 +30,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
     "fleet.transfer": ("fleet.core", "fleet.config"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
-    "fleet.engine.torch": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.torch"),
+    "fleet.engine.torch": (
+        "fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.span_chain", "fleet.engine.torch",
+    ),
     # Tokens are drawn by the same functions on both engines.
     "fleet.engine.vllm": (
         "fleet.core", "fleet.engine.base", "fleet.engine.vllm", "fleet.engine.torch.noise", "fleet.engine.torch.sampling",

@@ -36,9 +36,9 @@ local function mismatch(other, peer)
     readers_of(peer.reach, peer.host), 'set transfer.interface for every worker of a fleet on several hosts'
 end
 -- The listed workers with the same compared settings are a group. All of a group give the same answer, so that one is compared.
-local ALWAYS = {'protocol', 'package', 'checkpoint'}
-local WITHIN_STAGE = {'protocol', 'package', 'checkpoint', 'engine', 'dtype', 'page_size_tokens', 'tensor_parallel_size', 'quantization',
-  'device_kind'}
+local ALWAYS = {'protocol', 'package', 'checkpoint', 'kernels'}
+local WITHIN_STAGE = {'protocol', 'package', 'checkpoint', 'kernels', 'engine', 'dtype', 'numerics', 'page_size_tokens',
+  'tensor_parallel_size', 'quantization', 'device_kind'}
 local function own_group()
   local values = {role == '' and 'gateway' or 'worker'}
   for _, fields in ipairs({WITHIN_STAGE, {'stage', 'key_id', 'reach', 'place'}}) do

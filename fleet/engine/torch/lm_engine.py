@@ -398,7 +398,7 @@ class LMEngine(Engine, Generic[TaskT]):
         return ()
 
     def _restart_all(self) -> None:
-        """Compute every row again, since other processes have lost theirs."""
+        """Compute every row again, since other processes have lost their part of it."""
         self._running.clear()
         for scheduled in self._requests.values():
             scheduled.restart_at(0)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fleet.core.errors import FleetError, from_code
-from fleet.core.span_messages import AnySpanMessage, Returned, SpanExtent, SpanFailure, SpanPass, SpanResult, SpanTapped
+from fleet.core.span_messages import Returned, SpanExtent, SpanFailure, SpanPass, SpanResult, SpanTapped
 from fleet.engine.base import EngineOutput
+from fleet.engine.span_chain import RouteSlot, SpanChain
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
@@ -41,51 +42,6 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 
     def draw_from(self, tasks: Sequence[TaskT], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
         """Draw as `draw` does, from logits that another process computed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanArrival:
-    """A message from a worker of the route, with its rows."""
-
-    message: AnySpanMessage
-    payload: memoryview
-
-
-class SpanChain(Protocol):
-    """The span workers of one route. Not thread-safe, but for `is_broken`."""
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def num_hops(self) -> int: ...
-
-    @property
-    def is_broken(self) -> bool:
-        """True once a worker of the route is gone."""
-        ...
-
-    def send(self, message: SpanPass, rows: memoryview) -> None:
-        """Send a pass to the first worker, without waiting; the rows must not change afterwards."""
-        ...
-
-    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        """Return what has arrived, waiting for the first up to the time."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Route(Protocol):
-    """Where an anchor's route stands. Called from the thread of the engine; another one may set up the next chain."""
-
-    def take_chain(self) -> SpanChain | None:
-        """Return the next chain, once."""
-        ...
-
-    def outage(self) -> FleetError | None:
-        """Return the error for requests once layers have been missing for too long."""
         ...
 
 
@@ -126,7 +82,7 @@ class SpanPassOptions:
 class SpanPasses(PassQueue[TaskT]):
     """Invariant: passes are sent, computed by every process, and completed in the order of their numbers."""
 
-    def __init__(self, program: SpanProgram[TaskT], pool: KVPool, route: Route, options: SpanPassOptions) -> None:
+    def __init__(self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions) -> None:
         self._program, self._pool, self._route, self._options = program, pool, route, options
         self._computer = SpanComputer(program.layers, pool, tiled=options.tiled)
         self._keys = RowKeys()

@@ -4,7 +4,7 @@ Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from fleet.core.errors import BadInput, ConfigError
+from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.layout import Layout
@@ -23,6 +25,7 @@ from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
+from fleet.models.causal_lm.span_load import load_span
 
 SALT = zlib.crc32(b"lm")
 
@@ -30,7 +33,7 @@ SALT = zlib.crc32(b"lm")
 class CausalTask(AnsweringTask):
     """One request."""
 
-    def __init__(self, program: "CausalLM", request: EngineRequest) -> None:
+    def __init__(self, program: "CausalProgram", request: EngineRequest) -> None:
         super().__init__()
         self._program, self._request = program, request
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
@@ -56,25 +59,25 @@ class CausalTask(AnsweringTask):
         return Prefix(keys=joined_keys([self._ids, self.drawn_ids])[: self.num_rows])
 
 
-class CausalLM:
-    """Any architecture whose attention goes through `transformers`' attention interface, in every layer.
+def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
+    """Raises: ConfigError for experts where numerics are invariant."""
+    if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
+        kind = config.model_type
+        raise ConfigError(f"numerics: invariant is not available for {kind}, which has experts; use fast", param="numerics")
 
-    Raises: ConfigError for those that do not, and for experts where numerics are invariant.
+
+class CausalProgram:
+    """What a process with all layers and one with a span share: tasks, embedding, draws.
+
+    Shapes: `embed_tokens` maps ids [N] to rows [N, H], `head` rows [S, H] to logits [S, V].
     """
 
-    def __init__(self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool) -> None:
-        config = read_config(folder)
-        kind = config.model_type
-        if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
-            raise ConfigError(f"numerics: invariant is not available for {kind}, which has experts; use fast", param="numerics")
-        model = load_model(folder, kind, dtype)
-        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
-            cast(nn.Module, model).to(device)
-            fuse_norms(model)
-        with refusing(folder, f"{kind} cannot be served"):
-            self._parts = Parts(model)
-            self.kv_shape = probe(config, self._parts, device)
+    def __init__(
+        self, config: PretrainedConfig, end_ids: frozenset[int], embed_tokens: Callable[[Tensor], Tensor],
+        head: Callable[[Tensor], Tensor], *, device: torch.device, tiled: bool,
+    ) -> None:  # fmt: skip
         self._device, self._tiled, self.end_ids = device, tiled, end_ids
+        self._embed_tokens, self._head = embed_tokens, head
         self._num_ids = int(config.vocab_size)
 
     def open(self, request: EngineRequest) -> CausalTask:
@@ -84,10 +87,55 @@ class CausalLM:
         """Embed ids. Raises: BadInput for unknown ones."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= self._num_ids:
             raise BadInput(f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages")
-        return self._parts.embed(torch.from_numpy(ids).to(self._device))
+        return self._embed_tokens(torch.from_numpy(ids).to(self._device))
+
+    def draw(self, tasks: Sequence[CausalTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        return self.draw_from(tasks, self._head(last_SH))
+
+    def draw_from(self, tasks: Sequence[CausalTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        return draw_answers(tasks, logits_SV, self._embed_tokens, one_by_one=self._tiled)
+
+
+class CausalLM(CausalProgram):
+    """Any architecture whose attention goes through `transformers`' attention interface, in every layer.
+
+    Raises: ConfigError for those that do not, and for experts where numerics are invariant.
+    """
+
+    def __init__(self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool) -> None:
+        config = read_config(folder)
+        kind = config.model_type
+        check_experts(config, tiled=tiled)
+        model = load_model(folder, kind, dtype)
+        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
+            cast(nn.Module, model).to(device)
+            fuse_norms(model)
+        with refusing(folder, f"{kind} cannot be served"):
+            self._parts = Parts(model)
+            self.kv_shape = probe(config, self._parts, device)
+        super().__init__(config, end_ids, self._parts.embed, self._parts.head, device=device, tiled=tiled)
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CausalTask]) -> Forwarded:
         return Forwarded(last_NH=self._parts.body(rows_NH, layout))
 
-    def draw(self, tasks: Sequence[CausalTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        return draw_answers(tasks, self._parts.head(last_SH), self._parts.embed, one_by_one=self._tiled)
+
+class CausalAnchor(CausalProgram):
+    """The anchor of a model whose other layers are in span workers. `with_head`: it has the output head in either topology.
+
+    Raises: as `load_span`.
+    """
+
+    taps_elsewhere = False
+
+    def __init__(
+        self, folder: Path, end_ids: frozenset[int], span: LayerSpan, *, device: torch.device, dtype: torch.dtype, tiled: bool,
+        with_head: bool,
+    ) -> None:  # fmt: skip
+        config = read_config(folder)
+        check_experts(config, tiled=tiled)
+        self.layers = load_span(folder, span, dtype, with_embedding=True, with_head=with_head, device=device)
+        self.kv_shape, self.num_layers = self.layers.kv_shape, int(config.num_hidden_layers)
+        super().__init__(config, end_ids, self.layers.embed, self.layers.head, device=device, tiled=tiled)
+
+    def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CausalTask]) -> Forwarded:
+        raise AssertionError("the anchor has a span of the layers only")

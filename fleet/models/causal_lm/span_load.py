@@ -85,11 +85,14 @@ def _run_without_weights(
     return order
 
 
-def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool = False) -> SpanModel:
-    """Load a span of a checkpoint's model, on the CPU. `with_embedding`: with the embedding of ids, which the anchor has.
+def load_span(
+    folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool = False,
+    device: torch.device | None = None,
+) -> SpanModel:  # fmt: skip
+    """Load a span of a checkpoint's model, on the CPU by default.
 
-    `with_head`: with the final norm and the output head also if the span ends before them.
-    Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
+    `with_embedding`: with the embedding of ids, which the anchor has. `with_head`: with the final norm and the output head also
+    if the span ends before them. Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
     """
     kind, num_layers = _kind_and_layers(folder)
     span = span.of_model(num_layers, "spans")
@@ -102,6 +105,9 @@ def load_span(folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embeddi
             names = list(partial(config).state_dict())
     with _needed_files(folder, plan.layers.rpartition(".")[2], span, names) as weights:
         loaded = load_model(folder, kind, dtype, weights=weights, model_class=partial, config=config)
+    if device is not None:
+        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller span"):
+            cast(nn.Module, loaded).to(device)
     fuse_norms(loaded)
     layers = cast(nn.ModuleList, loaded.get_submodule(plan.layers))
     shape = KVShape(num_layers=span.final - span.first + 1, num_kv_heads=plan.kv_heads, head_dim=plan.head_dim)

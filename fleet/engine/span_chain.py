@@ -1,0 +1,80 @@
+"""The span workers of an anchor's route as its engine uses them, and the place where the next chain is left for it.
+
+Knows no connection, no tensor library and no Redis.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleet.core.errors import FleetError
+from fleet.core.span_messages import AnySpanMessage, SpanPass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanArrival:
+    """A message from a worker of the route, with its rows."""
+
+    message: AnySpanMessage
+    payload: memoryview
+
+
+class SpanChain(Protocol):
+    """The span workers of one route. Not thread-safe, but for `is_broken` and `close`."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def num_hops(self) -> int: ...
+
+    @property
+    def is_broken(self) -> bool:
+        """True once a worker of the route is gone."""
+        ...
+
+    def send(self, message: SpanPass, rows: memoryview) -> None:
+        """Send a pass to the first worker, without waiting; the rows must not change afterwards."""
+        ...
+
+    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
+        """Return what has arrived, waiting for the first up to the time."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RouteSlot:
+    """Thread-safe. Holds at most one chain that the engine has not taken; one that is replaced is closed.
+
+    `num_layers` of the whole model; `num_pages`, `page_size` of the anchor's KV pool.
+    """
+
+    def __init__(self, *, num_layers: int, num_pages: int, page_size: int) -> None:
+        self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
+        self._lock = threading.Lock()
+        self._next: SpanChain | None = None
+        self._outage: FleetError | None = None
+
+    def offer(self, chain: SpanChain) -> None:
+        """Leave a chain, in place of one that the engine has not taken."""
+        with self._lock:
+            replaced, self._next = self._next, chain
+            self._outage = None
+        if replaced is not None:
+            replaced.close()
+
+    def take_chain(self) -> SpanChain | None:
+        """Return the next chain, once."""
+        with self._lock:
+            taken, self._next = self._next, None
+        return taken
+
+    def report_outage(self, error: FleetError | None) -> None:
+        """Set the error with which requests fail from now on, or None."""
+        self._outage = error
+
+    def outage(self) -> FleetError | None:
+        """Return the error for requests once layers have been missing for too long."""
+        return self._outage

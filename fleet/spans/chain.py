@@ -1,0 +1,37 @@
+"""The connections of an anchor to the span workers of its route."""
+
+from collections.abc import Sequence
+
+from fleet.core.span_messages import SpanPass, decode_span_message, encode_span_message
+from fleet.engine.span_chain import SpanArrival, SpanChain
+from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
+
+
+class ConnectedChain(SpanChain):
+    """`connections`: in the order of the layers; all of them put their arrivals into `arrivals`."""
+
+    def __init__(self, generation: int, connections: Sequence[SpanConnection], arrivals: SpanArrivals) -> None:
+        self._generation, self._connections, self._arrivals = generation, connections, arrivals
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def num_hops(self) -> int:
+        return len(self._connections)
+
+    @property
+    def is_broken(self) -> bool:
+        return any(connection.is_closed for connection in self._connections)
+
+    def send(self, message: SpanPass, rows: memoryview) -> None:
+        self._connections[0].send(encode_span_message(message), rows)
+
+    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
+        received = [arrival.frame for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]
+        return [SpanArrival(message=decode_span_message(frame.header), payload=frame.payload) for frame in received]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()

@@ -1,0 +1,76 @@
+"""The record with which a worker registers, and its registration. Knows no engine and no transfer."""
+
+import os
+import socket
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import redis
+
+from fleet.config import FleetConfig
+from fleet.config.roles import Role
+from fleet.control import scripts
+from fleet.control.connect import run, texts
+from fleet.core.errors import VersionSkew
+from fleet.core.ids import StageName, WorkerId
+
+PROTOCOL_VERSION = "5"
+SKEW_FIX = (
+    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens, with vllm also one section "
+    "vllm and one kind of device, for all workers of a stage that is split or divided into spans"
+)
+
+
+def process_fields(config: FleetConfig, serves: Role, *, fingerprint: str, device: str, dtype: str) -> dict[str, str | bytes]:
+    """Return the fields of every worker's record. `fingerprint`: of the checkpoint, `dtype`: "" without one."""
+    return {
+        "kind": "worker",
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "running": "0",
+        "protocol": PROTOCOL_VERSION,
+        "package": version("fleet-serving"),
+        "checkpoint": fingerprint,
+        "device": device,
+        **_kernels(config),
+        **_shared_settings(config, serves.stage, device, dtype),
+    }
+
+
+def _kernels(config: FleetConfig) -> dict[str, str]:
+    """Return what decides about the last bits of results, where these must be the same on every worker."""
+    if config.numerics != "invariant" or config.engine == "fake":
+        return {}
+    import torch
+
+    return {"kernels": f"{torch.backends.cpu.get_cpu_capability()} of torch {torch.__version__}"}
+
+
+def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: str) -> dict[str, str]:
+    """Return the settings in which all workers of a stage must agree that read each other's keys and values, or rows."""
+    own, engine = config.stage(stage), config.engine_of(stage)
+    if own.spans is not None:
+        return {"stage": stage, "dtype": dtype, "engine": engine, "numerics": config.numerics}
+    if own.split is None:
+        return {}
+    shared = {"stage": stage, "dtype": dtype, "page_size_tokens": str(own.page_size_tokens), "engine": engine}
+    if engine != "vllm":
+        return shared
+    return {
+        **shared,
+        "tensor_parallel_size": str(own.vllm.tensor_parallel_size),
+        "quantization": own.vllm.quantization or "none",
+        "device_kind": device.partition(":")[0],
+    }
+
+
+def register_worker(
+    client: redis.Redis, config: FleetConfig, serves: Role, worker: WorkerId, record: Mapping[str, str | bytes]
+) -> bool:
+    """Register a worker; return True if it must stand by. Raises: VersionSkew."""
+    lease_us = int(config.lease.worker_ttl_s * 1e6)
+    call = scripts.register(worker, serves.name, lease_us, dict(record), replicas=serves.replicas, standby=serves.standby)
+    answer, *reason = texts(run(client, call))
+    if reason:
+        raise VersionSkew(f"worker {serves.name} is refused: {reason[0]}" + (f"; {SKEW_FIX}" if answer == "skew" else ""))
+    return answer == "standby"

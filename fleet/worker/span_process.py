@@ -1,0 +1,154 @@
+"""The process of a span worker: registers, loads the span that an anchor gives it, and computes passes until it is stopped."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+import redis
+
+from fleet.config import FleetConfig
+from fleet.config.roles import Role
+from fleet.control import scripts
+from fleet.control.connect import connect, run
+from fleet.control.notices import OrderNotice, PromotionNotice
+from fleet.core.errors import SpanUnreachable
+from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.core.ids import WorkerId
+from fleet.core.layer_spans import LayerSpan
+from fleet.core.log_labels import Labels
+from fleet.engine.torch.build import open_device
+from fleet.spans.connection import SpanArrivals, SpanConnection
+from fleet.spans.dial import dial
+from fleet.spans.listener import SpanListener
+from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.builders import span_builder
+from fleet.worker.availability import Availability
+from fleet.worker.device import DeviceMonitor
+from fleet.worker.lease import Lease
+from fleet.worker.peers import PeerAccess
+from fleet.worker.redis_link import RedisLink
+from fleet.worker.registered_process import RegisteredProcess
+from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.span_hosting import SpanHosting
+from fleet.worker.span_records import SpanRecords
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.2
+INBOX_POLL_S = 0.5
+DIAL_TIMEOUT_S = 2.0
+LOADING_S = 1800.0
+TOKEN_BYTES = 32
+
+
+class RedisNeighbours:
+    """Connects to other span workers by their records in Redis."""
+
+    def __init__(self, redis_url: str, own_name: WorkerId, secret: FleetSecret | None, arrivals: SpanArrivals) -> None:
+        self._redis_url, self._own_name, self._secret, self._arrivals = redis_url, own_name, secret, arrivals
+
+    def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
+        with connect(self._redis_url, one_connection=True) as client:
+            found = SpanRecords(client, self._secret).read([worker])
+        if not found:
+            raise SpanUnreachable(f"span worker {worker} is not registered; it has left")
+        return dial(
+            found[0].address, key=found[0].key, own_name=self._own_name, purpose=purpose, arrivals=self._arrivals,
+            timeout_s=DIAL_TIMEOUT_S,
+        )  # fmt: skip
+
+
+class SpanWorkerProcess(RegisteredProcess):
+    """A worker that owns no task. A loaded span outlives incarnations."""
+
+    def __init__(
+        self, config: FleetConfig, serves: Role, redis_url: str, options: BuildOptions, access: PeerAccess, fingerprint: str, *,
+        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        super().__init__(config, serves.name, redis_url, labels)
+        self._serves, self._options, self._access, self._fingerprint = serves, options, access, fingerprint
+        self._when_joined = when_joined
+        self._build = span_builder(config.graph_declaration(), serves.stage)
+        self._where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
+        self._device_monitor = DeviceMonitor(options.device)
+        self._loaded: dict[str, BuiltSpan] = {}
+        self._availability = Availability()
+        self._hosting: SpanHosting | None = None
+
+    def drop_work(self) -> None:
+        if self._hosting is not None:
+            self._hosting.close()
+
+    def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        key = span_connection_key(self._access.secret, token)
+        arrivals = SpanArrivals()
+        listener = SpanListener(self._access.reach.address, arrivals=arrivals, key=key, own_name=worker)
+        neighbours = RedisNeighbours(self.redis_url, worker, self._access.secret, arrivals)
+        try:
+            order = self._availability.order_in_force()
+            self._availability = Availability()
+            self._availability.standing_by = self._register(client, worker, listener.address, token)
+            if order is not None:
+                run(client, scripts.order(worker, order))
+            self._when_joined()
+            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, self._device_monitor.read)
+            self._hosting = SpanHosting(self._where, self._load, neighbours, lambda: lease.progress(LOADING_S))
+            self._serve(lease, RedisLink(client, worker, self.role), arrivals)
+            run(client, scripts.fence_worker("", worker))
+        finally:
+            listener.close()
+            self.drop_work()
+
+    def _load(self, span: LayerSpan) -> BuiltSpan:
+        """Load a span, unless an earlier incarnation has."""
+        notation = str(span)
+        if notation not in self._loaded:
+            self._loaded.clear()
+            log.info("loading layers %s", notation)
+            self._loaded[notation] = self._build(self._options, span)
+        return self._loaded[notation]
+
+    def _serve(self, lease: Lease, link: RedisLink, arrivals: SpanArrivals) -> None:
+        """Handle what arrives, until the process is stopped, may leave, or has lost its lease."""
+        hosting = self._hosting
+        assert hosting is not None
+        lease.start()
+        log.info("span worker %s is ready", self.last_id)
+        polled_s = 0.0
+        try:
+            while not (self.stop.is_set() or lease.lost.is_set()):
+                for arrival in arrivals.take(IDLE_S):
+                    hosting.handle(arrival)
+                lease.progress()
+                if time.monotonic() - polled_s >= INBOX_POLL_S:
+                    polled_s = time.monotonic()
+                    self._follow_orders(link)
+                if self._availability.may_leave(holds_anything=False):
+                    self.stop.set()
+        finally:
+            lease.stop()
+        if lease.lost.is_set():
+            log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
+
+    def _follow_orders(self, link: RedisLink) -> None:
+        for notice in link.exchange((), free_slots=0, block_ms=0).notices:
+            if isinstance(notice, OrderNotice):
+                self._availability.apply_order(notice.order)
+            elif isinstance(notice, PromotionNotice):
+                assert self.last_id is not None
+                self._availability.promote(self.last_id)
+
+    def _register(self, client: redis.Redis, worker: WorkerId, address: tuple[str, int], token: bytes) -> bool:
+        """Register the worker; return True if it stands by. Raises: VersionSkew."""
+        options, secret = self._options, self._access.secret
+        fields = process_fields(
+            self.config, self._serves, fingerprint=self._fingerprint, device=options.device, dtype=options.dtype
+        )
+        record: dict[str, str | bytes] = {
+            **fields, "role": self.role, "capacity": "0", "span_address": f"{address[0]}:{address[1]}", "span_token": token,
+        }  # fmt: skip
+        if secret is not None:
+            record = secret.signed(worker, record)
+        return register_worker(client, self.config, self._serves, worker, record)

@@ -1,0 +1,69 @@
+"""Records of span workers in Redis, as an anchor and the neighbours read them: address, key, hosted span, anchor."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+
+from fleet.control import keys
+from fleet.control.connect import exchange, pairs, text
+from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.core.ids import RoleName, WorkerId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanWorkerRecord:
+    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; "" without one."""
+
+    worker: WorkerId
+    address: tuple[str, int]
+    key: bytes
+    span: str
+    anchor: str
+
+
+class SpanRecords:
+    """Reads records; those not signed with the fleet's secret, where there is one, are ignored with a warning."""
+
+    def __init__(self, client: redis.Redis, secret: FleetSecret | None) -> None:
+        self._client, self._secret = client, secret
+        self._refused: set[WorkerId] = set()
+
+    def read(self, workers: Sequence[WorkerId]) -> list[SpanWorkerRecord]:
+        """Return the records of these workers, as far as there are any."""
+        replies = exchange(self._client, (), *(("HGETALL", keys.worker(worker)) for worker in workers))
+        found = [self._parse(worker, pairs(reply)) for worker, reply in zip(workers, replies, strict=True)]
+        return [record for record in found if record is not None]
+
+    def find(self, role: RoleName) -> list[SpanWorkerRecord]:
+        """Return the records of the listed workers of a role that accept work."""
+        statuses = ("accepting", "standby")
+        replies = exchange(self._client, (), *(("ZRANGE", keys.role_workers(role, status), 0, -1) for status in statuses))
+        names = [WorkerId(text(name)) for reply in replies for name in cast("list[bytes]", reply)]
+        return self.read(names) if names else []
+
+    def all_listed(self, workers: Sequence[WorkerId]) -> bool:
+        """Return True if each of these workers is listed: it has not left, and was not fenced."""
+        (reply,) = exchange(self._client, (), ("ZMSCORE", keys.WORKERS, *workers))
+        return None not in cast("list[object]", reply)
+
+    def _parse(self, worker: WorkerId, fields: Mapping[str, bytes]) -> SpanWorkerRecord | None:
+        if "span_address" not in fields:
+            return None
+        if self._secret is not None and not self._secret.verifies(worker, fields):
+            if worker not in self._refused:
+                self._refused.add(worker)
+                log.warning("span worker %s is not used: its record in Redis is not signed with security.fleet_secret", worker)
+            return None
+        host, _, port = text(fields["span_address"]).rpartition(":")
+        return SpanWorkerRecord(
+            worker=worker,
+            address=(host, int(port)),
+            key=span_connection_key(self._secret, fields["span_token"]),
+            span=text(fields.get("span")),
+            anchor=text(fields.get("anchor")),
+        )
