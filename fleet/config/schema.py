@@ -120,7 +120,8 @@ class SpansConfig(Strict):
     """Division of a stage's layers among an anchor, which is the stage's worker, and span workers; see `core/layer_spans.py`.
 
     `standby`: span workers beyond those of `workers`, each of which replaces one that is lost. `window`: the most passes in
-    flight; None: two more than there are workers. `wire_dtype`: of rows between processes; auto: that of the stage.
+    flight; None: two more than there are workers. `wire_dtype`: of rows between processes; auto: that of the stage. `keep_mib`:
+    of sent rows that each process keeps, from which a worker is fed that takes the place of a lost one.
     """
 
     anchor: Span
@@ -128,6 +129,7 @@ class SpansConfig(Strict):
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    keep_mib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] = 256
 
     @property
     def anchor_span(self) -> LayerSpan:

@@ -43,7 +43,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams", "sweep", "set_route",
+    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "suspect_task",
 )  # fmt: skip
 
 
@@ -228,6 +228,11 @@ def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: S
 def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     """A step failed as a whole, and the task with it: that counts as a death over the task, although the worker lives."""
     return Call("lose_task", (request, stage, epoch))
+
+
+def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """A process died that computed a part of a pass of the task. The answer "lost": its owner has lost it."""
+    return Call("suspect_task", (request, stage, epoch))
 
 
 def report_idle(request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]) -> Call:

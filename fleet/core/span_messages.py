@@ -43,46 +43,53 @@ class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     computed_us: int
 
 
+class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An error of a worker's computation. `loses_rows`: it does not have the rows before those of the pass."""
+
+    code: str
+    message: str
+    loses_rows: bool = False
+
+
 class SpanPass(SpanMessage, frozen=True, kw_only=True):
     """A pass: rows follow, one for each position of the extents. Without extents it only has changes of the pool.
 
-    `zeroed`, `closed`: see `PoolChanges`; they come before the computation. `times`: of the workers so far.
+    `number`: passes are computed in the order of their numbers. `zeroed`, `closed`: see `PoolChanges`; they come before the
+    computation. `completed`: the anchor has the results of passes up to this one. `error`: of an earlier worker; nothing else is
+    computed. `times`: of the workers so far.
     """
 
     number: int
     extents: tuple[SpanExtent, ...]
     zeroed: tuple[tuple[int, int], ...] = ()
     closed: tuple[int, ...] = ()
+    completed: int = 0
+    error: SpanError | None = None
     times: tuple[HopTime, ...] = ()
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
-    """Result of a pass: rows or logits follow, none if nothing was to be returned."""
+    """Result of a pass. `tables`: those of the pass. All of their rows follow, or a row or logits for each that draws."""
 
     number: int
+    tables: tuple[int, ...]
     num_rows: int
-    times: tuple[HopTime, ...]
+    error: SpanError | None = None
+    times: tuple[HopTime, ...] = ()
 
 
 class SpanTapped(SpanMessage, frozen=True, kw_only=True):
-    """The tapped rows of a pass follow, one for each position."""
+    """The tapped rows of a pass follow, one for each position of the tables."""
 
     number: int
-
-
-class SpanFailure(SpanMessage, frozen=True, kw_only=True):
-    """A worker could not compute a pass. `loses_rows`: it does not have the rows before those of the pass."""
-
-    number: int
-    code: str
-    message: str
-    loses_rows: bool = False
+    tables: tuple[int, ...]
 
 
 class SpanSetup(SpanMessage, frozen=True, kw_only=True):
     """A worker's place in a route: its span, the next worker ("" for the last one) and the pages of the anchor's pool.
 
-    `returned`: what the last worker returns. `wire_dtype`: of rows between processes.
+    `returned`: what the last worker returns. `wire_dtype`: of rows between processes. `lineage`: the generation of the
+    anchor's first route; a worker with the span and rows of the same lineage keeps them. `keep_bytes`: of sent rows.
     """
 
     span: str
@@ -91,12 +98,29 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
     page_size: int
     returned: Returned
     wire_dtype: str
+    lineage: int
+    keep_bytes: int
 
 
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
-    """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's weights."""
+    """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's weights.
+
+    `last_number`: of the passes that it has computed; 0 if it has no rows.
+    """
 
     num_bytes: int
+    last_number: int = 0
+
+
+class SpanStart(SpanMessage, frozen=True, kw_only=True):
+    """All workers of the route are ready: a worker sends again what the next one lacks, which has computed up to `following_has`.
+
+    `completed`: as in `SpanPass`. `tables`: the open ones; nothing of others is needed.
+    """
+
+    following_has: int
+    completed: int
+    tables: tuple[int, ...]
 
 
 class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
@@ -105,7 +129,7 @@ class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
     message: str
 
 
-AnySpanMessage = SpanPass | SpanResult | SpanTapped | SpanFailure | SpanSetup | SpanReady | SpanRefusal
+AnySpanMessage = SpanPass | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnySpanMessage)
 

@@ -141,6 +141,13 @@ class Engine(Protocol):
         """Return the error for all requests if nothing could be computed for too long."""
         return None
 
+    def take_suspects(self) -> Sequence[RequestId]:
+        """Return, once, the requests of passes that ran when another process died that computes parts of them.
+
+        Until the call nothing of those passes is sent to the process that takes its place.
+        """
+        return ()
+
     def step(self) -> Sequence[EngineOutput]:
         """Run one batch pass over every ready request (bounded by the batch and prefill-chunk limits).
 

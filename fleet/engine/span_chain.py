@@ -34,7 +34,16 @@ class SpanChain(Protocol):
         """True once a worker of the route is gone."""
         ...
 
-    def send(self, message: SpanPass, rows: memoryview) -> None:
+    @property
+    def first_has(self) -> int:
+        """Number of the last pass that the first worker has computed."""
+        ...
+
+    def start(self, completed: int, tables: Sequence[int]) -> None:
+        """Let the workers send again what others lack; see `SpanStart`."""
+        ...
+
+    def send(self, message: SpanPass, *rows: memoryview) -> None:
         """Send a pass to the first worker, without waiting; the rows must not change afterwards."""
         ...
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 
-from fleet.core.span_messages import SpanPass, decode_span_message, encode_span_message
+from fleet.core.span_messages import SpanPass, SpanReady, SpanStart, decode_span_message, encode_span_message
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
 
 
 class ConnectedChain(SpanChain):
-    """`connections`: in the order of the layers; all of them put their arrivals into `arrivals`."""
+    """`connections`: in the order of the layers, as are `ready`; all of them put their arrivals into `arrivals`."""
 
-    def __init__(self, generation: int, connections: Sequence[SpanConnection], arrivals: SpanArrivals) -> None:
-        self._generation, self._connections, self._arrivals = generation, connections, arrivals
+    def __init__(
+        self, generation: int, connections: Sequence[SpanConnection], ready: Sequence[SpanReady], arrivals: SpanArrivals
+    ) -> None:
+        self._generation, self._connections, self._ready, self._arrivals = generation, connections, ready, arrivals
 
     @property
     def generation(self) -> int:
@@ -25,8 +27,18 @@ class ConnectedChain(SpanChain):
     def is_broken(self) -> bool:
         return any(connection.is_closed for connection in self._connections)
 
-    def send(self, message: SpanPass, rows: memoryview) -> None:
-        self._connections[0].send(encode_span_message(message), rows)
+    @property
+    def first_has(self) -> int:
+        return self._ready[0].last_number
+
+    def start(self, completed: int, tables: Sequence[int]) -> None:
+        following = [*(ready.last_number for ready in self._ready[1:]), 0]
+        for connection, has in zip(self._connections, following, strict=True):
+            start = SpanStart(generation=self._generation, following_has=has, completed=completed, tables=tuple(tables))
+            connection.send(encode_span_message(start))
+
+    def send(self, message: SpanPass, *rows: memoryview) -> None:
+        self._connections[0].send(encode_span_message(message), *rows)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
         received = [arrival.frame for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]

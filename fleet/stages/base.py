@@ -79,13 +79,14 @@ class VllmSettings:
 class AnchorOptions:
     """The part of a model that an anchor holds, and how it computes with its span workers.
 
-    `returned`, `window`, `wire_dtype`: see `SpanPassOptions`.
+    `returned`, `window`, `wire_dtype`, `keep_bytes`: see `SpanPassOptions`.
     """
 
     span: LayerSpan
     returned: Returned
     window: int | None = None
     wire_dtype: str = "float32"
+    keep_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

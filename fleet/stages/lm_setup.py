@@ -72,7 +72,11 @@ class StageSetup:
         assert anchor is not None, "not an anchor"
         route = RouteSlot(num_layers=num_layers, num_pages=pool.num_pages, page_size=pool.page_size)
         options = SpanPassOptions(
-            returned=anchor.returned, tiled=self.where.tiled, wire_dtype=anchor.wire_dtype, window=anchor.window
+            returned=anchor.returned,
+            tiled=self.where.tiled,
+            wire_dtype=anchor.wire_dtype,
+            window=anchor.window,
+            keep_bytes=anchor.keep_bytes,
         )
         return LMEngine(program, pool, SpanPasses(program, pool, route, options), self._limits), route
 

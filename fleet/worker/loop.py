@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
+from fleet.control.connect import text
 from fleet.control.outage import Outage
 from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
-from fleet.core.ids import RoleName, WorkerId
+from fleet.core.ids import RequestId, RoleName, WorkerId
 from fleet.core.pulls import PullTally
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
@@ -105,6 +106,8 @@ class WorkerLoop:
             self.tasks.guard(task, lambda task=task: self._feed(task))
 
     def _step(self) -> Sequence[EngineOutput]:
+        if suspects := self.engine.take_suspects():
+            self._suspect(suspects)
         if not self.engine.is_ready() and not self.engine.await_pass(AWAIT_PASS_S):
             self._fail_all_in_outage()
             return ()
@@ -114,6 +117,19 @@ class WorkerLoop:
             log.exception("a batch of %d failed", len(self.tasks))
             self._lose_batch(error)
             return ()
+
+    def _suspect(self, requests: Sequence[RequestId]) -> None:
+        """Count the death of another process over these tasks, before its successor gets their passes. One that must run alone is
+        granted again, and one that ran alone may be given up.
+        """
+        suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
+        calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]
+        result = self.link.exchange(calls, free_slots=0, block_ms=0)
+        for task, reply in zip(suspects, result.replies, strict=True):
+            if not is_unwritten(reply) and text(reply) == "lost":
+                self.tasks.restart_elsewhere(task)
+        for notice in result.notices:
+            self._inbox.deliver(notice)
 
     def _fail_all_in_outage(self) -> None:
         """Fail every task whose layers have been missing for too long."""

@@ -116,6 +116,7 @@ def anchor_options(own: StageConfig, dtype: str) -> AnchorOptions | None:
     return AnchorOptions(
         span=spans.anchor_span, returned="rows" if is_last else from_workers, window=spans.window,
         wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
+        keep_bytes=spans.keep_mib << 20,
     )  # fmt: skip
 
 
@@ -238,7 +239,7 @@ class WorkerProcess(RegisteredProcess):
             return None
         settings = RouteSettings(
             anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
-            wire_dtype=anchor.wire_dtype, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
+            wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
         )  # fmt: skip
         return RouteKeeper(self.redis_url, settings, slot, self.access.secret)
 

@@ -23,7 +23,6 @@ from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan, plan_route
 from fleet.core.span_assignment import assign_spans
 from fleet.core.span_messages import (
-    AnySpanMessage,
     Returned,
     SpanReady,
     SpanRefusal,
@@ -63,6 +62,7 @@ class RouteSettings:
     spans: SpansConfig
     returned: Returned
     wire_dtype: str
+    keep_bytes: int
     no_worker_timeout_s: float
 
 
@@ -74,6 +74,7 @@ class RouteKeeper:
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None
         self._hops: list[WorkerId] = []
+        self._lineage = 0
         self._gap = ""
         self._gap_since_s: float | None = None
         self._outage = Outage(f"the route of {settings.anchor}")
@@ -117,7 +118,7 @@ class RouteKeeper:
             generation = self._write_route(client, chosen)
             for record in chosen:
                 connections.append(self._dial(record, arrivals))
-            self._place(generation, chosen, connections, arrivals)
+            ready = self._place(generation, chosen, connections, arrivals)
         except (RouteFailure, SpanUnreachable) as failure:
             self._note_gap(str(failure))
             for connection in connections:
@@ -125,7 +126,8 @@ class RouteKeeper:
             return
         self._end_gap()
         self._hops = [record.worker for record in chosen]
-        self._chain = ConnectedChain(generation, connections, arrivals)
+        self._lineage = self._lineage or generation
+        self._chain = ConnectedChain(generation, connections, ready, arrivals)
         self._slot.offer(self._chain)
         described = ", ".join(f"{span} on {worker}" for span, worker in zip(self._wanted(), self._hops, strict=True))
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
@@ -169,25 +171,27 @@ class RouteKeeper:
 
     def _place(
         self, generation: int, chosen: Sequence[SpanWorkerRecord], connections: Sequence[SpanConnection], arrivals: SpanArrivals
-    ) -> None:
+    ) -> list[SpanReady]:
         """Give each worker its place, and wait until all have loaded their spans. Raises: RouteFailure."""
         following = [*(record.worker for record in chosen[1:]), ""]
         for connection, span, after in zip(connections, self._wanted(), following, strict=True):
             setup = SpanSetup(
                 generation=generation, span=span, following=after, num_pages=self._slot.num_pages,
                 page_size=self._slot.page_size, returned=self._settings.returned, wire_dtype=self._settings.wire_dtype,
+                lineage=self._lineage or generation, keep_bytes=self._settings.keep_bytes,
             )  # fmt: skip
             connection.send(encode_span_message(setup))
-        waiting = set(connections)
+        ready: dict[SpanConnection, SpanReady] = {}
         until_s = time.monotonic() + LOAD_TIMEOUT_S
-        while waiting:
+        while len(ready) < len(connections):
             if self._stopping.is_set() or time.monotonic() > until_s:
                 raise RouteFailure("span workers did not load their layers in time")
             for arrival in arrivals.take(CHECK_S):
                 if isinstance(arrival, ConnectionClosed):
                     raise RouteFailure(f"span worker {arrival.connection.peer} is gone: {arrival.reason}")
-                if isinstance(arrival, FrameReceived) and _is_ready(decode_span_message(arrival.frame.header), generation):
-                    waiting.discard(arrival.connection)
+                if isinstance(arrival, FrameReceived):
+                    ready |= _ready_of(arrival, generation)
+        return [ready[connection] for connection in connections]
 
     def _note_gap(self, gap: str) -> None:
         now_s = time.monotonic()
@@ -204,8 +208,11 @@ class RouteKeeper:
         self._slot.report_outage(None)
 
 
-def _is_ready(message: AnySpanMessage, generation: int) -> bool:
-    """Return True if a worker has taken its place. Raises: RouteFailure if it refuses."""
+def _ready_of(arrival: FrameReceived, generation: int) -> dict[SpanConnection, SpanReady]:
+    """Return the answer of a worker that has taken its place; nothing for another message. Raises: RouteFailure if it refuses."""
+    message = decode_span_message(arrival.frame.header)
     if isinstance(message, SpanRefusal):
         raise RouteFailure(message.message)
-    return isinstance(message, SpanReady) and message.generation == generation
+    if isinstance(message, SpanReady) and message.generation == generation:
+        return {arrival.connection: message}
+    return {}

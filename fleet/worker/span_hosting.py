@@ -6,7 +6,7 @@ All is driven by what arrives on the connections; `handle` is called by one thre
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -17,17 +17,19 @@ from fleet.core.ids import WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_messages import (
     HopTime,
-    SpanFailure,
+    SpanError,
     SpanMessage,
     SpanPass,
     SpanReady,
     SpanRefusal,
     SpanResult,
     SpanSetup,
+    SpanStart,
     SpanTapped,
     decode_span_message,
     encode_span_message,
 )
+from fleet.engine.span_log import SpanLog
 from fleet.engine.torch.build import ComputeDevice
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import FAILURES
@@ -50,16 +52,24 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRoute:
-    """A route in which this worker has a place. `following`: the connection to the next worker, None for the last one."""
+    """A route in which this worker has a place. `following`: the connection to the next worker, None for the last one.
+
+    `results`: tapped rows and, of the last worker, results, by the number of the pass: headers and rows.
+    """
 
     setup: SpanSetup
     anchor: SpanConnection
     following: SpanConnection | None
     host: SpanHost
+    log: SpanLog
+    results: dict[int, list[tuple[SpanResult | SpanTapped, memoryview]]]
 
 
 class SpanHosting:
-    """The worker's present route, and the span that is loaded, which outlives routes."""
+    """The worker's present route, and the span that is loaded, which outlives routes.
+
+    A route that has ended by the loss of another member is kept until the anchor sets up the next one, which resumes it.
+    """
 
     def __init__(
         self,
@@ -74,12 +84,11 @@ class SpanHosting:
         self._connections: dict[SpanConnection, str] = {}
         self._loaded: tuple[str, BuiltSpan] | None = None
         self._generation = 0
+        self._has_started = False
+        self._is_open = False
+        self._early: list[tuple[SpanPass, memoryview]] = []
+        """Passes that arrived before `SpanStart`."""
         self.route: HostedRoute | None = None
-
-    @property
-    def span(self) -> str:
-        """The loaded span, "" for none."""
-        return self._loaded[0] if self._loaded is not None else ""
 
     def handle(self, arrival: Arrival) -> None:
         match arrival:
@@ -100,14 +109,19 @@ class SpanHosting:
             connection.close()
 
     def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview) -> None:
-        if isinstance(message, SpanSetup) and self._connections.get(connection) == FROM_ANCHOR:
-            self._set_up(connection, message)
-        elif isinstance(message, SpanPass) and self._is_upstream(connection):
-            if self.route is not None and message.generation == self._generation:
-                self._compute(self.route, message, payload)
-
-    def _is_upstream(self, connection: SpanConnection) -> bool:
-        return self._connections.get(connection) in (FROM_ANCHOR, purpose_of_hop(self._generation))
+        purpose, route = self._connections.get(connection), self.route
+        if isinstance(message, SpanSetup):
+            if purpose == FROM_ANCHOR:
+                self._set_up(connection, message)
+        elif route is None or not self._is_open or message.generation != self._generation:
+            return
+        elif isinstance(message, SpanStart) and purpose == FROM_ANCHOR:
+            self._start(route, message)
+        elif isinstance(message, SpanPass) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
+            if self._has_started:
+                self._compute(route, message, payload)
+            else:
+                self._early.append((message, payload))
 
     def _set_up(self, anchor: SpanConnection, setup: SpanSetup) -> None:
         """Take a place in a new route, and leave the last one."""
@@ -115,21 +129,26 @@ class SpanHosting:
             message = f"this worker is in route {self._generation}, which is newer than {setup.generation}"
             anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=message)))
             return
-        self._generation = setup.generation
         self._leave("its worker is in a newer route")
+        last, self.route = self.route, None
+        self._generation, self._has_started, self._early = setup.generation, False, []
         try:
             built = self._built(setup.span)
             following = None
             if setup.following:
                 following = self._neighbours.connect(WorkerId(setup.following), purpose_of_hop(setup.generation))
-            self.route = self._route(setup, anchor, following, built)
+            self.route = self._route(setup, anchor, following, built, last)
         except (FleetError, *FAILURES) as error:
             failure = failure_of(f"span {setup.span} cannot be hosted", error)
             log.warning("%s", failure.message)
             anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=failure.message)))
             return
-        log.info("route %d: this worker has layers %s", setup.generation, setup.span)
-        anchor.send(encode_span_message(SpanReady(generation=setup.generation, num_bytes=built.num_bytes)))
+        self._is_open = True
+        last_number = self.route.host.last_number
+        kept = f", and keeps the rows of {self.route.host.num_tables} requests" if last_number else ""
+        log.info("route %d: this worker has layers %s%s", setup.generation, setup.span, kept)
+        ready = SpanReady(generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number)
+        anchor.send(encode_span_message(ready))
 
     def _built(self, span: str) -> BuiltSpan:
         if self._loaded is None or self._loaded[0] != span:
@@ -138,67 +157,102 @@ class SpanHosting:
             self._loaded = span, self._load(LayerSpan.parse(span, "span"))
         return self._loaded[1]
 
-    def _route(self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan) -> HostedRoute:
+    def _route(
+        self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan,
+        last: HostedRoute | None,
+    ) -> HostedRoute:  # fmt: skip
+        """Return the new place, with the rows of the last route if the new one resumes it."""
+        if last is not None and _resumes(setup, last.setup):
+            return replace(last, setup=setup, anchor=anchor, following=following)
         pool = KVPool(
             built.layers.kv_shape, num_pages=setup.num_pages, page_size=setup.page_size, dtype=self._where.dtype,
             device=self._where.device,
         )  # fmt: skip
         returned = None if following is not None else setup.returned
         host = SpanHost(built.layers, pool, tiled=self._where.tiled, returned=returned)
-        return HostedRoute(setup=setup, anchor=anchor, following=following, host=host)
+        return HostedRoute(setup=setup, anchor=anchor, following=following, host=host, log=SpanLog(setup.keep_bytes), results={})
 
     def _leave(self, why: str) -> None:
-        """Leave the route; its other members notice by their connections to this worker."""
-        route, self.route = self.route, None
-        if route is None:
+        """Leave the route, whose other members notice by their connections to this worker. Its rows are kept for the next one."""
+        if self.route is None or not self._is_open:
             return
-        log.info("route %d ends here: %s", route.setup.generation, why)
-        for connection in (route.anchor, route.following):
+        self._is_open = False
+        log.info("route %d ends here: %s", self.route.setup.generation, why)
+        for connection in (self.route.anchor, self.route.following):
             if connection is not None:
                 connection.close()
 
+    def _start(self, route: HostedRoute, start: SpanStart) -> None:
+        """Send again what the next worker, or the anchor, lacks; then compute what has arrived."""
+        self._has_started = True
+        route.host.keep_only(start.tables)
+        route.log.keep_only(start.tables)
+        self._complete(route, start.completed)
+        if route.following is not None:
+            for work, rows in route.log.after(start.following_has):
+                again = msgspec.structs.replace(work, generation=self._generation)
+                route.following.send(encode_span_message(again), *rows)
+        for results in route.results.values():
+            for result, payload in results:
+                route.anchor.send(encode_span_message(msgspec.structs.replace(result, generation=self._generation)), payload)
+        early, self._early = self._early, []
+        for work, payload in early:
+            self._compute(route, work, payload)
+
+    def _complete(self, route: HostedRoute, completed: int) -> None:
+        for number in [number for number in route.results if number <= completed]:
+            del route.results[number]
+        route.log.complete(completed)
+
     def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
         """Compute a pass and send it on. One that fails goes on without rows: its changes of the pool are for every worker."""
+        if work.number <= route.host.last_number:
+            return
         began_s = time.monotonic()
-        route.host.apply_changes(work)
-        if not work.extents:
-            self._send_on(route, work)
-            return
+        self._complete(route, work.completed)
+        done = HostedRows(rows=None, tapped_NH=None)
         try:
-            num_rows = sum(extent.stop - extent.start for extent in work.extents)
-            done = route.host.run(work, rows_from_wire(payload, num_rows, route.setup.wire_dtype, self._like))
+            route.host.advance(work)
+            if work.extents:
+                num_rows = sum(extent.stop - extent.start for extent in work.extents)
+                done = route.host.run(work, rows_from_wire(payload, num_rows, route.setup.wire_dtype, self._like))
         except FAILURES as error:
-            self._report_failure(route, work, error)
-            self._send_on(route, msgspec.structs.replace(work, extents=()))
-            return
+            work = msgspec.structs.replace(work, extents=(), error=_error_of(work, error))
         spent = HopTime(waited_us=0, computed_us=int(1e6 * (time.monotonic() - began_s)))
         self._send_results(route, msgspec.structs.replace(work, times=(*work.times, spent)), done)
 
-    def _report_failure(self, route: HostedRoute, work: SpanPass, error: Exception) -> None:
-        failure = failure_of("a span worker failed the request", error)
-        if not isinstance(error, FleetError):
-            log.error("pass %d of route %d failed", work.number, work.generation, exc_info=error)
-        message = SpanFailure(
-            generation=work.generation, number=work.number, code=failure.code, message=failure.message,
-            loses_rows=isinstance(error, SpanPrefixMismatch),
-        )  # fmt: skip
-        route.anchor.send(encode_span_message(message))
-
-    def _send_on(self, route: HostedRoute, work: SpanPass) -> None:
-        if route.following is not None:
-            route.following.send(encode_span_message(work))
-
     def _send_results(self, route: HostedRoute, work: SpanPass, done: HostedRows) -> None:
-        dtype = route.setup.wire_dtype
+        dtype, tables = route.setup.wire_dtype, tuple(extent.table for extent in work.extents)
+        payload = rows_to_wire(done.rows, dtype) if done.rows is not None else memoryview(b"")
         if done.tapped_NH is not None:
-            tapped = SpanTapped(generation=work.generation, number=work.number)
-            route.anchor.send(encode_span_message(tapped), rows_to_wire(done.tapped_NH, dtype))
-        rows = done.rows
-        payload = rows_to_wire(rows, dtype) if rows is not None else memoryview(b"")
+            tapped = SpanTapped(generation=work.generation, number=work.number, tables=tables)
+            self._return(route, work, tapped, rows_to_wire(done.tapped_NH, dtype))
         if route.following is not None:
+            route.log.add(work, payload)
             route.following.send(encode_span_message(work), payload)
             return
         result = SpanResult(
-            generation=work.generation, number=work.number, num_rows=0 if rows is None else len(rows), times=work.times
-        )
-        route.anchor.send(encode_span_message(result), payload)
+            generation=work.generation, number=work.number, tables=tables, num_rows=0 if done.rows is None else len(done.rows),
+            error=work.error, times=work.times,
+        )  # fmt: skip
+        self._return(route, work, result, payload)
+
+    def _return(self, route: HostedRoute, work: SpanPass, result: SpanResult | SpanTapped, payload: memoryview) -> None:
+        """Send a result to the anchor, unless it has it; keep it until the anchor says so."""
+        if work.number > work.completed:
+            route.results.setdefault(work.number, []).append((result, payload))
+            route.anchor.send(encode_span_message(result), payload)
+
+
+def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
+    """Return True if the rows of the last route are those of the new one."""
+    same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
+    is_same_end = bool(setup.following) == bool(last.following)
+    return setup.lineage == last.lineage and is_same_end and all(getattr(setup, name) == getattr(last, name) for name in same)
+
+
+def _error_of(work: SpanPass, error: Exception) -> SpanError:
+    failure = failure_of("a span worker failed the request", error)
+    if not isinstance(error, FleetError):
+        log.error("pass %d of route %d failed", work.number, work.generation, exc_info=error)
+    return SpanError(code=failure.code, message=failure.message, loses_rows=isinstance(error, SpanPrefixMismatch))

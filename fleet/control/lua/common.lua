@@ -290,6 +290,21 @@ local function had_work(tk, r)
   end
   return #inputs == 0
 end
+-- Return the deaths over a task since it last appended with one more, and its number of chunks.
+local function deaths_with_one_more(tk)
+  local produced, fields = 0, call('HGETALL', tk)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 9) == 'produced:' then produced = produced + tonumber(fields[i + 1]) end
+  end
+  local before = call('HMGET', tk, 'deaths', 'produced_at_death')
+  return (before[2] == int(produced)) and tonumber(before[1] or '0') + 1 or 1, produced
+end
+-- Count a death over a task; return how many there are.
+local function count_death(tk)
+  local deaths, produced = deaths_with_one_more(tk)
+  call('HSET', tk, 'deaths', int(deaths), 'produced_at_death', int(produced))
+  return deaths
+end
 -- Offer a task without an owner, at a higher epoch, to a role or to the worker `to` of it, which reserves a slot. Returns the epoch.
 local function offer(tk, r, s, role, alone, to)
   local epoch = raise_epoch(tk)
@@ -327,18 +342,9 @@ end
 -- batch may be their cause. Two are left lost, for the conductor to decide: a task that kills its workers alone too, and the client's.
 local function lose_owner(tk, r, s, died, how)
   local worked = died and had_work(tk, r)
-  local epoch, produced = raise_epoch(tk), 0
-  local fields = call('HGETALL', tk)
-  for i = 1, #fields, 2 do
-    if string.sub(fields[i], 1, 9) == 'produced:' then produced = produced + tonumber(fields[i + 1]) end
-  end
-  local before = call('HMGET', tk, 'deaths', 'produced_at_death', 'alone')
-  local deaths = tonumber(before[1] or '0')
-  if worked then
-    deaths = (before[2] == int(produced)) and deaths + 1 or 1
-    call('HSET', tk, 'deaths', int(deaths), 'produced_at_death', int(produced))
-  end
-  local alone = worked and before[3] == '1'
+  local epoch, before = raise_epoch(tk), call('HMGET', tk, 'deaths', 'alone')
+  local deaths = worked and count_death(tk) or tonumber(before[1] or '0')
+  local alone = worked and before[2] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
   local holder = call('HGET', tk, 'holder') or ''
   if died then call('HSET', tk, 'died_worker', holder) end

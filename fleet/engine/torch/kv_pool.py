@@ -147,6 +147,11 @@ class KVPool:
         else:
             self.apply(PoolChanges(zeroed=parts))
 
+    @property
+    def open_tables(self) -> list[int]:
+        """Numbers of the open tables."""
+        return [table.number for table in self._tables]
+
     def take_changes(self) -> PoolChanges:
         """Return the changes of a mirrored pool since the last call."""
         assert self._changes is not None, "not a mirrored pool"

@@ -171,8 +171,7 @@ class LMEngine(Engine, Generic[TaskT]):
         return self._passes.retry_s if waits else math.inf
 
     def await_pass(self, timeout_s: float) -> bool:
-        if self._passes.take_loss():
-            self._restart_all()
+        self._passes.follow_route()
         return bool(self._running) and self._passes.await_ended(timeout_s)
 
     def accepts_requests(self) -> bool:
@@ -181,11 +180,14 @@ class LMEngine(Engine, Generic[TaskT]):
     def outage(self) -> FleetError | None:
         return self._passes.outage()
 
+    def take_suspects(self) -> Sequence[RequestId]:
+        suspects = {id(task) for task in self._passes.take_suspects()}
+        return [request for request, scheduled in self._requests.items() if id(scheduled.task) in suspects] if suspects else ()
+
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
         outputs: list[EngineOutput] = []
-        if self._passes.take_loss():
-            self._restart_all()
+        self._passes.follow_route()
         for scheduled in [scheduled for scheduled in self._requests.values() if scheduled.can_settle()]:
             outputs += self._settle(scheduled, scheduled.waiting)
             scheduled.waiting = []
@@ -396,14 +398,6 @@ class LMEngine(Engine, Generic[TaskT]):
         for scheduled in [each for each, entry in planned if not entry.is_void]:
             scheduled.restart_at(0)
         return ()
-
-    def _restart_all(self) -> None:
-        """Compute every row again, since other processes have lost their part of it."""
-        self._running.clear()
-        for scheduled in self._requests.values():
-            scheduled.restart_at(0)
-            scheduled.cached = None
-        self._cache.drop_all()
 
     def _complete(self, planned: Sequence[Planned[TaskT]], done: PassDone) -> Sequence[EngineOutput]:
         outputs: list[tuple[ScheduledRequest[TaskT], list[EngineOutput]]] = []

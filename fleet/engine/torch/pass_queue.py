@@ -54,9 +54,12 @@ class PassQueue(Protocol[TaskT]):
     def retry_s(self) -> float:
         return math.inf
 
-    def take_loss(self) -> bool:
-        """Return True once after rows computed elsewhere were lost: no pass runs any more, all rows must be computed again."""
-        return False
+    def follow_route(self) -> None:
+        """Go on with the next chain of other processes, if there is one."""
+
+    def take_suspects(self) -> Sequence[TaskT]:
+        """Return, once, the tasks of the passes that ran when another process died."""
+        return ()
 
     def outage(self) -> FleetError | None:
         """Return the error for requests that have waited too long for missing layers."""

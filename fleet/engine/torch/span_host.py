@@ -4,7 +4,7 @@ The anchor alone allocates pages; a span worker's pool has as many, and uses tho
 Legend: N rows of a pass, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,22 +36,34 @@ class HostedRows:
 
 
 class SpanHost:
-    """A span in one route. `returned`: None if another worker follows."""
+    """A span with the rows of one anchor's requests. `returned`: None if another worker follows.
+
+    `last_number`: of the passes that it has computed. `num_rows`: computed rows, `num_rows_again`: those it had computed before.
+    """
 
     def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None) -> None:
         self._computer, self._pool, self._returned = SpanComputer(layers, pool, tiled=tiled), pool, returned
         self._hashes: dict[int, PrefixHashes] = {}
-        self.num_rows_computed = 0
+        self.last_number = self.num_rows = self.num_rows_again = 0
 
     @property
     def num_tables(self) -> int:
         return len(self._hashes)
 
-    def apply_changes(self, work: SpanPass) -> None:
-        """Make the pool's changes that come before a pass."""
-        self._pool.apply(PoolChanges(zeroed=list(work.zeroed)))
-        for table in work.closed:
+    def close_tables(self, tables: Iterable[int]) -> None:
+        for table in tables:
             self._hashes.pop(table, None)
+
+    def keep_only(self, tables: Iterable[int]) -> None:
+        """Close all tables but these."""
+        self.close_tables(set(self._hashes) - set(tables))
+
+    def advance(self, work: SpanPass) -> None:
+        """Make the pool's changes that come before a pass, and count the pass as computed."""
+        assert work.number > self.last_number, f"pass {work.number} after {self.last_number}"
+        self.last_number = work.number
+        self._pool.apply(PoolChanges(zeroed=list(work.zeroed)))
+        self.close_tables(work.closed)
 
     @torch.inference_mode()
     def run(self, work: SpanPass, rows_NH: Tensor) -> HostedRows:
@@ -60,8 +72,10 @@ class SpanHost:
         extents = extents_of(work)
         done = self._computer.run(rows_NH, extents)
         for extent in work.extents:
-            self._hashes.setdefault(extent.table, PrefixHashes()).extend(extent.start, np.frombuffer(extent.keys, np.uint64))
-        self.num_rows_computed += len(rows_NH)
+            hashes = self._hashes.setdefault(extent.table, PrefixHashes())
+            self.num_rows_again += max(0, min(hashes.num_rows, extent.stop) - extent.start)
+            hashes.extend(extent.start, np.frombuffer(extent.keys, np.uint64))
+        self.num_rows += len(rows_NH)
         return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
 
     def _check_prefixes(self, extents: Sequence[SpanExtent]) -> None:

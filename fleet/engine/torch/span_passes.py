@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from fleet.core.errors import FleetError, from_code
-from fleet.core.span_messages import Returned, SpanExtent, SpanFailure, SpanPass, SpanResult, SpanTapped
+from fleet.core.span_messages import Returned, SpanExtent, SpanPass, SpanResult, SpanTapped
 from fleet.engine.base import EngineOutput
 from fleet.engine.span_chain import RouteSlot, SpanChain
+from fleet.engine.span_log import SpanLog
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
@@ -56,14 +58,20 @@ class RunningPass(Generic[TaskT]):
     changes: PoolChanges
     tapped_NH: Tensor | None = None
     payload: memoryview | None = None
-    result: SpanResult | SpanFailure | None = None
+    result: SpanResult | None = None
 
-    @property
-    def num_rows(self) -> int:
-        return sum(extent.num_rows for extent in self.extents)
+    def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
+        """Return the part of the pass that has these tables."""
+        at = [number for number, extent in enumerate(self.extents) if extent.table.number in tables]
+        return RunningPass(
+            number=self.number, changes=self.changes, entries=[self.entries[number] for number in at],
+            extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
+        )  # fmt: skip
 
-    def due(self) -> list[PassEntry[TaskT]]:
-        return [entry for entry, draws in zip(self.entries, self.draws, strict=True) if draws]
+    def divided(self, rows_NH: Tensor) -> dict[int, Tensor]:
+        """Return the rows of each entry, by the `id` of its extent."""
+        parts = rows_NH.split([extent.num_rows for extent in self.extents])
+        return {id(entry.extent): part for entry, part in zip(self.entries, parts, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +79,20 @@ class SpanPassOptions:
     """`returned`: what the last worker returns: all rows where the anchor is last.
 
     `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of rows between processes.
+    `keep_bytes`: see `SpanLog`.
     """
 
     returned: Returned
     tiled: bool
     wire_dtype: str
     window: int | None = None
+    keep_bytes: int = 0
 
 
 class SpanPasses(PassQueue[TaskT]):
-    """Invariant: passes are sent, computed by every process, and completed in the order of their numbers."""
+    """Invariants: passes are sent, computed by every process, and completed in the order of their numbers. A pass that has begun
+    ends, also when a worker is lost: the next chain computes what is missing.
+    """
 
     def __init__(self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions) -> None:
         self._program, self._pool, self._route, self._options = program, pool, route, options
@@ -90,7 +102,10 @@ class SpanPasses(PassQueue[TaskT]):
         self._hashes: dict[int, PrefixHashes] = {}
         self._unsent = PoolChanges()
         self._running: dict[int, RunningPass[TaskT]] = {}
-        self._num_begun = 0
+        self._log = SpanLog(options.keep_bytes)
+        self._suspects: list[TaskT] = []
+        self._break_noted = False
+        self._num_begun = self._num_completed = 0
         self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
 
     @property
@@ -112,8 +127,9 @@ class SpanPasses(PassQueue[TaskT]):
 
     def _is_complete(self, running: RunningPass[TaskT]) -> bool:
         """Return True if all has arrived that ends the pass."""
+        result = running.result
         has_taps = running.tapped_NH is not None or not self._program.taps_elsewhere
-        return isinstance(running.result, SpanFailure) or (running.result is not None and has_taps)
+        return result is not None and (result.error is not None or not result.tables or has_taps)
 
     @property
     def is_open(self) -> bool:
@@ -130,41 +146,57 @@ class SpanPasses(PassQueue[TaskT]):
     def outage(self) -> FleetError | None:
         return None if self.is_open else self._route.outage()
 
-    def take_loss(self) -> bool:
-        """Connect the next chain; return True if it has none of the rows that the last one had."""
-        following = self._route.take_chain()
-        if following is None:
-            if self.is_open:
-                self._flush_changes()
-            return False
+    def follow_route(self) -> None:
+        self._note_break()
+        following = None if self._suspects else self._route.take_chain()
+        if following is not None:
+            self._resume(following)
+        elif self.is_open and not self._running:
+            self._receive(0)
+            self._report_closed()
+
+    def _note_break(self) -> None:
+        """Suspect the tasks of running passes, once, when the chain breaks."""
+        if self._chain is not None and self._chain.is_broken and not self._break_noted:
+            self._break_noted = True
+            entries = [entry for running in self._running.values() for entry in running.entries if not entry.is_void]
+            self._suspects = list({id(entry.task): entry.task for entry in entries}.values())
+
+    def take_suspects(self) -> Sequence[TaskT]:
+        self._note_break()
+        suspects, self._suspects = self._suspects, []
+        return suspects
+
+    def _resume(self, chain: SpanChain) -> None:
+        """Go on with another chain: each worker sends again what the next one lacks, and so does the anchor."""
         if self._chain is not None:
             self._chain.close()
-        self._pool.apply(self._pool.take_changes())
-        for running in self._running.values():
-            self._pool.apply(running.changes)
-        self._running.clear()
-        self._hashes.clear()
-        self._unsent = PoolChanges()
-        self._chain = following
-        return True
+        self._chain, self._break_noted = chain, False
+        self._log.keep_only(self._pool.open_tables)
+        chain.start(self._num_completed, self._pool.open_tables)
+        for message, rows in self._log.after(chain.first_has):
+            chain.send(msgspec.structs.replace(message, generation=chain.generation), *rows)
 
-    def _flush_changes(self) -> None:
+    def _report_closed(self) -> None:
         """Report closed tables while no pass does."""
-        if self._running:
-            return
-        changes = self._take_changes()
-        if changes.closed and self._chain is not None:
-            self._unsent = PoolChanges()
+        self._take_changes()
+        if self._unsent.closed:
+            changes, self._unsent = self._unsent, PoolChanges()
             self._pool.apply(changes)
-            self._chain.send(self._message(0, (), changes), memoryview(b""))
-        else:
-            self._unsent = changes
+            self._num_begun += 1
+            self._send(self._message(self._num_begun, (), changes), memoryview(b""))
 
-    def _take_changes(self) -> PoolChanges:
-        new, self._unsent = self._pool.take_changes(), self._unsent
+    def _send(self, message: SpanPass, rows: memoryview) -> None:
+        assert self._chain is not None
+        self._log.add(message, rows)
+        self._chain.send(message, rows)
+
+    def _take_changes(self) -> None:
+        """Add the pool's changes to those that no pass has reported."""
+        new = self._pool.take_changes()
         for table in new.closed:
             self._hashes.pop(table, None)
-        return PoolChanges(zeroed=self._unsent.zeroed + new.zeroed, closed=self._unsent.closed + new.closed)
+        self._unsent = PoolChanges(zeroed=self._unsent.zeroed + new.zeroed, closed=self._unsent.closed + new.closed)
 
     def max_requests(self, num_open: int) -> int:
         """Divide open requests among the processes, so that each has a pass to compute; in whole tiles if rows are in tiles."""
@@ -173,8 +205,8 @@ class SpanPasses(PassQueue[TaskT]):
 
     def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
         assert self._chain is not None
-        changes = self._take_changes()
-        self._unsent = changes  # of a pass that fails to begin
+        self._take_changes()
+        changes = self._unsent
         extents = [_frozen(entry.extent) for entry in entries]
         rows_NH = joined([entry.task.rows(entry.extent.start, entry.extent.stop) for entry in entries])
         keys_N = self._keys.of(rows_NH)
@@ -189,14 +221,17 @@ class SpanPasses(PassQueue[TaskT]):
             changes=changes, tapped_NH=computed.tapped_NH,
         )  # fmt: skip
         message = self._message(running.number, self._described(running, keys_N.tobytes()), changes)
-        self._chain.send(message, rows_to_wire(computed.rows_NH, self._options.wire_dtype))
         self._unsent = PoolChanges()
+        self._send(message, rows_to_wire(computed.rows_NH, self._options.wire_dtype))
         self._running[running.number] = running
 
     def _message(self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges) -> SpanPass:
         assert self._chain is not None
         zeroed, closed = tuple(changes.zeroed), tuple(changes.closed)
-        return SpanPass(generation=self._chain.generation, number=number, extents=extents, zeroed=zeroed, closed=closed)
+        return SpanPass(
+            generation=self._chain.generation, number=number, extents=extents, zeroed=zeroed, closed=closed,
+            completed=self._num_completed,
+        )  # fmt: skip
 
     def _described(self, running: RunningPass[TaskT], keys: bytes) -> tuple[SpanExtent, ...]:
         described: list[SpanExtent] = []
@@ -225,13 +260,16 @@ class SpanPasses(PassQueue[TaskT]):
         assert self._chain is not None
         for arrival in self._chain.take(timeout_s):
             message = arrival.message
-            if not isinstance(message, SpanResult | SpanFailure | SpanTapped) or message.generation != self._chain.generation:
+            if not isinstance(message, SpanResult | SpanTapped) or message.generation != self._chain.generation:
                 continue
             running = self._running.get(message.number)
             if running is None:
+                if not self._running:  # results arrive in order: this one is of a report of closed tables
+                    self._num_completed = max(self._num_completed, message.number)
                 continue
             if isinstance(message, SpanTapped):
-                running.tapped_NH = self._from_wire(arrival.payload, running.num_rows)
+                extents = [extent for extent in running.extents if extent.table.number in message.tables]
+                running.tapped_NH = self._from_wire(arrival.payload, sum(extent.num_rows for extent in extents))
             elif running.result is None:
                 running.result, running.payload = message, arrival.payload
 
@@ -240,12 +278,14 @@ class SpanPasses(PassQueue[TaskT]):
 
     def take_ended(self) -> PassDone | PassFailure:
         running = self._running.pop(next(iter(self._running)))
-        result, due = running.result, running.due()
-        if isinstance(result, SpanFailure):
-            if self._is_last:
-                self._pool.apply(running.changes)
-            return PassFailure(error=from_code(result.code, result.message), loses_rows=result.loses_rows)
+        result = running.result
         assert result is not None and self._is_complete(running), "a pass that has not ended"
+        self._num_completed = running.number
+        if self._is_last:
+            self._pool.apply(running.changes)
+        if result.error is not None:
+            return PassFailure(error=from_code(result.error.code, result.error.message), loses_rows=result.error.loses_rows)
+        due = [entry for entry, draws in zip(running.entries, running.draws, strict=True) if draws]
         before = [entry.task.num_rows for entry in due]
         try:
             return self._completed(running, result)
@@ -255,25 +295,25 @@ class SpanPasses(PassQueue[TaskT]):
             return PassFailure(error=error)
 
     def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
-        payload, tapped_NH = running.payload, running.tapped_NH
-        assert payload is not None
-        rows_NH = self._from_wire(payload, result.num_rows)
-        if self._is_last:
-            self._pool.apply(running.changes)
-            done = self._computer.run(rows_NH, running.extents)
+        """Compute what is left of a pass, and draw. Entries without a result have ended while the pass ran."""
+        assert running.payload is not None
+        rows_NH, tapped_NH = self._from_wire(running.payload, result.num_rows), running.tapped_NH
+        left = running.of_tables(result.tables)
+        due = [entry for entry, draws in zip(left.entries, left.draws, strict=True) if draws]
+        drawn: Drawn = {}
+        if self._is_last and left.entries:
+            done = self._computer.run(rows_NH, left.extents)
             tapped_NH = done.tapped_NH if tapped_NH is None else tapped_NH
-            drawn = self._draw(running, last_rows(done.rows_NH, running.extents, running.draws))
-        elif not result.num_rows:
-            drawn: Drawn = {}
-        elif self._options.returned == "last_rows":
-            drawn = self._draw(running, self._computer.finish(rows_NH))
-        else:
-            drawn = self._draw_from(running, rows_NH)
-        return PassDone(tapped=_tapped_of(running, tapped_NH), drawn=drawn)
+            drawn = self._draw(due, last_rows(done.rows_NH, left.extents, left.draws))
+        elif due and self._options.returned == "last_rows":
+            drawn = self._draw(due, self._computer.finish(rows_NH))
+        elif due:
+            drawn = self._draw_from(due, rows_NH)
+        return PassDone(tapped={} if tapped_NH is None else left.divided(tapped_NH), drawn=drawn)
 
-    def _draw(self, running: RunningPass[TaskT], last_SH: Tensor) -> Drawn:
-        """Draw from the last rows of the entries that draw, in tiles if numerics are invariant."""
-        current, last_SH = _current(running.due(), last_SH)
+    def _draw(self, due: Sequence[PassEntry[TaskT]], last_SH: Tensor) -> Drawn:
+        """Draw from the last rows of entries, in tiles if numerics are invariant."""
+        current, last_SH = _current(due, last_SH)
         size = TILE_ROWS if self._options.tiled else max(1, len(current))
         drawn: Drawn = {}
         for first in range(0, len(current), size):
@@ -282,8 +322,8 @@ class SpanPasses(PassQueue[TaskT]):
             drawn |= {id(entry.extent): output for entry, output in zip(some, outputs, strict=True)}
         return drawn
 
-    def _draw_from(self, running: RunningPass[TaskT], logits_SV: Tensor) -> Drawn:
-        current, logits_SV = _current(running.due(), logits_SV)
+    def _draw_from(self, due: Sequence[PassEntry[TaskT]], logits_SV: Tensor) -> Drawn:
+        current, logits_SV = _current(due, logits_SV)
         if not current:
             return {}
         outputs = self._program.draw_from([entry.task for entry in current], logits_SV)
@@ -302,10 +342,3 @@ def _current(due: Sequence[PassEntry[TaskT]], rows_SX: Tensor) -> tuple[list[Pas
     if len(at) == len(due):
         return list(due), rows_SX
     return [due[number] for number in at], rows_SX[torch.tensor(at, dtype=torch.int64, device=rows_SX.device)]
-
-
-def _tapped_of(running: RunningPass[TaskT], tapped_NH: Tensor | None) -> dict[int, Tensor]:
-    if tapped_NH is None:
-        return {}
-    parts = tapped_NH.split([extent.num_rows for extent in running.extents])
-    return {id(entry.extent): part for entry, part in zip(running.entries, parts, strict=True)}
