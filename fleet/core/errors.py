@@ -183,6 +183,13 @@ class TransferError(FleetError):
     retryable = True
 
 
+class SpanUnreachable(FleetError):
+    """Two workers of one model's layers cannot connect: no listener answers, or one of them does not have the fleet's secret."""
+
+    code = "span_unreachable"
+    retryable = True
+
+
 class EngineError(FleetError):
     """The engine failed one request; the rest of its batch continues."""
 
