@@ -15,6 +15,7 @@ def dial(
 ) -> SpanConnection:
     """Connect to a worker's `SpanListener`; `purpose` is delivered to it with the connection.
 
+    The listener verifies the last message after this returns: if it refuses it, `ConnectionClosed` arrives.
     Another worker may have the port of one that has ended: compare `peer` of the returned connection with the expected name.
     Raises: SpanUnreachable if it does not connect, or does not prove that it has the key, within `timeout_s`.
     """

@@ -18,6 +18,8 @@ from fleet.spans.handshake import KEY_ADVICE, AcceptHandshake, HandshakeRefused,
 log = logging.getLogger(__name__)
 
 MAX_HANDSHAKES = 64
+ACCEPT_BACKLOG = 1024
+"""Connections that the kernel holds until they are accepted; beyond it, a dialer tries again after a second."""
 HANDSHAKE_TIMEOUT_S = 5.0
 CLOSE_S = 5.0
 NO_FILES_S = 0.2
@@ -67,7 +69,7 @@ class SpanListener:
         self._arrivals, self._key, self._own_name, self._timeout_s = arrivals, key, own_name, handshake_timeout_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=MAX_HANDSHAKES)
+            self._socket = socket.create_server((host, port), family=family, backlog=ACCEPT_BACKLOG)
         except OSError as error:
             raise SpanUnreachable(
                 f"cannot listen for span connections at {host}:{port}: {error.strerror or error}; "

@@ -29,9 +29,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.control": ("fleet.core", "fleet.config", "fleet.graphs"),
     CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
     "fleet.transfer": ("fleet.core", "fleet.config"),
+    "fleet.spans": ("fleet.core", "fleet.engine.span_chain"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
     "fleet.engine.torch": (
-        "fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.span_chain", "fleet.engine.torch",
+        "fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.span_chain", "fleet.engine.span_log",
+        "fleet.engine.torch",
     ),
     # Tokens are drawn by the same functions on both engines.
     "fleet.engine.vllm": (
@@ -44,7 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
     "fleet.worker": (
         "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
-        "fleet.models", "fleet.processing", "fleet.stages",
+        "fleet.models", "fleet.processing", "fleet.spans", "fleet.stages",
     ),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
     "web.ports": BELOW_WEB,
@@ -97,7 +99,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Layer -> the packages of Fleet that it may import besides itself; a module belongs to the longest prefix that fits."""
 
-NO_TORCH = ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.conductor", "fleet.processing", "web")
+NO_TORCH = (
+    "fleet.core",
+    "fleet.config",
+    "fleet.graphs",
+    "fleet.control",
+    "fleet.conductor",
+    "fleet.processing",
+    "fleet.spans",
+    "web",
+)
 NOT_SERVING = ("fleet.bench", "fleet.chaos", "fleet.pocket")
 KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/pocket/", "tests/")
 MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)

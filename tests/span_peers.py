@@ -1,0 +1,123 @@
+"""Both ends of span connections for tests: a listener, its connections, and peers that are bare sockets."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.dial import dial, prove
+from fleet.spans.handshake import DialHandshake
+from fleet.spans.listener import SpanListener
+from tests.support import wait_until
+
+KEY = b"k" * 32
+WAIT_S = 30.0
+
+
+@dataclass(slots=True)
+class SpanPair:
+    """Both ends of one connection, each with its own queue."""
+
+    dialer: SpanConnection
+    dialer_arrivals: SpanArrivals
+    acceptor: SpanConnection
+    acceptor_arrivals: SpanArrivals
+
+
+@dataclass(slots=True)
+class ListenerUnderTest:
+    """A listener with its queue."""
+
+    listener: SpanListener
+    arrivals: SpanArrivals
+
+    def opened(self) -> ConnectionOpened:
+        arrival = take_arrivals(self.arrivals, 1)[0]
+        assert isinstance(arrival, ConnectionOpened)
+        return arrival
+
+    def connect_raw(self, name: str = "raw") -> tuple[socket.socket, SpanConnection]:
+        """Open a connection whose dialer is a bare socket after its handshake."""
+        sock = socket.create_connection(self.listener.address, timeout=WAIT_S)
+        prove(sock, DialHandshake(KEY, name, "raw"), time.monotonic() + WAIT_S)
+        sock.settimeout(WAIT_S)
+        return sock, self.opened().connection
+
+    def accepts_another(self) -> bool:
+        connection = dial_as("another", self.listener.address, SpanArrivals())
+        accepted = self.opened().connection
+        connection.close()
+        closed = take_arrivals(self.arrivals, 1)[0]
+        return accepted.peer == "another" and isinstance(closed, ConnectionClosed)
+
+
+@contextmanager
+def serving(handshake_timeout_s: float = 5.0) -> Iterator[ListenerUnderTest]:
+    """Serve with a listener; afterwards close what it accepted, and check that no thread is left."""
+    arrivals = SpanArrivals()
+    listener = SpanListener(
+        "127.0.0.1", arrivals=arrivals, key=KEY, own_name="acceptor", handshake_timeout_s=handshake_timeout_s
+    )  # fmt: skip
+    try:
+        yield ListenerUnderTest(listener, arrivals)
+    finally:
+        listener.close()
+    wait_until(lambda: not span_threads(), f"the end of the threads {span_threads()}")
+
+
+@contextmanager
+def connected(served: ListenerUnderTest) -> Iterator[SpanPair]:
+    """Open a connection to the listener, and close both ends afterwards."""
+    arrivals = SpanArrivals()
+    connection = dial_as("dialer", served.listener.address, arrivals)
+    pair = SpanPair(connection, arrivals, served.opened().connection, served.arrivals)
+    try:
+        yield pair
+    finally:
+        pair.dialer.close()
+        pair.acceptor.close()
+
+
+def dial_as(name: str, address: tuple[str, int], arrivals: SpanArrivals, *, key: bytes = KEY) -> SpanConnection:
+    return dial(address, key=key, own_name=name, purpose="neighbour", arrivals=arrivals, timeout_s=WAIT_S)
+
+
+def take_arrivals(arrivals: SpanArrivals, num: int) -> list[Arrival]:
+    """Take exactly `num` arrivals."""
+    taken: list[Arrival] = []
+    deadline_s = time.monotonic() + WAIT_S
+    while len(taken) < num and time.monotonic() < deadline_s:
+        taken += arrivals.take(deadline_s - time.monotonic())
+    assert len(taken) == num, taken
+    return taken
+
+
+def take_frames(arrivals: SpanArrivals, num: int) -> list[tuple[bytes, bytes]]:
+    """Take exactly `num` frames, and return their headers and payloads."""
+    taken = take_arrivals(arrivals, num)
+    assert all(isinstance(arrival, FrameReceived) for arrival in taken), taken
+    return [(arrival.frame.header, bytes(arrival.frame.payload)) for arrival in taken if isinstance(arrival, FrameReceived)]
+
+
+def take_closed(arrivals: SpanArrivals) -> str:
+    """Take the end of a connection, and check that it is delivered once and last; return the reason."""
+    closed = take_arrivals(arrivals, 1)[0]
+    assert isinstance(closed, ConnectionClosed)
+    assert arrivals.take(0.05) == []
+    return closed.reason
+
+
+def span_threads() -> list[str]:
+    """Return the names of the threads of connections and listeners."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("span-")]
+
+
+def is_ended(sock: socket.socket) -> bool:
+    """Return True once the other side has closed the connection, without having sent more."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
