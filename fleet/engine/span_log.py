@@ -14,9 +14,10 @@ from fleet.core.span_messages import SpanExtent, SpanPass
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """One table's rows of a pass."""
+    """One table's rows of a pass. `place`: among the extents of the pass."""
 
     number: int
+    place: int
     extent: SpanExtent
     rows: memoryview
 
@@ -47,11 +48,11 @@ class SpanLog:
         num_rows = sum(extent.stop - extent.start for extent in work.extents)
         width = len(rows) // max(1, num_rows)
         first = 0
-        for extent in work.extents:
+        for place, extent in enumerate(work.extents):
             size = width * (extent.stop - extent.start)
             # A copy, unless the pass is all of it: the memory of a pass is free only once no part of it is kept.
             part = rows if size == len(rows) else memoryview(bytes(rows[first : first + size]))
-            self._tables.setdefault(extent.table, []).append(KeptRows(work.number, extent, part))
+            self._tables.setdefault(extent.table, []).append(KeptRows(work.number, place, extent, part))
             self.num_bytes += size
             first += size
         if self.num_bytes > self._keep_bytes:
@@ -91,7 +92,7 @@ class SpanLog:
                     of_pass[one.number].append(one)
         found: list[tuple[SpanPass, list[memoryview]]] = []
         for each in sorted({*of_pass, *(open_ for open_ in self._passes if open_ > number)}):
-            kept = of_pass[each]
+            kept = sorted(of_pass[each], key=lambda one: one.place)
             work = self._passes.get(each) or SpanPass(generation=0, number=each, extents=(), completed=self._completed)
             extents = tuple(one.extent for one in kept)
             found.append((msgspec.structs.replace(work, extents=extents), [one.rows for one in kept]))

@@ -22,18 +22,12 @@ from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan, plan_route
 from fleet.core.span_assignment import assign_spans
-from fleet.core.span_messages import (
-    Returned,
-    SpanReady,
-    SpanRefusal,
-    SpanSetup,
-    decode_span_message,
-    encode_span_message,
-)
+from fleet.core.span_messages import Returned
 from fleet.engine.span_chain import RouteSlot
 from fleet.spans.chain import ConnectedChain
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
+from fleet.spans.placement import RouteFailure, RoutePlaces, place_workers
 from fleet.worker.span_purposes import FROM_ANCHOR
 from fleet.worker.span_records import SpanRecords, SpanWorkerRecord
 
@@ -43,10 +37,6 @@ RETRY_S = 0.1
 CHECK_S = 0.25
 DIAL_TIMEOUT_S = 2.0
 LOAD_TIMEOUT_S = 1800.0
-
-
-class RouteFailure(Exception):
-    """A route could not be set up; the message says why. Another attempt follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +108,15 @@ class RouteKeeper:
             generation = self._write_route(client, chosen)
             for record in chosen:
                 connections.append(self._dial(record, arrivals))
-            ready = self._place(generation, chosen, connections, arrivals)
+            ready = place_workers(
+                self._places(generation, chosen),
+                connections,
+                arrivals,
+                timeout_s=LOAD_TIMEOUT_S,
+                is_stopping=self._stopping.is_set,
+            )
         except (RouteFailure, SpanUnreachable) as failure:
-            self._note_gap(str(failure))
+            self._note_gap(failure.message)
             for connection in connections:
                 connection.close()
             return
@@ -169,29 +165,12 @@ class RouteKeeper:
             timeout_s=DIAL_TIMEOUT_S,
         )  # fmt: skip
 
-    def _place(
-        self, generation: int, chosen: Sequence[SpanWorkerRecord], connections: Sequence[SpanConnection], arrivals: SpanArrivals
-    ) -> list[SpanReady]:
-        """Give each worker its place, and wait until all have loaded their spans. Raises: RouteFailure."""
-        following = [*(record.worker for record in chosen[1:]), ""]
-        for connection, span, after in zip(connections, self._wanted(), following, strict=True):
-            setup = SpanSetup(
-                generation=generation, span=span, following=after, num_pages=self._slot.num_pages,
-                page_size=self._slot.page_size, returned=self._settings.returned, wire_dtype=self._settings.wire_dtype,
-                lineage=self._lineage or generation, keep_bytes=self._settings.keep_bytes,
-            )  # fmt: skip
-            connection.send(encode_span_message(setup))
-        ready: dict[SpanConnection, SpanReady] = {}
-        until_s = time.monotonic() + LOAD_TIMEOUT_S
-        while len(ready) < len(connections):
-            if self._stopping.is_set() or time.monotonic() > until_s:
-                raise RouteFailure("span workers did not load their layers in time")
-            for arrival in arrivals.take(CHECK_S):
-                if isinstance(arrival, ConnectionClosed):
-                    raise RouteFailure(f"span worker {arrival.connection.peer} is gone: {arrival.reason}")
-                if isinstance(arrival, FrameReceived):
-                    ready |= _ready_of(arrival, generation)
-        return [ready[connection] for connection in connections]
+    def _places(self, generation: int, chosen: Sequence[SpanWorkerRecord]) -> RoutePlaces:
+        return RoutePlaces(
+            generation=generation, lineage=self._lineage or generation, spans=self._wanted(),
+            workers=[record.worker for record in chosen], num_pages=self._slot.num_pages, page_size=self._slot.page_size,
+            returned=self._settings.returned, wire_dtype=self._settings.wire_dtype, keep_bytes=self._settings.keep_bytes,
+        )  # fmt: skip
 
     def _note_gap(self, gap: str) -> None:
         now_s = time.monotonic()
@@ -206,13 +185,3 @@ class RouteKeeper:
     def _end_gap(self) -> None:
         self._gap, self._gap_since_s = "", None
         self._slot.report_outage(None)
-
-
-def _ready_of(arrival: FrameReceived, generation: int) -> dict[SpanConnection, SpanReady]:
-    """Return the answer of a worker that has taken its place; nothing for another message. Raises: RouteFailure if it refuses."""
-    message = decode_span_message(arrival.frame.header)
-    if isinstance(message, SpanRefusal):
-        raise RouteFailure(message.message)
-    if isinstance(message, SpanReady) and message.generation == generation:
-        return {arrival.connection: message}
-    return {}

@@ -143,6 +143,11 @@ class SpanPasses(PassQueue[TaskT]):
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing of any request is held."""
+        return not (self._running or self._hashes or self._log.num_tables)
+
     def outage(self) -> FleetError | None:
         return None if self.is_open else self._route.outage()
 
