@@ -147,7 +147,7 @@ def open_route(options: BuildOptions, spans: Sequence[str]) -> Iterator[SpanRout
         route.close()
 
 
-class Answers:
+class EngineDriver:
     """Drives an engine as a worker does, and collects the tokens of its answers."""
 
     def __init__(self, engine: Engine) -> None:

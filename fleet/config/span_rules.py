@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fleet.config.problems import Place, Problem
 from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
 from fleet.core.errors import ConfigError
-from fleet.core.ids import WorkerId
+from fleet.core.ids import StageName, WorkerId
 from fleet.core.layer_spans import RoutePlan, Topology, plan_route, topology_of
 from fleet.graphs import Stage
 
@@ -23,6 +23,9 @@ def stages_can_be_divided(config: FleetConfig) -> Iterator[Problem]:
             )
         elif config.engine_of(stage.name) != "torch":
             yield Problem(here, f"the engine {config.engine_of(stage.name)} has no spans of layers; set torch, or remove spans")
+        elif spans.workers and not spans.has_head_on_anchor and not stage.span_head:
+            message = f"the anchor of {stage.name} needs the rows after the last layer; write N:last in place of N:output"
+            yield Problem((*here, "workers"), message)
         elif own.split is not None:
             yield Problem(here, "a stage is divided by layers or by prefill and decode, not by both; remove spans or split")
         elif config.numerics == "invariant" and spans.wire_dtype not in ("auto", "float32"):
@@ -44,10 +47,25 @@ def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
             continue
         plan = _plan(spans, topology)
         if not plan.is_complete:
-            message = f"no worker has {plan.describe_gap()}; together with the anchor, {spans.anchor}, all must be covered"
+            unused = "".join(f"; {why}" for why in plan.unused.values())
+            message = f"no worker has {plan.describe_gap()}, and the anchor, {spans.anchor}, does not have them{unused}"
             yield Problem((*here, "workers"), message)
         elif plan.unused:
-            yield Problem((*here, "workers"), f"{'; '.join(plan.unused.values())}; remove it")
+            yield Problem((*here, "workers"), f"{'; '.join(plan.unused.values())}; remove what is not used")
+
+
+def check_spans_of_model(config: FleetConfig, stage: StageName, num_layers: int) -> None:
+    """Check a stage's spans against the model's number of layers. Raises: ConfigError naming the field."""
+    spans, field = config.stage(stage).spans, f"stages.{stage}.spans"
+    if spans is None:
+        return
+    anchor = spans.anchor_span.of_model(num_layers, f"{field}.anchor")
+    named = {WorkerId(f"worker {number}"): span for number, span in enumerate(spans.worker_spans, start=1)}
+    workers = {name: span.of_model(num_layers, f"{field}.workers") for name, span in named.items()}
+    plan = plan_route(anchor, workers, num_layers, head_on_anchor=spans.has_head_on_anchor)
+    if workers and not plan.is_complete:
+        message = f"{field}.workers: no worker has {plan.describe_gap()} of the model's {num_layers} layers"
+        raise ConfigError(message, param=f"{field}.workers")
 
 
 def _plan(spans: SpansConfig, topology: Topology) -> RoutePlan:

@@ -1,4 +1,4 @@
-"""What a process has sent to the next one of a route: a replaced neighbour is fed from it, so that only that one computes again.
+"""Log of the passes that a process sent to the next one of a route. A new neighbour is fed from it, and alone computes again.
 
 Knows no connection and no tensor library.
 """
@@ -25,8 +25,8 @@ class KeptRows:
 class SpanLog:
     """Passes that may have to be sent again: those that are not completed, and the rows of open tables.
 
-    `keep_bytes`: beyond it, rows of completed passes are dropped; whoever needs them reports that they are missing, and their
-    requests are computed again from the first row.
+    `keep_bytes`: beyond it, rows of completed passes are dropped; a worker that needs them reports that they are missing, and
+    their requests are computed again from the first row.
     """
 
     def __init__(self, keep_bytes: int) -> None:

@@ -90,7 +90,7 @@ class Edge:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One part of the model. `builder` is "module:function", imported only inside a worker of this stage. `span_builder` likewise
-    loads a part of its layers, for a stage whose layers can be divided among workers.
+    loads a part of its layers, for a stage whose layers can be divided among workers; `span_head`: they may have the output head.
 
     `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
     uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
@@ -101,6 +101,7 @@ class Stage:
     builder: str
     walks: tuple[Walk, ...]
     span_builder: str = ""
+    span_head: bool = True
     main: bool = False
     reads_prompt_audio: bool = False
     engines: tuple[str, ...] = ("torch",)

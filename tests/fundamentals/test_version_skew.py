@@ -13,7 +13,7 @@ from tests.fundamentals.control_plane import join
 
 SPLIT = load_config(None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}"))
 PREFILL, DECODE = WorkerId("thinker.prefill@there:1:a"), RoleName("thinker.decode")
-DTYPE_AND_SIZE = "engine, dtype and page_size_tokens, .*for both halves"
+DTYPE_AND_SIZE = "engine, dtype and page_size_tokens, .*for all workers of a stage that is split"
 VLLM_SPLIT = load_config(None, ("stages.thinker.engine=vllm", "device=cpu", "dtype=float32", "stages.thinker.split={}"))
 
 

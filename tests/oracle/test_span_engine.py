@@ -1,4 +1,4 @@
-"""A model divided among an anchor and span workers answers as one process does, whatever happens to the workers."""
+"""A model divided among an anchor and span workers answers as one process does, also while workers are killed."""
 
 import random
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fleet.graphs.text import LM
 from fleet.stages.base import BuildOptions
 from fleet.stages.text import build
 from tests.oracle.test_text_engine import Family, write_model
-from tests.span_route import Answers, Engine, SpanRoute, anchor_options, open_route
+from tests.span_route import EngineDriver, Engine, SpanRoute, anchor_options, open_route
 from tests.support import wait_until
 
 NUM_LAYERS = 4
@@ -45,14 +45,14 @@ def sampling_of(number: int, max_tokens: int) -> Sampling:
     return Sampling(max_tokens=max_tokens, temperature=0.9, seed=number, repetition_penalty=1.2, top_p=0.95)
 
 
-def submit_all(answers: Answers, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+def submit_all(answers: EngineDriver, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
     for number, ids in enumerate(prompts):
         answers.submit(f"r{number}", ids, sampling_of(number, max_tokens))
 
 
 def whole_answers(model: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, list[int]]:
     built = build(BuildOptions(stage=LM, checkpoint=model, numerics="invariant"))
-    answers = Answers(cast(Engine, built.engine))
+    answers = EngineDriver(cast(Engine, built.engine))
     submit_all(answers, prompts, max_tokens)
     return answers.run()
 
@@ -85,7 +85,7 @@ def test_answers_of_a_divided_model_are_those_of_one_process(
     prompts = prompts_of(number)
     options, spans = options_of(model, layout, prefill_chunk_tokens=chunk, max_batch=32)
     with open_route(options, spans) as route:
-        answers = Answers(route.engine)
+        answers = EngineDriver(route.engine)
         submit_all(answers, prompts, max_tokens)
         assert answers.run() == whole_answers(model, prompts, max_tokens)
         assert_nothing_left(route)
@@ -100,7 +100,7 @@ def test_killed_workers_change_no_answer(model: Path, layout: str, keep_bytes: i
     options, spans = options_of(model, layout, prefill_chunk_tokens=7, keep_bytes=keep_bytes)
     rng = random.Random(layout)
     with open_route(options, spans) as route:
-        answers = Answers(route.engine)
+        answers = EngineDriver(route.engine)
         submit_all(answers, prompts, max_tokens)
         num_kills = 0
         while answers.ended < set(answers.tokens):

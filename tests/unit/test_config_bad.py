@@ -13,6 +13,7 @@ from fleet.config.schema import SamplingDefaults
 from fleet.config.settings import read_settings
 from fleet.config.yaml_text import parse_yaml
 from fleet.core.errors import ConfigError
+from tests.unit.config_span_cases import SPANS
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n" for below, name in ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi")
@@ -265,6 +266,7 @@ TOGETHER: tuple[Case, ...] = (
         "{dtype: float32, device: 'cuda:1', stages: {thinker: {engine: vllm, split: {prefill: {device: cpu}}}}}",
         "stages.thinker.split: runs thinker.prefill on cpu and thinker.decode on cuda, but vLLM's halves read each other's "
         "blocks; set cpu, or CUDA devices, for both"),
+    *SPANS,
     ("workers of a split stage", "stages: {talker: {replicas: 2, split: {}}}",
         "stages.talker.replicas: a split stage has no workers of its own; set split.prefill.replicas and split.decode.replicas "
         "instead"),
