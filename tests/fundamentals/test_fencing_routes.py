@@ -96,7 +96,7 @@ def test_second_death_without_progress_lets_the_task_run_alone_and_a_third_conde
     assert [(event.deaths, event.alone) for event in control.events_of(TaskLost)] == [(2, False), (3, True)]
 
 
-def test_workers_whose_kernels_differ_are_refused_where_both_name_them(control: Control) -> None:
+def test_workers_with_other_kernels_are_refused_where_both_name_them(control: Control) -> None:
     """Only with invariant numerics do workers name their kernels."""
     assert join(control.client, "lm@new:1:a", kernels="AVX512 of torch 2") == ["ok"]
     why = "its kernels is AVX2 of torch 2, that of lm@new:1:a is AVX512 of torch 2"
