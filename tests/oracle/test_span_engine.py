@@ -13,7 +13,7 @@ from fleet.graphs.text import LM
 from fleet.stages.base import BuildOptions
 from fleet.stages.text import build
 from tests.oracle.test_text_engine import Family, write_model
-from tests.span_route import EngineDriver, Engine, SpanRoute, anchor_options, open_route
+from tests.span_route import Engine, EngineDriver, SpanRoute, anchor_options, open_route
 from tests.support import wait_until
 
 NUM_LAYERS = 4
