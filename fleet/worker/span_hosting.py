@@ -18,6 +18,7 @@ from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_messages import (
     HopTime,
     SpanError,
+    SpanFetch,
     SpanMessage,
     SpanPass,
     SpanReady,
@@ -25,6 +26,7 @@ from fleet.core.span_messages import (
     SpanResult,
     SpanSetup,
     SpanStart,
+    SpanStore,
     SpanTapped,
     decode_span_message,
     encode_span_message,
@@ -37,6 +39,7 @@ from fleet.engine.torch.span_host import HostedRows, SpanHost
 from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
 from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanConnection
 from fleet.stages.base import BuiltSpan
+from fleet.worker.span_copies import copy_rows
 from fleet.worker.span_purposes import FROM_ANCHOR, purpose_of_hop
 
 log = logging.getLogger(__name__)
@@ -128,6 +131,8 @@ class SpanHosting:
             return
         elif isinstance(message, SpanStart) and purpose == FROM_ANCHOR:
             self._start(route, message)
+        elif isinstance(message, SpanFetch | SpanStore) and purpose == FROM_ANCHOR:
+            copy_rows(route.host, route.anchor, message, payload)
         elif isinstance(message, SpanPass) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
             if self._has_started:
                 self._compute(route, message, payload)
@@ -158,7 +163,11 @@ class SpanHosting:
         last_number = self.route.host.last_number
         kept = f", and keeps the rows of {self.route.host.num_tables} requests" if last_number else ""
         log.info("route %d: this worker has layers %s%s", setup.generation, setup.span, kept)
-        ready = SpanReady(generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number)
+        span = built.layers.span
+        ready = SpanReady(
+            generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number, first_layer=span.first,
+            num_layers=span.final - span.first + 1,
+        )  # fmt: skip
         anchor.send(encode_span_message(ready))
 
     def _built(self, span: str) -> BuiltSpan:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import SpanPrefixMismatch
@@ -77,6 +78,19 @@ class SpanHost:
             hashes.extend(extent.start, np.frombuffer(extent.keys, np.uint64))
         self.num_rows += len(rows_NH)
         return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
+
+    def read_rows(self, pages: Sequence[int], num_rows: int) -> dict[int, NDArray[np.uint8]]:
+        """Return the first rows of a table with these pages: uint8 [bytes] by the number of the layer in the model."""
+        first = self._computer.layers.span.first
+        rows = self._pool.read_rows(PageTable(pages=list(pages)), num_rows)
+        return {first + at: its for at, its in enumerate(rows)}
+
+    def write_rows(self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]) -> None:
+        """Set the rows of one layer of a new table."""
+        at = layer - self._computer.layers.span.first
+        self._pool.write_layer(at, PageTable(pages=list(pages)), rows)
+        self._hashes[table] = PrefixHashes()
+        self._hashes[table].extend(0, np.frombuffer(keys, np.uint64))
 
     def _check_prefixes(self, extents: Sequence[SpanExtent]) -> None:
         for extent in extents:
