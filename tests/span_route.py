@@ -93,9 +93,18 @@ class ObservedLayers(SpanLayers):
         return self._layers.head(last_SH)
 
 
-@cache
+_loading = threading.Lock()
+"""While it loads a model, `transformers` changes the default dtype of the whole process."""
+
+
 def loaded_span(folder: Path, notation: str) -> SpanModel:
     """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
+    with _loading:
+        return _loaded_once(folder, notation)
+
+
+@cache
+def _loaded_once(folder: Path, notation: str) -> SpanModel:
     return load_span(folder, LayerSpan.parse(notation, "span"), torch.float32, with_embedding=False)
 
 
@@ -111,7 +120,12 @@ class SpanWorkerThread:
         self.hosting = SpanHosting(where, self._load, self, lambda: None)
         self.layers: ObservedLayers | None = None
         self.observe: Callable[[ObservedLayers], None] = lambda _: None
+        self.on_pass: Callable[[int], None] = lambda _: None
+        """Called before a pass, with its number."""
         self.kill_point: KillPoint | None = None
+        self.started_with: list[set[str]] = []
+        """The requests that were open at each start of a route with this worker."""
+        self.refuses_hops = False
         self.error: BaseException | None = None
         self._dialed: list[SpanConnection] = []
         self._stopping = threading.Event()
@@ -136,7 +150,7 @@ class SpanWorkerThread:
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         """Connect to the next worker, as `Neighbours`."""
         found = self._workers.get(worker)
-        if found is None:
+        if found is None or self.refuses_hops:
             raise SpanUnreachable(f"{worker} is not registered")
         self._dialed.append(
             dial(found.address, key=KEY, own_name=self.name, purpose=purpose, arrivals=self.arrivals, timeout_s=WAIT_S)
@@ -174,9 +188,11 @@ class SpanWorkerThread:
                 connection.close()
 
     def _handle(self, arrival: Arrival) -> None:
-        kill = self.kill_point
-        if kill is not None and kill.point == "before" and _pass_number(arrival) >= kill.number:
+        kill, number = self.kill_point, _pass_number(arrival)
+        if kill is not None and kill.point == "before" and number >= kill.number:
             raise WorkerKilled
+        if number:
+            self.on_pass(number)
         self.hosting.handle(arrival)
         if kill is not None and kill.point == "sent" and self._has_computed(kill.number):
             raise WorkerKilled
@@ -199,10 +215,12 @@ def _pass_number(arrival: Arrival) -> int:
 class ObservedChain(SpanChain):
     """A chain that counts passes in flight and bytes of rows, and checks that results arrive in order."""
 
-    def __init__(self, chain: SpanChain) -> None:
-        self._chain = chain
+    def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
+        self._chain, self._when_started = chain, when_started
         self._in_flight: list[int] = []
+        self._completed = 0
         self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
+        self.errors: list[str] = []
 
     @property
     def generation(self) -> int:
@@ -221,13 +239,15 @@ class ObservedChain(SpanChain):
         return self._chain.first_has
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
+        self._when_started()
+        self._completed = completed
         self._chain.start(completed, tables)
 
     def close(self) -> None:
         self._chain.close()
 
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
-        if isinstance(message, SpanPass):
+        if isinstance(message, SpanPass) and message.number > self._completed:
             self._in_flight.append(message.number)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.num_sent_bytes += sum(len(part) for part in rows)
@@ -240,6 +260,7 @@ class ObservedChain(SpanChain):
             if isinstance(arrival.message, SpanResult) and arrival.message.number in self._in_flight:
                 assert self._in_flight.pop(0) == arrival.message.number, "results arrive in another order"
                 self.num_results += 1
+                self.errors += [arrival.message.error.code] if arrival.message.error is not None else []
         return arrivals
 
 
@@ -261,6 +282,9 @@ class SpanRoute:
         self._slot, self._own = built.route, own
         self._workers: dict[WorkerId, SpanWorkerThread] = {}
         self._num_started = self.generation = self._lineage = 0
+        self.next_kill_points: list[KillPoint] = []
+        """For workers that replace others."""
+        self.open_requests: set[str] = set()
         self.worker_at = [self.start_worker() for _ in split.workers]
         self.chain: ObservedChain | None = None
         self.num_replaced = 0
@@ -284,12 +308,18 @@ class SpanRoute:
             keep_bytes=self._own.keep_bytes,
         )  # fmt: skip
         try:
-            self.chain = ObservedChain(set_up_route(ANCHOR, hops, terms))
+            chain = set_up_route(ANCHOR, hops, terms)
         except RouteFailure:
             return False
+        workers = list(self.worker_at)
+        self.chain = ObservedChain(chain, lambda: self._note_start(workers))
         self._lineage = self._lineage or self.generation
         self._slot.offer(self.chain)
         return True
+
+    def _note_start(self, workers: Sequence[SpanWorkerThread]) -> None:
+        for worker in workers:
+            worker.started_with.append(set(self.open_requests))
 
     def repair(self) -> None:
         """Replace dead workers, and set up a route if there is none."""
@@ -299,6 +329,7 @@ class SpanRoute:
                     raise worker.error
                 if not worker.is_alive:
                     self.worker_at[number] = self.start_worker()
+                    self.worker_at[number].kill_point = self.next_kill_points.pop(0) if self.next_kill_points else None
                     self.num_replaced += 1
             if not self.connect():
                 self.chain = None
@@ -344,6 +375,7 @@ class TextDriver:
     def turn(self) -> Sequence[EngineOutput]:
         self.engine.take_suspects()
         if self.route is not None:
+            self.route.open_requests = self.open
             self.route.repair()
         if not self.engine.is_ready() and not self.engine.await_pass(0.05):
             return ()

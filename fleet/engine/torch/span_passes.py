@@ -64,8 +64,9 @@ class RunningPass(Generic[TaskT]):
     result: SpanResult | None = None
 
     def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
-        """Return the part of the pass that has these tables."""
-        at = [number for number, extent in enumerate(self.extents) if extent.table.number in tables]
+        """Return the part of the pass that has these tables, in their order: a pass that is sent again may have another one."""
+        number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
+        at = [number_of[table] for table in tables]
         return RunningPass(
             number=self.number, changes=self.changes, entries=[self.entries[number] for number in at],
             extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
