@@ -183,7 +183,7 @@ class SpanWorkerThread:
             self.error = error
         finally:
             self._listener.close()
-            self.hosting.close()
+            self.hosting.close(self.arrivals.take(0))
             for connection in self._dialed:
                 connection.close()
 

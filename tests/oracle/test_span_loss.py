@@ -6,25 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from fleet.core.errors import EngineError
-from fleet.core.request import Sampling
 from tests.oracle.test_span_engine import (
-    FORWARD,
-    PROMPT,
-    REVERSE,
     SMALL_QWEN,
     SPLITS,
-    VOCAB,
     assert_equal_bytes,
     assert_nothing_held,
     driven,
     expected,
-    observe_anchor,
     prompts_of,
-    sampling_of,
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
