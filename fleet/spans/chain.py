@@ -6,11 +6,12 @@ from fleet.core.span_messages import (
     SpanFetch,
     SpanPass,
     SpanReady,
+    SpanReport,
     SpanStart,
     SpanStore,
     decode_span_message,
     encode_span_message,
-)  # fmt: skip
+)
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
 
@@ -45,7 +46,7 @@ class ConnectedChain(SpanChain):
             start = SpanStart(generation=self._generation, following_has=has, completed=completed, tables=tuple(tables))
             connection.send(encode_span_message(start))
 
-    def send(self, message: SpanPass, *rows: memoryview) -> None:
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         self._connections[0].send(encode_span_message(message), *rows)
 
     def layers_of(self, hop: int) -> range:
