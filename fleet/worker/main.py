@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 FINGERPRINT_BYTES = 1024 * 1024
+NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -273,7 +274,9 @@ class WorkerProcess(RegisteredProcess):
     def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
+        gap = {} if self.built.route is None else {"gap": NO_ROUTE_YET}
         fields: dict[str, str | bytes] = {
+            **gap,
             **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
             "capacity": str(self.config.stage(serves.stage).max_batch),
             "backend": transfer.backend,

@@ -49,6 +49,7 @@ def set_up_route(
 ) -> ConnectedChain:
     """Connect to the workers, in the order of the layers, and wait until all have loaded their spans.
 
+    `is_stopping` is called every `CHECK_S` while they load, and returns True to give up.
     Raises: RouteFailure; the connections are closed then.
     """
     arrivals, connections = SpanArrivals(), list[SpanConnection]()
@@ -85,7 +86,9 @@ def _place(
     until_s = time.monotonic() + LOAD_TIMEOUT_S
     while len(ready) < len(connections):
         if is_stopping() or time.monotonic() > until_s:
-            raise RouteFailure("span workers did not load their layers in time")
+            raise RouteFailure(
+                "the setup of the route was given up: a span worker is lost or loads for too long, or the anchor stops"
+            )
         for arrival in arrivals.take(CHECK_S):
             if isinstance(arrival, ConnectionClosed):
                 raise RouteFailure(f"span worker {arrival.connection.peer} is gone: {arrival.reason}")

@@ -92,6 +92,11 @@ class SpanHosting:
         """Messages that arrived before `SpanStart`."""
         self.route: HostedRoute | None = None
 
+    @property
+    def is_in_route(self) -> bool:
+        """True while an anchor computes with this worker."""
+        return self._is_open
+
     def handle(self, arrival: Arrival) -> None:
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,13 +13,13 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.control.dead_letters import read_letters
-from fleet.core.ids import RoleName, StageName, WorkerId, new_request_id, place_of, role_of
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import GRAPHS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, worker_ids
 from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, gateway_at, in_step, wait_none_live
-from tests.support import wait_until
+from tests.support import start_cli, wait_until
 
 STAGE, SPAN_ROLE = StageName("lm"), RoleName("lm.span")
 NUM_STREAMS, NUM_TOKENS, DISTURBED_AT = 8, 24, 8
@@ -27,11 +27,17 @@ NUM_STREAMS, NUM_TOKENS, DISTURBED_AT = 8, 24, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanFleet:
-    """`expected`: the answer to each seed, of the fleet while nothing happens to it."""
+    """`expected`: the answer to each seed, of the fleet while nothing happens to it. `extras`: ends what `start_worker` starts.
+
+    `requests`: those of the last answers.
+    """
 
     up: ProcessFleet
+    config: FleetConfig
     control: redis.Redis
+    extras: ExitStack
     expected: dict[int, EdgeArrays] = field(default_factory=dict[int, EdgeArrays])
+    requests: list[RequestId] = field(default_factory=list[RequestId])
 
     @property
     def anchors(self) -> list[WorkerId]:
@@ -58,6 +64,25 @@ class SpanFleet:
         (route,) = wait_until(self.live_routes, "a route of listed workers", PATIENCE_S)
         return route
 
+    def start_worker(self) -> None:
+        """Start another span worker, with a keeper, beside those of `fleet up`."""
+        self.extras.enter_context(start_cli("worker", SPAN_ROLE, "--keep", cwd=self.up.folder, env=self.up.env))
+
+    def num_deaths(self) -> int:
+        """Return the deaths that are counted over the tasks of the last answers."""
+        counts = [self.control.hget(keys.task(request, STAGE), "deaths") for request in self.requests]
+        return sum(int(text(count) or "0") for count in counts)
+
+    @contextmanager
+    def no_starts(self) -> Iterator[None]:
+        """Let no process of the fleet start until the end of the block."""
+        good = self.up.resolved.read_text()
+        self.up.resolved.write_text("graph: [")
+        try:
+            yield
+        finally:
+            self.up.resolved.write_text(good)
+
     def wait_complete(self, num_anchors: int, num_span_workers: int) -> None:
         """Wait until so many workers are listed, and each anchor has a route of listed ones."""
 
@@ -66,10 +91,6 @@ class SpanFleet:
             return is_whole and len(self.live_routes()) == num_anchors
 
         wait_until(is_complete, f"{num_anchors} anchors with routes and {num_span_workers} span workers", PATIENCE_S)
-
-
-def pid_of(worker: WorkerId) -> int:
-    return place_of(worker)[1]
 
 
 @contextmanager
@@ -81,9 +102,10 @@ def span_fleet(folder: Path, anchor: str, workers: Sequence[str], *settings: str
     with (
         fleet_up(folder, *common, *in_step(GRAPHS["text"]), spans, *settings) as up,
         connect(up.redis_url) as control,
+        ExitStack() as extras,
     ):
-        fleet = SpanFleet(up=up, control=control)
-        roles = {role.name: role for role in up.config.roles()}
+        fleet = SpanFleet(up=up, config=up.config, control=control, extras=extras)
+        roles = {role.name: role for role in fleet.config.roles()}
         span_role = roles[SPAN_ROLE]
         fleet.wait_complete(roles[RoleName(STAGE)].replicas, span_role.replicas + span_role.standby)
         yield fleet
@@ -104,8 +126,10 @@ async def answer_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> list[
         if index == DISTURBED_AT:
             disturb()
 
-    async with gateway_at(fleet.up.redis_url, fleet.up.config) as client:
-        specs = [seeded_spec(fleet.up.config, seed) for seed in range(NUM_STREAMS)]
+    config = fleet.config
+    async with gateway_at(fleet.up.redis_url, config) as client:
+        specs = [seeded_spec(config, seed) for seed in range(NUM_STREAMS)]
+        fleet.requests[:] = [spec.id for spec in specs]
         others = [answer(client, spec) for spec in specs[1:]]
         answers = await asyncio.gather(answer_disturbed(client, specs[0], None, after_chunk), *others)
         await wait_none_live(client)
@@ -120,4 +144,3 @@ async def compare_disturbed_streams(fleet: SpanFleet, disturb: Callable[[], None
     for seed, received in enumerate(await answer_streams(fleet, disturb)):
         assert_same(received, fleet.expected[seed])
     assert not read_letters(fleet.control)
-

@@ -1,16 +1,22 @@
-"""Loss of span workers and anchors in mid-answer, by signals to real processes: the answers are those of an undisturbed run."""
+"""Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real processes.
 
-import signal
+The answers are byte-equal to those of an undisturbed run.
+"""
+
+import asyncio
 from collections.abc import Callable, Iterator
 
-import psutil
+import httpx
 import pytest
+import redis
 
 from fleet.control import keys
+from fleet.control.connect import text
+from fleet.control.keys import PREFIX, row_of
 from fleet.core.ids import WorkerId, place_of
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
-from tests.e2e.span_fleets import SpanFleet, compare_disturbed_streams, span_fleet
-from tests.support import wait_until
+from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, SpanFleet, compare_disturbed_streams, span_fleet
+from tests.support import redis_answers, run_cli, wait_until
 
 FORWARD = ("0:0", ("1:1", "2:2", "3:output"))
 REVERSE = ("2:output", ("0:0", "1:1"))
@@ -18,17 +24,53 @@ SHORT_LEASE = "lease.worker_ttl_s=1"
 
 
 @pytest.fixture(scope="module")
-def forward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+def forward_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
     """Three span workers after the anchor."""
     with span_fleet(tmp_path_factory.mktemp("forward"), *FORWARD, num_layers=4) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def reverse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
     """Two span workers before the anchor, and one that stands by."""
     with span_fleet(tmp_path_factory.mktemp("reverse"), *REVERSE, "stages.lm.spans.standby=1", SHORT_LEASE) as fleet:
         yield fleet
+
+
+@pytest.fixture(scope="module")
+def two_anchors_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+    """Two anchors, each with one span worker."""
+    with span_fleet(tmp_path_factory.mktemp("two"), "0:0", ("1:output",), "stages.lm.replicas=2") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def two_anchors(two_anchors_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(two_anchors_up, 2, num_anchors=2)
+
+
+@pytest.fixture
+def forward(forward_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(forward_up, 3)
+
+
+@pytest.fixture
+def reverse(reverse_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(reverse_up, 3)
+
+
+def checked(fleet: SpanFleet, num_span_workers: int, num_anchors: int = 1) -> Iterator[SpanFleet]:
+    """Yield a complete fleet; afterwards no request and no key without a row may be left."""
+    fleet.wait_complete(num_anchors, num_span_workers)
+    yield fleet
+    ours = [text(key) for key in fleet.control.scan_iter(match=f"{PREFIX}*")]
+    assert not [key for key in ours if row_of(key) is None]
+    assert not fleet.control.scard(keys.LIVE)
+    assert not any(fleet.control.scard(keys.worker_tasks(worker)) for worker in worker_ids(fleet.control))
+
+
+def wait_unlisted(control: redis.Redis, *workers: WorkerId) -> None:
+    wait_until(lambda: not set(workers) & worker_ids(control), f"{', '.join(workers)} to be unlisted", PATIENCE_S)
 
 
 def kill_workers(fleet: SpanFleet, *spans: str) -> Callable[[], None]:
@@ -36,18 +78,182 @@ def kill_workers(fleet: SpanFleet, *spans: str) -> Callable[[], None]:
 
     def kill() -> None:
         route = fleet.route()
-        for span in spans:
-            process_of(route[span]).kill()
-        lost = {route[span] for span in spans}
-        wait_until(lambda: not lost & worker_ids(fleet.control), "the deaths to be noticed", PATIENCE_S)
+        lost = [route[span] for span in spans]
+        for worker in lost:
+            process_of(worker).kill()
+        wait_unlisted(fleet.control, *lost)
 
     return kill
 
 
+def moved_spans(before: dict[str, WorkerId], after: dict[str, WorkerId]) -> set[str]:
+    return {span for span, worker in after.items() if before[span] != worker}
+
+
 @pytest.mark.parametrize("spans", [("1:1",), ("2:2",), ("3:output",), ("1:1", "2:2", "3:output")], ids=" ".join)
 async def test_killed_span_workers_of_three_change_no_answer(forward: SpanFleet, spans: tuple[str, ...]) -> None:
-    forward.wait_complete(1, 3)
     before = forward.route()
     await compare_disturbed_streams(forward, kill_workers(forward, *spans))
-    after = forward.route()
-    assert {span for span, worker in after.items() if before[span] != worker} == set(spans)
+    assert moved_spans(before, forward.route()) == set(spans)
+
+
+@pytest.mark.parametrize("spans", [("0:0",), ("1:1",), ("0:0", "1:1")], ids=" ".join)
+async def test_killed_span_workers_before_the_anchor_change_no_answer(reverse: SpanFleet, spans: tuple[str, ...]) -> None:
+    before = reverse.route()
+    await compare_disturbed_streams(reverse, kill_workers(reverse, *spans))
+    assert moved_spans(before, reverse.route()) == set(spans)
+
+
+async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> None:
+    """The next anchor resumes with the same processes, each with the span that it has loaded."""
+    (anchor,), before = forward.anchors, forward.route()
+    num_loads = forward.up.running.output().count("loading layers")
+
+    def kill() -> None:
+        process_of(anchor).kill()
+        wait_unlisted(forward.control, anchor)
+
+    await compare_disturbed_streams(forward, kill)
+    assert forward.anchors != [anchor] and forward.route() == before
+    assert forward.up.running.output().count("loading layers") == num_loads
+
+
+@pytest.mark.parametrize("span", ["0:0", "1:1"])
+async def test_frozen_span_worker_is_replaced_and_joins_again(reverse: SpanFleet, span: str) -> None:
+    """SIGSTOP until a route without it is set up, then SIGCONT while the answers continue."""
+    before = reverse.route()
+    frozen = before[span]
+
+    def freeze() -> None:
+        process_of(frozen).suspend()
+        try:
+            wait_unlisted(reverse.control, frozen)
+            wait_until(lambda: frozen not in reverse.route().values(), "a route without it", PATIENCE_S)
+        finally:
+            process_of(frozen).resume()
+
+    await compare_disturbed_streams(reverse, freeze)
+    assert moved_spans(before, reverse.route()) == {span}
+    reverse.wait_complete(1, 3)
+    assert place_of(frozen) in [place_of(worker) for worker in reverse.span_workers]
+    assert process_of(reverse.route()[span]).is_running()
+
+
+async def test_span_worker_that_stops_is_replaced_before_it_ends(reverse: SpanFleet) -> None:
+    """SIGTERM. Its keeper ends with it, so another process is started in its place."""
+    before = reverse.route()
+
+    def terminate() -> None:
+        process_of(before["1:1"]).terminate()
+        wait_unlisted(reverse.control, before["1:1"])
+
+    await compare_disturbed_streams(reverse, terminate)
+    assert moved_spans(before, reverse.route()) == {"1:1"} and not reverse.num_deaths()
+    reverse.start_worker()
+    reverse.wait_complete(1, 3)
+
+
+async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFleet) -> None:
+    """Another one can then not be drained: no worker is free to replace it."""
+    before = reverse.route()
+    drained, other = before["0:0"], before["1:1"]
+
+    def drain() -> None:
+        order(reverse, drained, "drain").raise_for_status()
+        wait_until(lambda: moved_spans(before, reverse.route()) == {"0:0"}, "a route without the drained worker", PATIENCE_S)
+
+    await compare_disturbed_streams(reverse, drain)
+    assert drained in reverse.span_workers and not reverse.num_deaths()
+    for action in ("drain", "stop"):
+        refused = order(reverse, other, action)
+        assert refused.status_code == 409 and f"start one with `fleet worker {SPAN_ROLE}`" in refused.text
+    order(reverse, drained, "resume").raise_for_status()
+    await compare_disturbed_streams(reverse, lambda: None)
+    assert other in reverse.route().values()
+
+
+async def test_span_worker_ordered_to_stop_ends_once_it_is_replaced(reverse: SpanFleet) -> None:
+    before = reverse.route()
+    stopped = process_of(before["0:0"])
+
+    def stop() -> None:
+        order(reverse, before["0:0"], "stop").raise_for_status()
+        wait_until(lambda: not stopped.is_running(), "its process to end", PATIENCE_S)
+
+    await compare_disturbed_streams(reverse, stop)
+    assert moved_spans(before, reverse.route()) == {"0:0"} and not reverse.num_deaths()
+    reverse.start_worker()
+    reverse.wait_complete(1, 3)
+
+
+def order(fleet: SpanFleet, worker: WorkerId, action: str) -> httpx.Response:
+    return httpx.post(f"{fleet.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
+
+
+async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: SpanFleet) -> None:
+    def kill_conductor() -> None:
+        leader = WorkerId(text(forward.control.get(keys.CONDUCTOR)).partition("|")[0])
+        process_of(leader).kill()
+
+    await compare_disturbed_streams(forward, kill_conductor)
+
+    def kill_redis() -> None:
+        (server,) = [each for each in forward.up.family() if "redis-server" in each.name()]
+        server.kill()
+        wait_until(lambda: redis_answers(forward.up.redis_url), "Redis to be started again", PATIENCE_S)
+
+    await compare_disturbed_streams(forward, kill_redis)
+
+
+async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> None:
+    """Requests sent during the gap are claimed by no worker, and answered when it ends."""
+    layer = "no span worker has layer 2 of lm"
+    (anchor,) = forward.anchors
+
+    def is_waiting() -> bool:
+        return not forward.control.scard(keys.worker_tasks(anchor)) and forward.control.scard(keys.LIVE) == NUM_STREAMS
+
+    with forward.no_starts():
+        kill_workers(forward, "2:2")()
+        answers = asyncio.create_task(compare_disturbed_streams(forward, lambda: None))
+        try:
+            await asyncio.to_thread(wait_until, is_waiting, "every request to wait", PATIENCE_S)
+            body = httpx.get(f"{forward.up.url}/ready", timeout=30).json()
+            assert body["missing"] == [SPAN_ROLE] and layer in body["error"]["message"]
+            assert f"{SPAN_ROLE} ({layer})" in " ".join(
+                run_cli("status", cwd=forward.up.folder, env=forward.up.env).stdout.split()
+            )
+        finally:
+            assert not answers.done() or answers.exception() is None
+    await answers
+    assert httpx.get(f"{forward.up.url}/ready", timeout=30).json()["ready"]
+
+
+async def test_tasks_of_a_killed_anchor_continue_on_another(two_anchors: SpanFleet) -> None:
+    """Each anchor has a chain of its own; one that is killed is not started again."""
+    routes = two_anchors.live_routes()
+    assert len({worker for route in routes for worker in route.values()}) == 2
+    killed, other = two_anchors.anchors
+
+    def kill() -> None:
+        process_of(killed).kill()
+        wait_unlisted(two_anchors.control, killed)
+
+    with two_anchors.no_starts():
+        await compare_disturbed_streams(two_anchors, kill)
+        assert two_anchors.anchors == [other]
+    two_anchors.wait_complete(2, 2)
+
+
+async def test_tasks_of_an_anchor_without_layers_continue_on_another(two_anchors: SpanFleet) -> None:
+    anchor, other = two_anchors.anchors
+    (lost,), kept = two_anchors.route_of(anchor).values(), two_anchors.route_of(other)
+
+    def kill() -> None:
+        process_of(lost).kill()
+        wait_unlisted(two_anchors.control, lost, anchor)
+
+    with two_anchors.no_starts():
+        await compare_disturbed_streams(two_anchors, kill)
+        assert two_anchors.route_of(other) == kept
+    two_anchors.wait_complete(2, 2)
