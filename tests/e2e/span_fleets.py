@@ -74,12 +74,13 @@ class SpanFleet:
         return sum(int(text(count) or "0") for count in counts)
 
     @contextmanager
-    def no_starts(self) -> Iterator[None]:
-        """Let no process of the fleet start until the end of the block."""
-        good = self.up.resolved.read_text()
+    def no_starts(self) -> Iterator[Path]:
+        """Let no process of the fleet start until the end of the block; yield a file with the configuration."""
+        good, copy = self.up.resolved.read_text(), self.up.folder / "copy.yaml"
+        copy.write_text(good)
         self.up.resolved.write_text("graph: [")
         try:
-            yield
+            yield copy
         finally:
             self.up.resolved.write_text(good)
 

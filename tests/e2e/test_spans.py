@@ -5,17 +5,20 @@ The answers are byte-equal to those of an undisturbed run.
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import httpx
+import psutil
 import pytest
 import redis
 
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.control.keys import PREFIX, row_of
-from fleet.core.ids import WorkerId, place_of
+from fleet.core.ids import RoleName, WorkerId, place_of
+from fleet.worker.loop import IDLE_BLOCK_MS
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
-from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, SpanFleet, compare_disturbed_streams, span_fleet
+from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, STAGE, SpanFleet, compare_disturbed_streams, span_fleet
 from tests.support import redis_answers, run_cli, wait_until
 
 FORWARD = ("0:0", ("1:1", "2:2", "3:output"))
@@ -198,8 +201,7 @@ async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: Sp
     await compare_disturbed_streams(forward, kill_conductor)
 
     def kill_redis() -> None:
-        (server,) = [each for each in forward.up.family() if "redis-server" in each.name()]
-        server.kill()
+        psutil.Process(forward.control.info("server")["process_id"]).kill()
         wait_until(lambda: redis_answers(forward.up.redis_url), "Redis to be started again", PATIENCE_S)
 
     await compare_disturbed_streams(forward, kill_redis)
@@ -210,21 +212,23 @@ async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> Non
     layer = "no span worker has layer 2 of lm"
     (anchor,) = forward.anchors
 
-    def is_waiting() -> bool:
-        return not forward.control.scard(keys.worker_tasks(anchor)) and forward.control.scard(keys.LIVE) == NUM_STREAMS
+    def reads_no_grants() -> bool:
+        readers = cast("list[dict[str, object]]", forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.GROUP))
+        return all(int(text(each["idle"])) > 4 * IDLE_BLOCK_MS for each in readers if text(each["name"]) == anchor)
 
-    with forward.no_starts():
+    def is_waiting() -> bool:
+        assert not forward.control.scard(keys.worker_tasks(anchor))
+        return forward.control.scard(keys.LIVE) == NUM_STREAMS
+
+    with forward.no_starts() as config_file:
         kill_workers(forward, "2:2")()
+        wait_until(reads_no_grants, "the anchor to read no grants", PATIENCE_S)
         answers = asyncio.create_task(compare_disturbed_streams(forward, lambda: None))
-        try:
-            await asyncio.to_thread(wait_until, is_waiting, "every request to wait", PATIENCE_S)
-            body = httpx.get(f"{forward.up.url}/ready", timeout=30).json()
-            assert body["missing"] == [SPAN_ROLE] and layer in body["error"]["message"]
-            assert f"{SPAN_ROLE} ({layer})" in " ".join(
-                run_cli("status", cwd=forward.up.folder, env=forward.up.env).stdout.split()
-            )
-        finally:
-            assert not answers.done() or answers.exception() is None
+        await asyncio.to_thread(wait_until, is_waiting, "every request to wait", PATIENCE_S)
+        body = httpx.get(f"{forward.up.url}/ready", timeout=30).json()
+        assert body["missing"] == [SPAN_ROLE] and layer in body["error"]["message"]
+        shown = run_cli("status", "--config", str(config_file), cwd=forward.up.folder).stdout
+        assert f"{SPAN_ROLE} ({layer})" in " ".join(shown.split())
     await answers
     assert httpx.get(f"{forward.up.url}/ready", timeout=30).json()["ready"]
 
