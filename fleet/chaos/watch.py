@@ -110,7 +110,11 @@ class FleetWatch:
 
     @patiently
     def is_complete(self) -> bool:
-        """Return True if every role has its workers and standbys, all gateways serve, and one of two conductors leads."""
+        """Return True if every role has its workers and standbys, which have all layers, all gateways serve, and one of two
+        conductors leads.
+        """
+        if self._runner.run(self._client.telemetry.missing_roles()):
+            return False
         for role in self._config.roles():
             if len(self.members(role.name)) < role.replicas or self._num_standbys(role.name) < role.standby:
                 return False

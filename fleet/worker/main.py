@@ -242,7 +242,9 @@ class WorkerProcess(RegisteredProcess):
             anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
             wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
         )  # fmt: skip
-        return RouteKeeper(self.redis_url, settings, slot, self.access.secret)
+        return RouteKeeper(
+            self.redis_url, settings, slot, self.access.secret, lambda: self.loop is not None and self.loop.computes()
+        )
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
         """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""

@@ -4,10 +4,11 @@ The anchor alone decides which span worker hosts which span; it writes the route
 worker its place by the connection to it. The engine finds the finished chain in its `RouteSlot`.
 """
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import redis
@@ -59,8 +60,12 @@ class RouteSettings:
 class RouteKeeper:
     """`start` begins the thread, `stop` ends it and closes the route."""
 
-    def __init__(self, redis_url: str, settings: RouteSettings, slot: RouteSlot, secret: FleetSecret | None) -> None:
+    def __init__(
+        self, redis_url: str, settings: RouteSettings, slot: RouteSlot, secret: FleetSecret | None, is_needed: Callable[[], bool]
+    ) -> None:
+        """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may else have its span workers."""
         self._redis_url, self._settings, self._slot, self._secret = redis_url, settings, slot, secret
+        self._is_needed = is_needed
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None
         self._hops: list[WorkerId] = []
@@ -96,7 +101,9 @@ class RouteKeeper:
 
     def _keep(self, client: redis.Redis, records: SpanRecords) -> None:
         while not self._stopping.is_set():
-            if self._chain is None or self._chain.is_broken:
+            if not self._is_needed():
+                self._release(client)
+            elif self._chain is None or self._chain.is_broken:
                 self._set_up(client, records)
             elif self._must_change(client, records, self._chain):
                 self._chain.close()
@@ -105,6 +112,21 @@ class RouteKeeper:
                 self._end_gap(client)
             self._outage.end()
             self._wait()
+
+    def _release(self, client: redis.Redis) -> None:
+        """Close the route, and let other anchors have its workers."""
+        if self._chain is not None:
+            self._chain.close()
+            self._chain = None
+        self._gap_since_s = None
+        self._free_workers(client)
+
+    def _free_workers(self, client: redis.Redis) -> None:
+        """Let other anchors have the span workers that this one has claimed."""
+        if self._has_claims:
+            with contextlib.suppress(RouteFailure):  # an anchor that was fenced has none
+                self._write_route(client, ())
+            self._has_claims = False
 
     def _wait(self) -> None:
         """Wait until the route is to be looked at: a broken one soon, since requests wait for the next."""
@@ -155,8 +177,8 @@ class RouteKeeper:
             generation = self._write_route(client, hops)
             chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._is_over(records, names))
         except RouteFailure as failure:
-            if isinstance(failure, RouteGap) and self._has_claims:
-                self._write_route(client, ())  # another anchor may have the layers that this one lacks
+            if isinstance(failure, RouteGap):
+                self._free_workers(client)  # another anchor may have the layers that this one lacks
             self._follow_gap(client, records, str(failure))
             return
         self._hops, self._not_moved = names, ""

@@ -21,7 +21,7 @@ from fleet.engine.torch.build import open_device
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
-from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.base import BuildOptions, BuiltSpan, SpanBuilder
 from fleet.stages.builders import span_builder
 from fleet.worker.availability import Availability
 from fleet.worker.device import DeviceMonitor
@@ -66,12 +66,13 @@ class SpanWorkerProcess(RegisteredProcess):
 
     def __init__(
         self, config: FleetConfig, serves: Role, redis_url: str, options: BuildOptions, access: PeerAccess, fingerprint: str, *,
-        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
+        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None, build: SpanBuilder | None = None,
     ) -> None:  # fmt: skip
+        """`build`: None for the builder that the graph names."""
         super().__init__(config, serves.name, redis_url, labels)
         self._serves, self._options, self._access, self._fingerprint = serves, options, access, fingerprint
         self._when_joined = when_joined
-        self._build = span_builder(config.graph_declaration(), serves.stage)
+        self._build = build or span_builder(config.graph_declaration(), serves.stage)
         self._where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
         self._device_monitor = DeviceMonitor(options.device)
         self._loaded: dict[str, BuiltSpan] = {}
