@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 FINGERPRINT_BYTES = 1024 * 1024
+NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -263,7 +264,9 @@ class WorkerProcess(RegisteredProcess):
             anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
             wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
         )  # fmt: skip
-        return RouteKeeper(self.redis_url, settings, slot, self.access.secret)
+        return RouteKeeper(
+            self.redis_url, settings, slot, self.access.secret, lambda: self.loop is not None and self.loop.computes()
+        )
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
         """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""
@@ -295,7 +298,9 @@ class WorkerProcess(RegisteredProcess):
     def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer, sessions: SessionService | None) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
+        gap = {} if self.built.route is None else {"gap": NO_ROUTE_YET}
         fields: dict[str, str | bytes] = {
+            **gap,
             **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
             "capacity": str(self.config.stage(serves.stage).max_batch),
             "backend": transfer.backend,
