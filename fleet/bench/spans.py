@@ -22,7 +22,6 @@ from fleet.bench.spans_process import SpanGroup, SpanProcess, span_group
 from fleet.bench.spans_protocol import Answer, Compute, SpanReply
 from fleet.bench.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
 from fleet.config import FleetConfig
-from fleet.core.ids import StageName
 from fleet.reporting.background_load import BackgroundLoad
 
 GRAPH = "text"
@@ -237,11 +236,11 @@ def divisible_config(options: BenchOptions) -> FleetConfig:
 
 def write_config(file: Path, base: FleetConfig, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
     """Write a configuration for one thread of each process. `spans`: the anchor's and the workers', None: not divided."""
-    stage: StageName = base.graph_declaration().stages[0].name
-    resolved = base.model_dump(mode="json") | {"checkpoint": str(checkpoint)}
+    stage = base.graph_declaration().stages[0].name
     divided = {"anchor": spans[0], "workers": list(spans[1])} if spans is not None else None
-    own = resolved["stages"].setdefault(stage, {})
+    own = base.stage(stage).model_dump(mode="json")
     own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": KV_PAGES}
+    resolved = {**base.model_dump(mode="json"), "checkpoint": str(checkpoint), "stages": {stage: own}}
     file.write_text(yaml.safe_dump(resolved, sort_keys=False))
     return file
 

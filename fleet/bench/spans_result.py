@@ -44,6 +44,10 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int
     pass_s: tuple[float, ...]
 
+    @property
+    def name(self) -> str:
+        return f"{self.num_workers} span worker{'s' if self.num_workers > 1 else ''}"
+
     def hop_ms(self, percent: float) -> float:
         return percentile(self.pass_s, percent) / self.num_workers * MS
 
@@ -66,7 +70,7 @@ class SpansResult(Result, frozen=True, kw_only=True):
         hops = table_of("ms per hop", "p50", "p95", "passes")
         for each in self.hops:
             hops.add_row(
-                f"{each.num_workers} span worker{'s' * (each.num_workers > 1)}",
+                each.name,
                 figure(each.hop_ms(50)),
                 figure(each.hop_ms(95)),
                 f"{len(each.pass_s)}",
@@ -84,7 +88,7 @@ class SpansResult(Result, frozen=True, kw_only=True):
         ratios = [ratio for work in self.works for direction in CEILINGS for ratio in _ratios(work, direction)]
         return ratios + [
             Ratio(
-                name=f"hop, {each.num_workers} span worker{'s' * (each.num_workers > 1)}, p50", value=each.hop_ms(50), target=HOP_TARGET_MS, at_most=True,
+                name=f"hop, {each.name}, p50", value=each.hop_ms(50), target=HOP_TARGET_MS, at_most=True,
                 unit="ms",
             )
             for each in self.hops
