@@ -1,4 +1,4 @@
-"""What a process of the measurement of layer spans computes: answers by its engine, or passes of its own layers alone.
+"""Computation in a process of the measurement of layer spans: answers by its engine, or passes of its own layers alone.
 
 Legend: N rows of a pass, H hidden size.
 """
@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from fleet.bench.spans_protocol import Answer, Compute, ProcessMemory, SpanReply
-from fleet.bench.spans_route import RecordingChain
+from fleet.bench.spans_recording import RecordingChain
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN

@@ -24,6 +24,7 @@ from fleet.core.layer_spans import LayerSpan
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
+from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.worker.span_hosting import Neighbours
 
 if TYPE_CHECKING:
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 DIAL_S = 5.0
+GENERATION = 1
 WAIT_S = 0.2
 DECODER = msgspec.json.Decoder(AnyCommand)
 FAILURES = (FleetError, RuntimeError, ValueError, MemoryError, OSError)
 """Errors of a command that are its reply."""
 
 
-class StageProcess:
+class MeasuredStage:
     """One process with all layers of the stage, or an anchor."""
 
     def __init__(self, begin: Begin) -> None:
@@ -66,12 +68,26 @@ class StageProcess:
                 raise BenchError("the process has begun")
 
     def _connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        from fleet.bench.spans_route import set_up_route
+        """Give each worker its place in a route, and leave the chain for the engine. Raises: BenchError."""
+        from fleet.bench.spans_recording import RecordingChain
+        from fleet.engine.torch.build import DTYPES
 
-        spans, anchor = self._config.stage(self._stage).spans, self._options.anchor
+        spans, anchor, slot = self._config.stage(self._stage).spans, self._options.anchor, self._runs.route
         assert spans is not None and anchor is not None, "not an anchor"
-        key = bytes.fromhex(self._begin.key)
-        self._runs.chain = set_up_route(addresses, key, self._begin.name, spans, anchor, self._runs.route)
+        hops = [
+            RouteHop(worker=WorkerId(name), address=address, key=bytes.fromhex(self._begin.key), span=str(span))
+            for (name, address), span in zip(addresses.items(), spans.worker_spans, strict=True)
+        ]
+        terms = RouteTerms(
+            generation=GENERATION, lineage=GENERATION, num_pages=slot.num_pages, page_size=slot.page_size,
+            returned=anchor.returned, wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes,
+        )  # fmt: skip
+        try:
+            chain = set_up_route(WorkerId(self._begin.name), hops, terms)
+        except RouteFailure as failure:
+            raise BenchError(str(failure)) from failure
+        self._runs.chain = RecordingChain(chain, DTYPES[anchor.wire_dtype].itemsize)
+        slot.offer(self._runs.chain)
 
 
 class NamedNeighbours(Neighbours):
@@ -86,7 +102,7 @@ class NamedNeighbours(Neighbours):
         return dial(address, key=self._key, own_name=self._own_name, purpose=purpose, arrivals=self._arrivals, timeout_s=DIAL_S)
 
 
-class WorkerProcess:
+class MeasuredSpanWorker:
     """A span worker: handles what arrives on its connections, and commands in between."""
 
     def __init__(self, begin: Begin) -> None:
@@ -173,18 +189,18 @@ def main() -> None:
     began = DECODER.decode(sys.stdin.buffer.readline())
     assert isinstance(began, Begin), began
     _limit(began)
-    made: list[StageProcess | WorkerProcess] = []
+    made: list[MeasuredStage | MeasuredSpanWorker] = []
 
     def make() -> SpanReply:
-        made.append(WorkerProcess(began) if began.hosts_spans else StageProcess(began))
+        made.append(MeasuredSpanWorker(began) if began.hosts_spans else MeasuredStage(began))
         process = made[0]
-        return SpanReply(address=process.listener.address if isinstance(process, WorkerProcess) else None)
+        return SpanReply(address=process.listener.address if isinstance(process, MeasuredSpanWorker) else None)
 
     write_reply(make)
     if not made:
         return
     process = made[0]
-    if isinstance(process, WorkerProcess):
+    if isinstance(process, MeasuredSpanWorker):
         process.serve()
         return
     for line in sys.stdin.buffer:
