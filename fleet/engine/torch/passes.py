@@ -134,9 +134,12 @@ class TileRunner(Generic[TaskT]):
         return drawn
 
 
-def tiles(entries: Sequence[tuple[TaskT, Extent]]) -> list[list[tuple[TaskT, Extent]]]:
+AnyTask = TypeVar("AnyTask")
+
+
+def tiles(entries: Sequence[tuple[AnyTask, Extent]]) -> list[list[tuple[AnyTask, Extent]]]:
     """Cut extents, in order, into groups of `TILE_ROWS` rows."""
-    groups: list[list[tuple[TaskT, Extent]]] = [[]]
+    groups: list[list[tuple[AnyTask, Extent]]] = [[]]
     room = TILE_ROWS
     for task, extent in entries:
         start = extent.start
