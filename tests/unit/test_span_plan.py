@@ -43,7 +43,7 @@ def test_head_that_is_the_embedding_is_counted_once_per_process(anchor_is_last: 
 
 
 @pytest.mark.parametrize("anchor_is_last", [True, False])
-def test_what_only_the_anchor_has_is_counted_in_its_process(anchor_is_last: bool) -> None:
+def test_memory_of_the_anchor_alone_is_counted_in_its_process_only(anchor_is_last: bool) -> None:
     plan = plan_spans(replace(sizes(12), anchor=200), 1000, [1000, 1000], anchor_is_last=anchor_is_last)
     without = [sizes(12).bytes_of(each.span, is_anchor=each.is_anchor) for each in plan.spans]
     added = [each.num_bytes - num_bytes for each, num_bytes in zip(plan.spans, without, strict=True)]
