@@ -340,6 +340,12 @@ class SpanRoute:
         if self.chain is not None:
             self.chain.close()
 
+    def begin_lineage(self) -> None:
+        """End the route; no worker keeps rows in the next one."""
+        self._lineage = 0
+        if self.chain is not None:
+            self.chain.close()
+
     def close(self) -> None:
         for worker in self._workers.values():
             worker.kill()
