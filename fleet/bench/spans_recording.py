@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fleet.bench.spans_protocol import Extents, SpanReply
-from fleet.core.span_messages import SpanPass, SpanReport, SpanResult
+from fleet.core.span_messages import SpanFetch, SpanPass, SpanReport, SpanResult, SpanStore
 from fleet.engine.span_chain import SpanArrival, SpanChain
 
 US = 1e-6
@@ -48,6 +48,12 @@ class RecordingChain(SpanChain):
     @property
     def first_has(self) -> int:
         return self._chain.first_has
+
+    def layers_of(self, hop: int) -> range:
+        return self._chain.layers_of(hop)
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        self._chain.send_to(hop, message, *rows)
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
         self._chain.start(completed, tables)

@@ -1,6 +1,7 @@
 """Missing layers, a request that kills span workers, and span workers that another secret or a changed record excludes."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class PoisonedLayers(SpanLayers):
 
     def head(self, last_SH: Tensor) -> Tensor:
         return self.layers.head(last_SH)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.layers.weights()
 
 
 def build_poisoned_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
