@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from json import dumps
@@ -24,6 +25,8 @@ from fleet.models.causal_lm.span import SkippedLayer, SpanModel, Unloaded
 from fleet.models.checkpoint import INDEX, file_of_each_weight
 
 NUM_TRACED_ROWS = 2
+_ONE_LOADS = threading.Lock()
+"""`transformers` changes the default dtype of the whole process while it loads."""
 
 
 class BodyPlan:
@@ -94,6 +97,13 @@ def load_span(
     `with_embedding`: with the embedding of ids, which the anchor has. `with_head`: with the final norm and the output head also
     if the span ends before them. Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
     """
+    with _ONE_LOADS:
+        return _load_span(folder, span, dtype, with_embedding=with_embedding, with_head=with_head, device=device)
+
+
+def _load_span(
+    folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool, device: torch.device | None
+) -> SpanModel:
     kind, num_layers = _kind_and_layers(folder)
     span = span.of_model(num_layers, "spans")
     with refusing(folder, f"{kind} cannot be divided into spans"):
