@@ -9,7 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -29,15 +29,23 @@ KV_PAGES, MAX_BATCH = 1024, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanModelSize:
+    """Sizes of a random model, from which the others follow."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpansPlan:
-    """Amounts of work. `hidden`: of the random model, other sizes follow; `num_prefill` tokens of the long prompt.
+    """The random model, and amounts of work. `num_prefill` tokens of the long prompt.
 
     `num_hops` passes through each of `num_workers` span workers.
     """
 
-    hidden: int
-    layers: int
-    vocabulary: int
+    size: SpanModelSize
     num_prefill: int
     num_prompt: int
     num_tokens: int
@@ -48,13 +56,15 @@ class SpansPlan:
 
 
 FULL = SpansPlan(
-    hidden=1024, layers=12, vocabulary=32_000, num_prefill=2000, num_prompt=16, num_tokens=65, num_requests=32, num_rounds=4,
+    size=SpanModelSize(hidden=1024, layers=12, kv_heads=8, vocabulary=32_000),
+    num_prefill=2000, num_prompt=16, num_tokens=65, num_requests=32, num_rounds=4,
     num_hops=300, num_workers=(1, 3),
 )  # fmt: skip
 """254 million parameters, of which 189 million are in layers. The first token of an answer belongs to its prompt."""
 SMALL = SpansPlan(
-    hidden=64, layers=4, vocabulary=1000, num_prefill=300, num_prompt=16, num_tokens=9, num_requests=4, num_rounds=1,
-    num_hops=40, num_workers=(1,),
+    size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
+    num_prefill=300, num_prompt=16, num_tokens=9, num_requests=4, num_rounds=1,
+    num_hops=0, num_workers=(),
 )  # fmt: skip
 
 
@@ -82,7 +92,7 @@ class _SpansBench:
         self._base = divisible_config(options)
         self._stage = self._base.graph_declaration().stages[0].name
         self._is_random = self._base.checkpoint == "auto"
-        checkpoint, num_layers = self._checkpoint(), plan.layers
+        checkpoint, num_layers = self._checkpoint(), plan.size.layers
         if not self._is_random:
             num_layers = num_layers_of(checkpoint)
         first, second = halves(num_layers)
@@ -99,7 +109,7 @@ class _SpansBench:
             self.model = Path(self._base.checkpoint).name
             return Path(self._base.checkpoint)
         plan, checkpoint = self._plan, self._folder / "model"
-        num_parameters = write_random(checkpoint, plan.hidden, plan.layers, plan.vocabulary)
+        num_parameters = write_random(checkpoint, plan.size)
         self.model = f"{num_parameters / 1e6:.0f} million random parameters"
         return checkpoint
 
@@ -143,7 +153,7 @@ class _SpansBench:
         """Measure passes of a tiny model with a layer in each process."""
         step = steps(f"hops of {num_workers} workers", 1)
         tiny = self._folder / f"tiny-{num_workers}"
-        write_random(tiny, SMALL.hidden, num_workers + 1, SMALL.vocabulary)
+        write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
         workers = tuple(f"{number}:{'output' if number == num_workers else number}" for number in range(1, num_workers + 1))
         file = self._write(f"hops-{num_workers}", tiny, ("0:0", workers))
         with span_group(f"hops-{num_workers}", file, num_workers, self._cores) as group:
@@ -219,9 +229,12 @@ def halves(num_layers: int) -> tuple[str, str]:
     return f"0:{middle - 1}", f"{middle}:output"
 
 
-def divisible_config(options: BenchOptions) -> FleetConfig:
-    """Return the configuration of the options; without one, that of a language model. Raises: ConfigError, BenchError."""
-    overrides = options.overrides
+def divisible_config(options: BenchOptions, *own: str) -> FleetConfig:
+    """Return the configuration of the options, then of `own` ones; without a graph, that of a language model.
+
+    Raises: ConfigError, BenchError.
+    """
+    overrides = (*options.overrides, *own)
     if options.config is None and not any(text.startswith("graph=") for text in overrides):
         overrides = (f"graph={GRAPH}", *overrides)
     config = resolve_config(options.config, overrides)
@@ -234,27 +247,29 @@ def divisible_config(options: BenchOptions) -> FleetConfig:
     return config
 
 
-def write_config(file: Path, base: FleetConfig, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
+def write_config(
+    file: Path, base: FleetConfig, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None, kv_pages: int = KV_PAGES
+) -> Path:
     """Write a configuration for one thread of each process. `spans`: the anchor's and the workers', None: not divided."""
     stage = base.graph_declaration().stages[0].name
     divided = {"anchor": spans[0], "workers": list(spans[1])} if spans is not None else None
     own = base.stage(stage).model_dump(mode="json")
-    own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": KV_PAGES}
+    own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": kv_pages}
     resolved = {**base.model_dump(mode="json"), "checkpoint": str(checkpoint), "stages": {stage: own}}
     file.write_text(yaml.safe_dump(resolved, sort_keys=False))
     return file
 
 
-def write_random(folder: Path, hidden: int, layers: int, vocabulary: int) -> int:
+def write_random(folder: Path, size: SpanModelSize) -> int:
     """Write a random checkpoint and return its number of parameters."""
     # Imported here: it needs torch, which no other measurement does.
     from fleet.models.causal_lm.sized import ModelSize, write_sized_checkpoint
 
-    size = ModelSize(
-        hidden=hidden, layers=layers, heads=hidden // 64, kv_heads=max(1, hidden // 128), head_dim=128,
-        intermediate=3 * hidden, vocabulary=vocabulary,
+    whole = ModelSize(
+        hidden=size.hidden, layers=size.layers, heads=size.hidden // 64, kv_heads=size.kv_heads, head_dim=128,
+        intermediate=3 * size.hidden, vocabulary=size.vocabulary,
     )  # fmt: skip
-    return write_sized_checkpoint(folder, size) // 4
+    return write_sized_checkpoint(folder, whole) // 4
 
 
 def num_layers_of(checkpoint: Path) -> int:

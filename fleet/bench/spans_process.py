@@ -21,6 +21,7 @@ from fleet.core.parent_death import signalled_with_parent
 MODULE = "fleet.bench.spans_run"
 KEY_BYTES = 32
 STOP_S = 20.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 DECODER = msgspec.json.Decoder(SpanReply)
 
 
@@ -32,7 +33,7 @@ class SpanProcess:
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-                env={**os.environ, **PASSIVE_WAIT}, preexec_fn=signalled_with_parent(signal.SIGKILL),
+                env={**os.environ, **PASSIVE_WAIT, **ONE_THREAD}, preexec_fn=signalled_with_parent(signal.SIGKILL),
             )  # fmt: skip
         self.send(begin)
 

@@ -67,19 +67,15 @@ class SpansResult(Result, frozen=True, kw_only=True):
         table = table_of("tokens/s", *(work.name for work in self.works))
         for name in COLORS:
             table.add_row(name, *(figure(work.best(name)) for work in self.works))
-        hops = table_of("ms per hop", "p50", "p95", "passes")
-        for each in self.hops:
-            hops.add_row(
-                each.name,
-                figure(each.hop_ms(50)),
-                figure(each.hop_ms(95)),
-                f"{len(each.pass_s)}",
-            )
         same = f"{self.num_equal} of {self.num_answers} answers are those of one process"
-        return [
-            titled(f"{self.model}; {self.spans}; a core per process, fastest rounds; {same}", table),
-            titled("passes of a tiny model beyond its computation", hops),
-        ]
+        speeds = titled(f"{self.model}; {self.spans}; a core per process, fastest rounds; {same}", table)
+        return [speeds, self._hop_table()] if self.hops else [speeds]
+
+    def _hop_table(self) -> Group:
+        table = table_of("ms per hop", "p50", "p95", "passes")
+        for each in self.hops:
+            table.add_row(each.name, figure(each.hop_ms(50)), figure(each.hop_ms(95)), f"{len(each.pass_s)}")
+        return titled("passes of a tiny model beyond its computation", table)
 
     def panels(self) -> list[Panel]:
         return [self._draw]

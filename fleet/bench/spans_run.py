@@ -25,7 +25,6 @@ from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
 from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_route
-from fleet.worker.span_hosting import Neighbours
 
 if TYPE_CHECKING:
     from fleet.stages.base import BuiltSpan
@@ -43,10 +42,10 @@ class MeasuredStage:
     """One process with all layers of the stage, or an anchor."""
 
     def __init__(self, begin: Begin) -> None:
+        self._begin, self._config = begin, load_config(Path(begin.config))
         from fleet.bench.spans_compute import EngineRuns
         from fleet.worker.main import build_options, build_stage
 
-        self._begin, self._config = begin, load_config(Path(begin.config))
         self._stage = self._config.graph_declaration().stages[0].name
         checkpoint = Path(self._config.checkpoint)
         self._options = build_options(self._config, self._stage, checkpoint)
@@ -90,7 +89,7 @@ class MeasuredStage:
         slot.offer(self._runs.chain)
 
 
-class NamedNeighbours(Neighbours):
+class NamedNeighbours:
     """Connects to span workers whose addresses are known."""
 
     def __init__(self, key: bytes, own_name: str, arrivals: SpanArrivals) -> None:
@@ -177,8 +176,6 @@ def write_reply(work: Callable[[], SpanReply]) -> None:
 
 def _limit(begin: Begin) -> None:
     """Apply the limits of the process, before its libraries are loaded."""
-    # OpenMP reads this once, when torch is first imported.
-    os.environ["OMP_NUM_THREADS"] = "1"
     if begin.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {begin.core})
     if begin.data_limit_bytes is not None:

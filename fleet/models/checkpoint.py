@@ -112,10 +112,10 @@ class CheckpointReader(WeightReader):
         """Bytes read since all files were closed."""
 
     def check(self) -> None:
-        """Open every file of weights. Raises: ConfigError if one is missing or damaged."""
+        """Open every file of weights, one at a time. Raises: ConfigError if one is missing or damaged."""
         for path in dict.fromkeys(self._file_of.values()):
-            with naming(path):
-                self._file(path)
+            with naming(path), safe_open(path, "pt"):
+                pass
 
     def shape(self, name: str) -> tuple[int, ...]:
         with self._opened(name) as file:

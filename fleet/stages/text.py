@@ -45,10 +45,10 @@ def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
     setup = prepare_stage(options)
-    weights = setup.reader(lambda _: False)  # `transformers` reads them
-    weights.check()
     folder, end_ids, where, anchor = options.checkpoint, end_ids_of(options.checkpoint), setup.where, options.anchor
     if anchor is None:
+        weights = setup.reader(lambda _: False)  # `transformers` reads them
+        weights.check()
         model = CausalLM(folder, end_ids, device=where.device, dtype=where.dtype, tiled=where.tiled)
         return setup.loop(model), tuple(weights.under("")), None
     program = CausalAnchor(

@@ -117,7 +117,17 @@ def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--hop --transfer", "--scale", "--hand-off", "--interference --hand-off", "--voice", "--voice --up", "--barge-in --up"],
+    [
+        "--hop --transfer",
+        "--scale",
+        "--hand-off",
+        "--interference --hand-off",
+        "--voice",
+        "--voice --up",
+        "--barge-in --up",
+        "--spans",
+        "--too-large --small",
+    ],
 )
 def test_other_measurements_alone_skip_serving(arguments: str) -> None:
     assert not parse(arguments.split()).serving

@@ -16,7 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from fleet.models.checkpoint import INDEX
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_json
 
-SHARD_BYTES = 256 << 20
+SHARD_BYTES = 64 << 20
+"""Small: the files of a span have few weights of other layers, and a file is mapped as a whole."""
 STD = 0.02
 
 

@@ -1,0 +1,105 @@
+"""The measurement of layer spans: at the small size as a command, its targets, and what its processes refuse."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.bench.main import run
+from fleet.bench.options import parse
+from fleet.bench.report import BenchFile
+from fleet.bench.spans import divisible_config, halves, write_config, write_random
+from fleet.bench.spans_memory import SMALL, LimitedProcess, TooLargeResult
+from fleet.bench.spans_process import span_group
+from fleet.bench.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
+from fleet.bench.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
+from fleet.core.errors import FleetError
+
+MIB = 2**20
+
+
+@pytest.mark.one_in(3, "benchmarks")
+def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "spans.json", tmp_path / "spans.png"
+    assert run(["--spans", "--small", "--json", str(out), "--png", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "forward, computation only" in shown and picture.is_file()
+    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.spans
+    assert result is not None and result.num_equal == result.num_answers > 0, "divided, the answers are the same"
+    assert [work.is_prefill for work in result.works] == [True, False, False]
+    for work in result.works:
+        assert set(work.tokens_per_s) == {ONE, FORWARD, REVERSE, *CEILINGS.values()}
+        assert all(speed > 0 for speeds in work.tokens_per_s.values() for speed in speeds)
+
+
+@pytest.mark.one_in(3, "benchmarks")
+def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Path) -> None:
+    options = parse(["--too-large", "--small"])
+    write_random(tmp_path / "model", SMALL)
+    file = write_config(tmp_path / "spans.yaml", divisible_config(options), tmp_path / "model", ("0:1", ("2:output",)))
+    with span_group("spans", file, 1, []) as group:
+        reply = group.anchor.ask(Answer(num_requests=2, num_prompt=3, num_tokens=4))
+        assert reply.num_decoded == 6 and [len(ids) for ids in reply.answers] == [4, 4]
+        assert len(reply.hop_s) == len(reply.passes) and min(reply.hop_s) > 0
+        compute = Compute(passes=reply.passes, draws=reply.draws, row_width=reply.row_width)
+        for process in (group.anchor, *group.workers):
+            assert process.ask(compute).seconds > 0
+            memory = process.ask(ReadMemory()).memory
+            assert memory is not None and 0 < memory.weights <= memory.weight_files < memory.peak
+
+
+def test_process_without_its_configuration_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"^whole: .*whole\.yaml: no such"), span_group("whole", tmp_path / "whole.yaml", 0, []):
+        pass
+
+
+def work(name: str, *, is_prefill: bool, num_requests: int, **speeds: float) -> SpanWork:
+    every = {ONE: 1.0, FORWARD: 1.0, REVERSE: 1.0, CEILINGS[FORWARD]: 1.0, CEILINGS[REVERSE]: 1.0} | speeds
+    tokens_per_s = {arrangement: (speed / 2, speed) for arrangement, speed in every.items()}
+    return SpanWork(name=name, is_prefill=is_prefill, num_requests=num_requests, tokens_per_s=tokens_per_s)
+
+
+def result(*works: SpanWork, hop_s: float = 0.0005) -> SpansResult:
+    return SpansResult(
+        model="m", spans="0:1 and 2:output", works=works, hops=(SpanHops(num_workers=2, pass_s=(hop_s,) * 3),), num_equal=2,
+        num_answers=2, others_cores=0.0,
+    )  # fmt: skip
+
+
+def test_targets_of_spans_follow_the_fastest_rounds() -> None:
+    prefill = work("prefill", is_prefill=True, num_requests=1, forward=1.6, reverse=1.4, **{CEILINGS[FORWARD]: 1.8})
+    single = work("decode of 1", is_prefill=False, num_requests=1, forward=0.96, reverse=0.9)
+    many = work("decode of 32", is_prefill=False, num_requests=32, forward=0.86, reverse=0.84)
+    missed = [ratio.name for ratio in result(prefill, single, many).targets() if not ratio.met]
+    assert missed == [
+        "prefill, reverse / one process",
+        "decode of 1, reverse: time / one process",
+        "decode of 32, reverse / ceiling",
+    ]
+    assert [ratio.name for ratio in result(hop_s=0.0007).targets() if not ratio.met] == ["hop, 2 span workers, p50"]
+
+
+def too_large(*, weight_files: int, limited_speed: float = 0.0, lacking: int = 100) -> TooLargeResult:
+    memory = ProcessMemory(peak=500 * MIB, anonymous=100 * MIB, weight_files=weight_files * MIB, data=450 * MIB)
+    return TooLargeResult(
+        model="m", limit_bytes=600 * MIB, whole=memory, whole_speed=4.0, lacking_bytes=lacking * MIB, limited_speed=limited_speed,
+        failure="no memory", processes=(LimitedProcess(span="0:1", planned_bytes=300 * MIB, memory=memory),), spans_speed=2.0,
+        others_cores=0.0,
+    )  # fmt: skip
+
+
+def test_targets_of_a_too_large_model_are_memory_and_speed_under_the_limit() -> None:
+    assert all(ratio.met for ratio in too_large(weight_files=305).targets())
+    assert not any(ratio.met for ratio in too_large(weight_files=310, limited_speed=1.1, lacking=0).targets())
+
+
+def test_graph_of_several_stages_is_refused_for_spans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--spans", "--set", "graph=qwen3_omni"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert "--set graph=text" in line
+
+
+def test_model_of_one_layer_is_not_divided() -> None:
+    assert halves(5) == ("0:1", "2:output")
+    with pytest.raises(FleetError, match="two layers"):
+        halves(1)
