@@ -34,7 +34,7 @@ def plan(
         list[str],
         typer.Option(
             MEMORY, metavar="SIZE",
-            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then that of each span worker in order of layers.",
+            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span worker's in order of layers.",
         ),
     ],
     anchor: Annotated[
@@ -57,7 +57,7 @@ def plan(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:  # fmt: skip
-    """Divide a stage's layers among an anchor and span workers by their memory; print the bytes of each, and the lines to configure.
+    """Divide a stage's layers among an anchor and span workers by their memory; print each one's bytes and the configuration.
 
     Counts weights, keys and values, and buffers, from the checkpoint's configuration and the headers of its weight files: no
     weight is read. Buffers are an upper bound: the process itself, the rows of its largest pass, and the rows that it keeps. For
