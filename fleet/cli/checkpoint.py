@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -39,6 +39,18 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
     folder = Path(config.checkpoint).expanduser()
     from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
     return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
+
+
+def resolve_configuration(config: FleetConfig) -> Path:
+    """Return a folder with a checkpoint's configuration; its weights may be missing.
+
+    Of a hub name only JSON files are downloaded. Raises: ConfigError as `resolve_checkpoint`, but not for missing weights.
+    """
+    if config.checkpoint in (AUTO, TINY):
+        return resolve_checkpoint(config)
+    folder = Path(config.checkpoint).expanduser()
+    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
+    return _check_configuration(_download(config.checkpoint, ["*.json"]) if from_hub else folder.absolute())
 
 
 def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
@@ -80,13 +92,13 @@ def _tiny(config: FleetConfig) -> Path:
     return target
 
 
-def _download(name: str) -> Path:
+def _download(name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "*.txt", "*.jinja")) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     _print(f"checkpoint: there is no folder {name}; downloading it from the model hub")
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
@@ -131,6 +143,13 @@ def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
 
 
 def _check_folder(folder: Path) -> Path:
+    _check_configuration(folder)
+    if not any(folder.glob("*.safetensors")):
+        raise NoSafeWeights.of(folder, "*.safetensors")
+    return folder
+
+
+def _check_configuration(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
             f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME --local-dir DIR`), or auto",
@@ -138,6 +157,4 @@ def _check_folder(folder: Path) -> Path:
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
-    if not any(folder.glob("*.safetensors")):
-        raise NoSafeWeights.of(folder, "*.safetensors")
     return folder

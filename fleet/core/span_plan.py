@@ -1,9 +1,10 @@
 """Division of a model's layers into spans by the memory of the processes that hold them. Pure: counts bytes, reads nothing.
 
-The anchor holds the embedding, and, if it is last, the output head; otherwise the last worker holds the head.
+The anchor holds the embedding, and, if it is last, the output head; otherwise the last worker holds the head, or the anchor of a
+model whose workers cannot. Every process holds the keys and values of its own layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,27 +31,38 @@ class ModelSizes:
     buffer_bytes: int
     anchor: int = 0
 
-    def bytes_of(self, span: LayerSpan, *, is_anchor: bool) -> int:
-        """Return what a process with this span occupies."""
+    def bytes_of(self, span: LayerSpan, *, is_anchor: bool, with_head: bool = False) -> int:
+        """Return what a process with this span occupies. `with_head`: it has the output head also if the span ends before it."""
+        has_head = span.has_output or with_head
         weights = sum(self.layers[span.first : span.final + 1])
-        weights += self.before * (span.first == 0) + (self.after + self.head * (not self.tied)) * span.has_output
-        has_embedding = is_anchor or (self.tied and span.has_output)
-        cached = self.kv_bytes * (span.final - span.first + 1)
+        weights += self.before * (span.first == 0) + (self.after + self.head * (not self.tied)) * has_head
+        has_embedding = is_anchor or (self.tied and has_head)
+        cached = self.cached_bytes(span)
         return weights + self.embedding * has_embedding + self.anchor * is_anchor + cached + self.buffer_bytes
+
+    def cached_bytes(self, span: LayerSpan) -> int:
+        """Return the size of the keys and values of a span's layers."""
+        return self.kv_bytes * (span.final - span.first + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """The span of one process, with what it occupies and what it may occupy, in bytes."""
+    """The span of one process, with what it occupies and what it may occupy, in bytes. `has_head`: it has the output head."""
 
     span: LayerSpan
     is_anchor: bool
+    has_head: bool
     num_bytes: int
     budget: int
 
     @property
     def fill(self) -> float:
         return self.num_bytes / self.budget
+
+    @property
+    def lacking_bytes(self) -> int:
+        """Bytes by which the span exceeds its budget; 0 if it fits."""
+        return max(0, self.num_bytes - self.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,41 +74,109 @@ class SpanPlan:
     @property
     def lacking_bytes(self) -> int:
         """Bytes by which spans exceed their budgets, together; 0 if all fit."""
-        return sum(max(0, each.num_bytes - each.budget) for each in self.spans)
+        return sum(each.lacking_bytes for each in self.spans)
 
 
-def plan_spans(sizes: ModelSizes, anchor_budget: int, worker_budgets: Sequence[int], *, anchor_is_last: bool) -> SpanPlan:
+@dataclass(frozen=True, slots=True)
+class _Processes:
+    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`: its place."""
+
+    sizes: ModelSizes
+    budgets: tuple[int | None, ...]
+    anchor: int
+    head_on_anchor: bool
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sizes.layers)
+
+    def planned(self, process: int, first: int, stop: int) -> PlannedSpan:
+        """Return the span of a process that has the layers from `first` to before `stop`."""
+        is_last, is_anchor = process == len(self.budgets) - 1, process == self.anchor
+        span = LayerSpan(first, stop - 1, has_output=is_last and (is_anchor or not self.head_on_anchor))
+        has_head = span.has_output or (is_anchor and self.head_on_anchor)
+        num_bytes = self.sizes.bytes_of(span, is_anchor=is_anchor, with_head=has_head)
+        return PlannedSpan(
+            span=span, is_anchor=is_anchor, has_head=has_head, num_bytes=num_bytes, budget=self.budgets[process] or num_bytes
+        )
+
+    def fits(self, process: int, first: int, stop: int) -> bool:
+        return not self.planned(process, first, stop).lacking_bytes
+
+    def furthest_stop(self, process: int, first: int, limit: int) -> int | None:
+        """Return the last layer before which a process that begins at `first` can stop; None if it cannot have even one layer."""
+        return max((stop for stop in range(first + 1, limit + 1) if self.fits(process, first, stop)), default=None)
+
+    def earliest_first(self, process: int, stop: int, limit: int) -> int | None:
+        """Return the first layer that a process which stops before `stop` can have; None as `furthest_stop`."""
+        return min((first for first in range(limit, stop) if self.fits(process, first, stop)), default=None)
+
+
+def plan_spans(
+    sizes: ModelSizes, anchor_budget: int, worker_budgets: Sequence[int], *, anchor_is_last: bool, head_on_anchor: bool = False
+) -> SpanPlan:
     """Divide the layers so that the fullest process is as empty as possible; budgets in bytes, workers in the order of layers.
 
-    A plan that does not fit is the one that lacks least. Every process has a layer at least, so `sizes` must have as many layers
-    as there are processes.
+    A plan that does not fit is the one that lacks least. `head_on_anchor`: workers cannot have the output head. Every process has
+    a layer at least, so `sizes` must have as many layers as there are processes.
     """
-    budgets = [*worker_budgets, anchor_budget] if anchor_is_last else [anchor_budget, *worker_budgets]
-    anchor, num_layers = len(budgets) - 1 if anchor_is_last else 0, len(sizes.layers)
-    assert num_layers >= len(budgets), f"{len(budgets)} processes for {num_layers} layers"
-
-    def planned(process: int, first: int, stop: int) -> PlannedSpan:
-        is_last = process == len(budgets) - 1
-        span = LayerSpan(first, stop - 1, has_output=is_last)
-        num_bytes = sizes.bytes_of(span, is_anchor=process == anchor)
-        return PlannedSpan(span=span, is_anchor=process == anchor, num_bytes=num_bytes, budget=budgets[process])
-
-    cuts = _best_cuts(len(budgets), num_layers, lambda process, first, stop: planned(process, first, stop).fill)
-    return SpanPlan(spans=tuple(planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
+    budgets = (*worker_budgets, anchor_budget) if anchor_is_last else (anchor_budget, *worker_budgets)
+    processes = _Processes(sizes, budgets, len(budgets) - 1 if anchor_is_last else 0, head_on_anchor)
+    assert processes.num_layers >= len(budgets), f"{len(budgets)} processes for {processes.num_layers} layers"
+    cuts = _best_cuts(len(budgets), processes.num_layers, processes.planned)
+    return SpanPlan(spans=tuple(processes.planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
 
 
-def _best_cuts(num_processes: int, num_layers: int, fill: Callable[[int, int, int], float]) -> tuple[int, ...]:
-    """Return the layers at which processes begin, and the number of layers, so that the largest `fill(process, first, stop)` is
-    as small as possible.
+def further_worker_bytes(
+    sizes: ModelSizes, anchor_budget: int, worker_budgets: Sequence[int], *, anchor_is_last: bool, head_on_anchor: bool = False
+) -> int | None:
+    """Return the smallest budget of one more worker, after the others, with which a model fits that does not fit without it.
+
+    None: no budget is enough, or there are not enough layers.
     """
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
-    """For each number of layers of the processes so far: the fullest one, and the cuts."""
+    before: tuple[int | None, ...] = tuple(worker_budgets) if anchor_is_last else (anchor_budget, *worker_budgets)
+    after = (anchor_budget,) if anchor_is_last else ()
+    processes = _Processes(sizes, (*before, None, *after), len(before) + 1 if anchor_is_last else 0, head_on_anchor)
+    if processes.num_layers < len(processes.budgets):
+        return None
+    first: int | None = 0
+    for process in range(len(before)):
+        first = processes.furthest_stop(process, first, processes.num_layers - len(processes.budgets) + process + 1)
+        if first is None:
+            return None
+    stop = processes.earliest_first(len(before) + 1, processes.num_layers, first + 1) if after else processes.num_layers
+    return None if stop is None else processes.planned(len(before), first, stop).num_bytes
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Division:
+    """Layers divided among the first processes. The smallest is the best: what lacks, then the fill of the fullest process."""
+
+    num_lacking: int
+    fullest: float
+    cuts: tuple[int, ...]
+
+
+def _best_cuts(num_processes: int, num_layers: int, planned: Callable[[int, int, int], PlannedSpan]) -> tuple[int, ...]:
+    """Return the layers at which processes begin, and the number of layers, of the best division.
+
+    `planned(process, first, stop)` is the span of a process.
+    """
+    best = {0: _Division(0, 0.0, (0,))}
+    """For each number of layers of the processes so far: their best division."""
     for process in range(num_processes):
         num_left = num_processes - 1 - process
         stops = range(process + 1, num_layers - num_left + 1) if num_left else (num_layers,)
-        extended: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for stop in stops:
-            begun = [(fullest, cuts) for fullest, cuts in best.values() if cuts[-1] < stop]
-            extended[stop] = min((max(fullest, fill(process, cuts[-1], stop)), (*cuts, stop)) for fullest, cuts in begun)
-        best = extended
-    return best[num_layers][1]
+        best = {stop: _extended(best, stop, lambda first, stop, process=process: planned(process, first, stop)) for stop in stops}
+    return best[num_layers].cuts
+
+
+def _extended(best: Mapping[int, _Division], stop: int, planned: Callable[[int, int], PlannedSpan]) -> _Division:
+    """Return the best division of the layers before `stop`, of which the last process has those that the others leave."""
+    found: list[_Division] = []
+    for division in best.values():
+        if division.cuts[-1] < stop:
+            own = planned(division.cuts[-1], stop)
+            num_lacking, fullest = division.num_lacking + own.lacking_bytes, max(division.fullest, own.fill)
+            found.append(_Division(num_lacking, fullest, (*division.cuts, stop)))
+    return min(found)

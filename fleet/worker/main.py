@@ -62,12 +62,16 @@ def build_options(
     *,
     half: Half = "",
     address: str = "127.0.0.1",
+    is_here: bool = True,
 ) -> BuildOptions:
-    """Resolve one stage's part of the configuration into options. `half` of a split stage; `address` of this host."""
+    """Resolve one stage's part of the configuration into options. `half` of a split stage; `address` of this host.
+
+    `is_here`: the stage is to run on this host, so that its device must exist.
+    """
     own, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
     device = device_of(config, own, replica=1)
-    device = _auto_device(config) if device == "auto" else _checked_device(device)
+    device = _auto_device(config) if device == "auto" else _checked_device(device) if is_here else device
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
         raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")

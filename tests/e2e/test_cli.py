@@ -27,7 +27,7 @@ from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, se
 NOWHERE = "redis://127.0.0.1:1"
 COMMANDS = (
     ("up",), ("redis",), ("conductor",), ("worker",), ("web",), ("status",), ("config",), ("doctor",), ("jobs",), ("jobs", "add"),
-    ("jobs", "list"), ("checkpoint", "tiny"),
+    ("jobs", "list"), ("checkpoint", "tiny"), ("spans", "plan"),
 )  # fmt: skip
 DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "bind": "127.0.0.1", "save": ""}
 

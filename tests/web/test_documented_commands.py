@@ -182,6 +182,7 @@ CHECKS = (
     Check(r"fleet pocket|fleet (chaos|bench) ?.*", parse_fleet, ("tests/e2e/test_chaos.py",)),
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
     Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
+    Check(r"fleet spans plan ?.*", parse_fleet, ("tests/unit/test_spans_plan_command.py",)),
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),
     Check(r"pip install .*", install),

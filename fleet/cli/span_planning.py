@@ -1,0 +1,157 @@
+"""The plan of `fleet spans plan`: sizes of the model, division by memory, and what would make a model fit that does not.
+
+Imports torch, for the shapes of the model; reads no weight.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fleet.core.byte_sizes import format_byte_size, option_of_byte_size
+from fleet.core.errors import ConfigError
+from fleet.core.span_buffers import PassLimits, buffer_bytes
+from fleet.core.span_plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
+from fleet.engine.torch.build import DTYPES
+from fleet.graphs import Stage
+from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers
+from fleet.stages.base import BuildOptions
+from fleet.stages.span_sizes import span_row_width, span_sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The stage to divide, and the memory of the processes in bytes, the anchor's first.
+
+    `num_pages`: of the KV pool; `kv_pages`: that number in the deployment, None if it has none. `changed`: keys of the deployment
+    that options replace. `keep_bytes`, `window`: see `PassLimits`.
+    """
+
+    graph: str
+    stage: Stage
+    options: BuildOptions
+    num_pages: int
+    budgets: tuple[int, ...]
+    anchor_is_last: bool
+    keep_bytes: int
+    window: int
+    changed: Mapping[str, str]
+    kv_pages: int | None
+
+    @property
+    def head_on_anchor(self) -> bool:
+        """True if only the anchor can have the output head."""
+        return not self.stage.span_head
+
+    @property
+    def device_kind(self) -> str:
+        return self.options.device.partition(":")[0]
+
+    @property
+    def num_positions(self) -> int:
+        return self.num_pages * self.options.page_size_tokens
+
+    @property
+    def min_pages(self) -> int:
+        """The fewest pages that hold the longest request of the deployment's limits."""
+        return -(-self.options.min_positions // self.options.page_size_tokens)
+
+    def divide(self, sizes: ModelSizes) -> SpanPlan:
+        return plan_spans(
+            sizes, self.budgets[0], self.budgets[1:], anchor_is_last=self.anchor_is_last, head_on_anchor=self.head_on_anchor
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadePlan:
+    """The division, with the sizes it was made from. `headers`: of the checkpoint's weight files, None if there are none.
+
+    If it does not fit: `further_worker_bytes`, see the function of this name; `remedies`: changes each of which alone is enough.
+    """
+
+    request: PlanRequest
+    sizes: ModelSizes
+    plan: SpanPlan
+    headers: WeightHeaders | None
+    further_worker_bytes: int | None = None
+    remedies: tuple[str, ...] = ()
+
+
+def make_plan(request: PlanRequest) -> MadePlan:
+    """Divide the layers. Raises: ConfigError for more processes than layers, and for weight files that contradict config.json."""
+    dtype = DTYPES[request.options.dtype]
+    sizes = _read_sizes(request, dtype)
+    if len(request.budgets) > len(sizes.layers):
+        raise ConfigError(
+            f"--memory: {len(request.budgets)} processes for a model of {len(sizes.layers)} layers, and each needs a layer; give "
+            f"--memory at most {len(sizes.layers)} times", param="memory",
+        )  # fmt: skip
+    headers = read_weight_headers(request.options.checkpoint)
+    if headers is not None and not headers.missing:
+        check_weight_headers(request.options.checkpoint, headers, sizes, dtype.itemsize)
+    plan = request.divide(sizes)
+    if not plan.lacking_bytes:
+        return MadePlan(request=request, sizes=sizes, plan=plan, headers=headers)
+    further = further_worker_bytes(
+        sizes, request.budgets[0], request.budgets[1:], anchor_is_last=request.anchor_is_last,
+        head_on_anchor=request.head_on_anchor,
+    )  # fmt: skip
+    remedies = tuple(_remedies(request, further, _max_pages(request, sizes, dtype)))
+    return MadePlan(
+        request=request, sizes=sizes, plan=plan, headers=headers, further_worker_bytes=further, remedies=remedies
+    )  # fmt: skip
+
+
+def _read_sizes(request: PlanRequest, dtype: torch.dtype) -> ModelSizes:
+    # A pool has one page more than it lends, for padding.
+    positions = request.num_positions + request.options.page_size_tokens
+    sizes = span_sizes(
+        request.graph, request.stage.name, request.options.checkpoint, dtype, num_positions=positions, buffer_bytes=0
+    )  # fmt: skip
+    return replace(sizes, buffer_bytes=sizes.buffer_bytes + _buffers(request, sizes, dtype))
+
+
+def _buffers(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
+    options = request.options
+    width = span_row_width(request.graph, request.stage.name, options.checkpoint)
+    limits = PassLimits(
+        max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens, num_positions=request.num_positions,
+        window=request.window, keep_bytes=request.keep_bytes if len(request.budgets) > 1 else 0,
+    )  # fmt: skip
+    num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)
+    return buffer_bytes(limits, device_kind=request.device_kind, row_width=width, num_ids=num_ids, itemsize=dtype.itemsize)
+
+
+def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
+    """Return the most KV pages, fewer than those of the request, with which the model fits; 0 if it fits with none."""
+    page = request.options.page_size_tokens
+    position_bytes = sizes.kv_bytes // (request.num_positions + page)
+    fixed = sizes.buffer_bytes - _buffers(request, sizes, dtype)
+
+    def fits(num_pages: int) -> bool:
+        other = replace(request, num_pages=num_pages)
+        kv_bytes = position_bytes * (num_pages + 1) * page
+        resized = replace(sizes, kv_bytes=kv_bytes, buffer_bytes=fixed + _buffers(other, sizes, dtype))
+        return not request.divide(resized).lacking_bytes
+
+    low, high = 0, request.num_pages - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _remedies(request: PlanRequest, further: int | None, max_pages: int) -> list[str]:
+    """Return the changes each of which alone makes the model fit."""
+    found: list[str] = []
+    options, name = request.options, request.stage.name
+    if further is not None:
+        found.append(f"a further worker of at least {format_byte_size(further)}: add --memory {option_of_byte_size(further)}")
+    if max_pages and max_pages >= request.min_pages:
+        positions = max_pages * options.page_size_tokens
+        found.append(f"fewer keys and values: set stages.{name}.kv_pages to at most {max_pages} ({positions} positions)")
+    if options.dtype == "float32" and options.numerics != "invariant":
+        smaller = replace(request, options=replace(options, dtype="bfloat16"))
+        if not smaller.divide(_read_sizes(smaller, torch.bfloat16)).lacking_bytes:
+            found.append("weights of half the size: set dtype: bfloat16 (--dtype bfloat16)")
+    return found

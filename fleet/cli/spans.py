@@ -1,0 +1,131 @@
+"""`fleet spans`: plans the division of a model's layers by the memory of the processes. Loads no weight."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fleet.cli.checkpoint import resolve_configuration
+from fleet.cli.deployment import open_deployment
+from fleet.cli.options import ConfigFile, Overrides
+from fleet.config import FleetConfig
+from fleet.config.schema import SpansConfig
+from fleet.core.byte_sizes import parse_byte_size
+from fleet.core.errors import ConfigError
+from fleet.core.ids import StageName
+
+if TYPE_CHECKING:
+    from fleet.cli.span_planning import PlanRequest
+
+app = typer.Typer(name="spans", no_args_is_help=True)
+MEMORY = "--memory"
+
+
+@app.callback()
+def spans() -> None:
+    """Divide the layers of a model that no single process can hold."""
+
+
+@app.command()
+def plan(
+    memory: Annotated[
+        list[str],
+        typer.Option(
+            MEMORY, metavar="SIZE",
+            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span worker's in order of layers.",
+        ),
+    ],
+    anchor: Annotated[
+        Literal["first", "last"],
+        typer.Option(help="The layers of the anchor: the first ones, or the last ones with the output head."),
+    ] = "first",
+    stage: Annotated[str | None, typer.Option(help="The stage. Default: the first one whose layers can be divided.")] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder with config.json; weight files may be missing. Default: the deployment's."),
+    ] = None,
+    positions: Annotated[
+        int | None, typer.Option(min=1, help="Positions of keys and values. Default: kv_pages x page_size_tokens of the stage.")
+    ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:  # fmt: skip
+    """Divide a stage's layers among an anchor and span workers by their memory; print each one's bytes and the configuration.
+
+    Counts weights, keys and values, and buffers, from the checkpoint's configuration and the headers of its weight files: no
+    weight is read. Buffers are an upper bound: the process itself, the rows of its largest pass, and the rows that it keeps. For
+    a GPU, SIZE is its memory: add --set device=cuda if this machine has none.
+
+    The exit status is 1 if the model does not fit; the output then has the missing bytes and the remedies. With one SIZE, the
+    output shows whether one process holds the model.
+
+    Examples:
+
+      fleet spans plan --config configs/text.yaml --memory 1GiB --memory 1GiB --memory 900MiB
+
+      fleet spans plan --config configs/text.yaml --set device=cuda --anchor last --memory 24GB --memory 24GB
+    """
+    # Imported here, since every command imports this module when it starts.
+    from fleet.cli.span_planning import make_plan
+    from fleet.cli.span_report import plan_as_json, print_plan
+
+    budgets = tuple(parse_byte_size(each, MEMORY) for each in memory)
+    deployment = open_deployment(config, set_).config
+    request = _request(deployment, stage, checkpoint, dtype, budgets, anchor_is_last=anchor == "last", positions=positions)
+    made = make_plan(request)
+    if as_json:
+        print(plan_as_json(made))
+    else:
+        print_plan(made)
+    if made.plan.lacking_bytes:
+        raise typer.Exit(1)
+
+
+def _request(
+    config: FleetConfig, stage: str | None, checkpoint: Path | None, dtype: str | None, budgets: tuple[int, ...], *,
+    anchor_is_last: bool, positions: int | None,
+) -> "PlanRequest":  # fmt: skip
+    """Resolve the options. Raises: ConfigError naming the option or field."""
+    from fleet.cli.span_planning import PlanRequest
+    from fleet.worker.main import build_options
+
+    name = _divisible_stage(config, stage)
+    if config.engine_of(name) != "torch":
+        field = f"stages.{name}.engine"
+        raise ConfigError(
+            f"{field}: the engine {config.engine_of(name)} cannot divide a model's layers; add --set {field}=torch", param=field
+        )
+    given = {"checkpoint": str(checkpoint.absolute()) if checkpoint else None, "dtype": dtype}
+    changed = {key: value for key, value in given.items() if value not in (None, getattr(config, key))}
+    config = config.model_copy(update=changed)
+    # The notes of a first start belong to no JSON.
+    with contextlib.redirect_stdout(sys.stderr):
+        folder = resolve_configuration(config)
+    options = build_options(config, name, folder, is_here=False)
+    page = options.page_size_tokens
+    num_pages = -(-positions // page) if positions else options.kv_pages or -(-options.min_positions // page)
+    spans = config.stage(name).spans or SpansConfig(anchor="0:output")
+    return PlanRequest(
+        graph=config.graph, stage=config.graph_declaration().stage(name), options=options, num_pages=num_pages,
+        budgets=budgets, anchor_is_last=anchor_is_last, keep_bytes=spans.keep_mib << 20,
+        window=spans.window or len(budgets) + 1, changed=changed, kv_pages=config.stage(name).kv_pages,
+    )  # fmt: skip
+
+
+def _divisible_stage(config: FleetConfig, stage: str | None) -> StageName:
+    if stage is not None:
+        return config.graph_declaration().stage(StageName(stage)).name
+    able = [each.name for each in config.graph_declaration().stages if each.span_builder]
+    if not able:
+        raise ConfigError(
+            f"graph {config.graph} has no stage whose layers can be divided; use another, such as --config configs/text.yaml",
+            param="graph",
+        )
+    return able[0]

@@ -1,0 +1,117 @@
+"""Headers of a checkpoint's weight files: names, shapes and types, and their comparison with a model's configuration.
+
+No weight is read: memory and time do not grow with the size of the files. Knows no model.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from fleet.core.errors import ConfigError
+from fleet.core.span_plan import ModelSizes
+from fleet.models.checkpoint import file_of_each_weight, naming
+
+TOLERANCE = 0.01
+"""Part of a layer by which header and configuration may differ: a process may store norms in another form than the files."""
+MAX_DIMS = 3
+"""Dimensions of a weight in a layer; what has more is a constant, such as the causal mask of GPT-2."""
+_LAYER = re.compile(r"(.*?)\.(\d+)\.")
+_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F4": 4}
+_BITS_OF_OTHERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredWeight:
+    """One weight by its header. `dtype` as the header writes it, such as BF16."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * _BITS.get(self.dtype, _BITS_OF_OTHERS) // 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightHeaders:
+    """The weights of a checkpoint. `missing`: files that its index names and that are not there; their weights are not listed."""
+
+    weights: Mapping[str, StoredWeight]
+    num_files: int
+    missing: tuple[str, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.num_bytes for weight in self.weights.values())
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return tuple(sorted({weight.dtype for weight in self.weights.values()}))
+
+
+def read_weight_headers(folder: Path) -> WeightHeaders | None:
+    """Read the headers of a checkpoint's files; None if the folder has no weights. Raises: ConfigError for a damaged file."""
+    if not any(folder.glob("*.safetensors*")):
+        return None
+    files = sorted(set(file_of_each_weight(folder).values()))
+    present = [file for file in files if file.exists()]
+    weights: dict[str, StoredWeight] = {}
+    for path in present:
+        with naming(path), safe_open(path, "pt") as file:
+            for name in file.keys():
+                part = file.get_slice(name)
+                weights[name] = StoredWeight(shape=tuple(part.get_shape()), dtype=part.get_dtype())
+    missing = tuple(file.name for file in files if not file.exists())
+    return WeightHeaders(weights=weights, num_files=len(files), missing=missing)
+
+
+def check_weight_headers(folder: Path, headers: WeightHeaders, sizes: ModelSizes, itemsize: int) -> None:
+    """Check that the files of a checkpoint have the weights that its configuration describes; their types may differ.
+
+    `sizes` in weights of `itemsize` bytes. The layers are found by their numbers; names are not compared, since a process may
+    join several weights. Raises: ConfigError with the first difference.
+    """
+    expected = [size // itemsize for size in sizes.layers]
+    if not any(expected):
+        return
+    lists = _numbers_by_list(headers.weights)
+    name = min(lists, key=lambda name: _distance(lists[name], expected), default="")
+    found = lists.get(name, {})
+    for layer, wanted in enumerate(expected):
+        stored = found.get(layer, 0)
+        if not stored:
+            _refuse(folder, f"the weight files have no layer {layer}, and config.json describes {len(expected)} layers")
+        if abs(stored - wanted) > TOLERANCE * wanted:
+            _refuse(folder, f"{name}.{layer} has {stored} numbers in the weight files, and {wanted} by config.json")
+    num_all = sum(math.prod(weight.shape) for weight in headers.weights.values())
+    beside = num_all - sum(found.values())
+    wanted = (sizes.embedding + sizes.before + sizes.after + sizes.head * (not sizes.tied)) // itemsize
+    if beside < (1 - TOLERANCE) * wanted:
+        _refuse(folder, f"the weight files have {beside} numbers beside the layers, and embedding and output head have {wanted}")
+
+
+def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int, int]]:
+    """Return how many numbers the weights of each layer have, for each numbered list: name -> layer -> count."""
+    lists: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for name, weight in weights.items():
+        place = _LAYER.match(name)
+        if place is not None and len(weight.shape) <= MAX_DIMS:
+            lists[place[1]][int(place[2])] += math.prod(weight.shape)
+    return lists
+
+
+def _distance(found: Mapping[int, int], expected: list[int]) -> int:
+    """Return the number of weights by which a list differs from the expected layers; further layers do not count."""
+    return sum(abs(found.get(layer, 0) - wanted) for layer, wanted in enumerate(expected))
+
+
+def _refuse(folder: Path, difference: str) -> None:
+    raise ConfigError(
+        f"checkpoint {folder}: {difference}; fetch it again, or give one that is not quantized to packed numbers",
+        param="checkpoint",
+    )
