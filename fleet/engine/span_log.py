@@ -1,4 +1,4 @@
-"""What a process has sent to the next one of a route: a replaced neighbour is fed from it, so that only that one computes again.
+"""Log of what a process has sent to the next one of a route: a replaced neighbour is fed from it, and alone computes again.
 
 Knows no connection and no tensor library.
 """
@@ -24,7 +24,7 @@ class KeptRows:
 class SpanLog:
     """Passes that may have to be sent again: those that are not completed, and the rows of open tables.
 
-    `keep_bytes`: beyond it, rows of completed passes are dropped; whoever needs them reports that they are missing, and their
+    `keep_bytes`: beyond it, rows of completed passes are dropped; a process that needs them reports that they are missing, and their
     requests are computed again from the first row.
     """
 

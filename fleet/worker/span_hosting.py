@@ -205,7 +205,7 @@ class SpanHosting:
         route.log.complete(completed)
 
     def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
-        """Compute a pass and send it on. One that fails goes on without rows: its changes of the pool are for every worker."""
+        """Compute a pass and send it on. One that fails continues without rows: its changes of the pool are for every worker."""
         if work.number <= route.host.last_number:
             return
         began_s = time.monotonic()
