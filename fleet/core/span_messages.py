@@ -52,7 +52,7 @@ class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanPass(SpanMessage, frozen=True, kw_only=True):
-    """A pass: rows follow, one for each position of the extents. Without extents it only has changes of the pool.
+    """A pass: rows follow, one for each position of the extents.
 
     `number`: passes are computed in the order of their numbers. `zeroed`, `closed`: see `PoolChanges`; they come before the
     computation. `completed`: the anchor has the results of passes up to this one. `error`: of an earlier worker; nothing else is
@@ -66,6 +66,13 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
     completed: int = 0
     error: SpanError | None = None
     times: tuple[HopTime, ...] = ()
+
+
+class SpanReport(SpanMessage, frozen=True, kw_only=True):
+    """The part of a pass that is due although none begins: see `SpanPass`. It has no result, and is not sent again."""
+
+    closed: tuple[int, ...]
+    completed: int
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
@@ -129,7 +136,7 @@ class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
     message: str
 
 
-AnySpanMessage = SpanPass | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal
+AnySpanMessage = SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnySpanMessage)
 

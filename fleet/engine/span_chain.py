@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleet.core.errors import FleetError
-from fleet.core.span_messages import AnySpanMessage, SpanPass
+from fleet.core.span_messages import AnySpanMessage, SpanPass, SpanReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class SpanChain(Protocol):
         """Let the workers send again what others lack; see `SpanStart`."""
         ...
 
-    def send(self, message: SpanPass, *rows: memoryview) -> None:
-        """Send a pass to the first worker, without waiting; the rows must not change afterwards."""
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
+        """Send a pass, or a report, to the first worker, without waiting; the rows must not change afterwards."""
         ...
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:

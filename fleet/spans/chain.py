@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fleet.core.span_messages import SpanPass, SpanReady, SpanStart, decode_span_message, encode_span_message
+from fleet.core.span_messages import SpanPass, SpanReady, SpanReport, SpanStart, decode_span_message, encode_span_message
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
 
@@ -37,7 +37,7 @@ class ConnectedChain(SpanChain):
             start = SpanStart(generation=self._generation, following_has=has, completed=completed, tables=tuple(tables))
             connection.send(encode_span_message(start))
 
-    def send(self, message: SpanPass, *rows: memoryview) -> None:
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         self._connections[0].send(encode_span_message(message), *rows)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:

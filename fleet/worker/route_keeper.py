@@ -17,36 +17,20 @@ from fleet.config.schema import SpansConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
 from fleet.control.outage import Outage
-from fleet.core.errors import FleetError, NoWorker, SpanUnreachable
+from fleet.core.errors import FleetError, NoWorker
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan, plan_route
 from fleet.core.span_assignment import assign_spans
-from fleet.core.span_messages import (
-    Returned,
-    SpanReady,
-    SpanRefusal,
-    SpanSetup,
-    decode_span_message,
-    encode_span_message,
-)
+from fleet.core.span_messages import Returned
 from fleet.engine.span_chain import RouteSlot
 from fleet.spans.chain import ConnectedChain
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial
-from fleet.worker.span_purposes import FROM_ANCHOR
+from fleet.worker.route_setup import CHECK_S, DIAL_TIMEOUT_S, RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.worker.span_records import SpanRecords, SpanWorkerRecord
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.1
-CHECK_S = 0.25
-DIAL_TIMEOUT_S = 2.0
-LOAD_TIMEOUT_S = 1800.0
-
-
-class RouteFailure(Exception):
-    """A route could not be set up; the message says why. Another attempt follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,25 +96,38 @@ class RouteKeeper:
     def _set_up(self, client: redis.Redis, records: SpanRecords) -> None:
         """Try to set up a route; note a gap, or why it failed."""
         self._chain = None
-        arrivals, connections = SpanArrivals(), list[SpanConnection]()
         try:
             chosen = self._choose(records)
             generation = self._write_route(client, chosen)
-            for record in chosen:
-                connections.append(self._dial(record, arrivals))
-            ready = self._place(generation, chosen, connections, arrivals)
-        except (RouteFailure, SpanUnreachable) as failure:
+            hops = [
+                RouteHop(worker=record.worker, address=record.address, key=record.key, span=span)
+                for record, span in zip(chosen, self._wanted(), strict=True)
+            ]
+            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._check(records, chosen))
+        except RouteFailure as failure:
             self._note_gap(str(failure))
-            for connection in connections:
-                connection.close()
             return
         self._end_gap()
         self._hops = [record.worker for record in chosen]
         self._lineage = self._lineage or generation
-        self._chain = ConnectedChain(generation, connections, ready, arrivals)
-        self._slot.offer(self._chain)
+        self._chain = chain
+        self._slot.offer(chain)
         described = ", ".join(f"{span} on {worker}" for span, worker in zip(self._wanted(), self._hops, strict=True))
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
+
+    def _check(self, records: SpanRecords, chosen: Sequence[SpanWorkerRecord]) -> None:
+        """Raises: RouteFailure if the route that is being set up is not worth waiting for."""
+        if self._stopping.is_set():
+            raise RouteFailure("the anchor stops")
+        if not records.all_listed([record.worker for record in chosen]):
+            raise RouteFailure("a span worker of the route is lost")
+
+    def _terms(self, generation: int) -> RouteTerms:
+        settings, slot = self._settings, self._slot
+        return RouteTerms(
+            generation=generation, lineage=self._lineage or generation, num_pages=slot.num_pages, page_size=slot.page_size,
+            returned=settings.returned, wire_dtype=settings.wire_dtype, keep_bytes=settings.keep_bytes,
+        )  # fmt: skip
 
     def _wanted(self) -> list[str]:
         return [str(span) for span in self._settings.spans.worker_spans]
@@ -163,36 +160,6 @@ class RouteKeeper:
             raise RouteFailure(f"{reasons.get(answer, answer)} {' '.join(more)}".strip())
         return int(more[0])
 
-    def _dial(self, record: SpanWorkerRecord, arrivals: SpanArrivals) -> SpanConnection:
-        return dial(
-            record.address, key=record.key, own_name=self._settings.anchor, purpose=FROM_ANCHOR, arrivals=arrivals,
-            timeout_s=DIAL_TIMEOUT_S,
-        )  # fmt: skip
-
-    def _place(
-        self, generation: int, chosen: Sequence[SpanWorkerRecord], connections: Sequence[SpanConnection], arrivals: SpanArrivals
-    ) -> list[SpanReady]:
-        """Give each worker its place, and wait until all have loaded their spans. Raises: RouteFailure."""
-        following = [*(record.worker for record in chosen[1:]), ""]
-        for connection, span, after in zip(connections, self._wanted(), following, strict=True):
-            setup = SpanSetup(
-                generation=generation, span=span, following=after, num_pages=self._slot.num_pages,
-                page_size=self._slot.page_size, returned=self._settings.returned, wire_dtype=self._settings.wire_dtype,
-                lineage=self._lineage or generation, keep_bytes=self._settings.keep_bytes,
-            )  # fmt: skip
-            connection.send(encode_span_message(setup))
-        ready: dict[SpanConnection, SpanReady] = {}
-        until_s = time.monotonic() + LOAD_TIMEOUT_S
-        while len(ready) < len(connections):
-            if self._stopping.is_set() or time.monotonic() > until_s:
-                raise RouteFailure("span workers did not load their layers in time")
-            for arrival in arrivals.take(CHECK_S):
-                if isinstance(arrival, ConnectionClosed):
-                    raise RouteFailure(f"span worker {arrival.connection.peer} is gone: {arrival.reason}")
-                if isinstance(arrival, FrameReceived):
-                    ready |= _ready_of(arrival, generation)
-        return [ready[connection] for connection in connections]
-
     def _note_gap(self, gap: str) -> None:
         now_s = time.monotonic()
         if self._gap_since_s is None:
@@ -206,13 +173,3 @@ class RouteKeeper:
     def _end_gap(self) -> None:
         self._gap, self._gap_since_s = "", None
         self._slot.report_outage(None)
-
-
-def _ready_of(arrival: FrameReceived, generation: int) -> dict[SpanConnection, SpanReady]:
-    """Return the answer of a worker that has taken its place; nothing for another message. Raises: RouteFailure if it refuses."""
-    message = decode_span_message(arrival.frame.header)
-    if isinstance(message, SpanRefusal):
-        raise RouteFailure(message.message)
-    if isinstance(message, SpanReady) and message.generation == generation:
-        return {arrival.connection: message}
-    return {}

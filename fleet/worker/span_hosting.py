@@ -5,14 +5,14 @@ All is driven by what arrives on the connections; `handle` is called by one thre
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
 import torch
 
-from fleet.core.errors import FleetError, SpanPrefixMismatch, failure_of
+from fleet.core.errors import FleetError, SpanPrefixMismatch, UnknownWireVersion, failure_of
 from fleet.core.ids import WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_messages import (
@@ -22,6 +22,7 @@ from fleet.core.span_messages import (
     SpanPass,
     SpanReady,
     SpanRefusal,
+    SpanReport,
     SpanResult,
     SpanSetup,
     SpanStart,
@@ -86,8 +87,9 @@ class SpanHosting:
         self._generation = 0
         self._has_started = False
         self._is_open = False
-        self._early: list[tuple[SpanPass, memoryview]] = []
-        """Passes that arrived before `SpanStart`."""
+        self._following_has = 0
+        self._early: list[tuple[SpanPass | SpanReport, memoryview]] = []
+        """Messages that arrived before `SpanStart`."""
         self.route: HostedRoute | None = None
 
     def handle(self, arrival: Arrival) -> None:
@@ -100,12 +102,19 @@ class SpanHosting:
                 if is_of_route or purpose == purpose_of_hop(self._generation):
                     self._leave(f"the connection to {connection.peer} is closed ({reason})")
             case FrameReceived(connection=connection, frame=frame):
-                self._receive(connection, decode_span_message(frame.header), frame.payload)
+                try:
+                    message = decode_span_message(frame.header)
+                except UnknownWireVersion as error:
+                    log.warning("the connection to %s is closed: %s", connection.peer, error.message)
+                    connection.close()
+                    return
+                self._receive(connection, message, frame.payload)
 
-    def close(self) -> None:
-        """Close every connection."""
+    def close(self, unhandled: Iterable[Arrival] = ()) -> None:
+        """Close every connection, also those that were accepted and not handled: their peers would wait for answers."""
         self._leave("this worker ends")
-        for connection in list(self._connections):
+        opened = [arrival.connection for arrival in unhandled if isinstance(arrival, ConnectionOpened)]
+        for connection in [*self._connections, *opened]:
             connection.close()
 
     def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview) -> None:
@@ -117,9 +126,9 @@ class SpanHosting:
             return
         elif isinstance(message, SpanStart) and purpose == FROM_ANCHOR:
             self._start(route, message)
-        elif isinstance(message, SpanPass) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
+        elif isinstance(message, SpanPass | SpanReport) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
             if self._has_started:
-                self._compute(route, message, payload)
+                self._advance(route, message, payload)
             else:
                 self._early.append((message, payload))
 
@@ -130,15 +139,18 @@ class SpanHosting:
             anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=message)))
             return
         self._leave("its worker is in a newer route")
-        last, self.route = self.route, None
         self._generation, self._has_started, self._early = setup.generation, False, []
+        if self.route is not None and not _resumes(setup, self.route.setup):
+            self.route = None  # its memory is free before that of the new one is allocated
+        following: SpanConnection | None = None
         try:
             built = self._built(setup.span)
-            following = None
             if setup.following:
                 following = self._neighbours.connect(WorkerId(setup.following), purpose_of_hop(setup.generation))
-            self.route = self._route(setup, anchor, following, built, last)
+            self.route = self._route(setup, anchor, following, built)
         except (FleetError, *FAILURES) as error:
+            if following is not None:
+                following.close()
             failure = failure_of(f"span {setup.span} cannot be hosted", error)
             log.warning("%s", failure.message)
             anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=failure.message)))
@@ -157,13 +169,10 @@ class SpanHosting:
             self._loaded = span, self._load(LayerSpan.parse(span, "span"))
         return self._loaded[1]
 
-    def _route(
-        self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan,
-        last: HostedRoute | None,
-    ) -> HostedRoute:  # fmt: skip
-        """Return the new place, with the rows of the last route if the new one resumes it."""
-        if last is not None and _resumes(setup, last.setup):
-            return replace(last, setup=setup, anchor=anchor, following=following)
+    def _route(self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan) -> HostedRoute:
+        """Return the new place, with the rows of the last route if there is one, which the new one resumes."""
+        if self.route is not None:
+            return replace(self.route, setup=setup, anchor=anchor, following=following)
         pool = KVPool(
             built.layers.kv_shape, num_pages=setup.num_pages, page_size=setup.page_size, dtype=self._where.dtype,
             device=self._where.device,
@@ -184,8 +193,8 @@ class SpanHosting:
 
     def _start(self, route: HostedRoute, start: SpanStart) -> None:
         """Send again what the next worker, or the anchor, lacks; then compute what has arrived."""
-        self._has_started = True
-        route.host.keep_only(start.tables)
+        self._has_started, self._following_has = True, start.following_has
+        route.host.resume(start.tables, start.completed)
         route.log.keep_only(start.tables)
         self._complete(route, start.completed)
         if route.following is not None:
@@ -196,13 +205,23 @@ class SpanHosting:
             for result, payload in results:
                 route.anchor.send(encode_span_message(msgspec.structs.replace(result, generation=self._generation)), payload)
         early, self._early = self._early, []
-        for work, payload in early:
-            self._compute(route, work, payload)
+        for message, payload in early:
+            self._advance(route, message, payload)
 
     def _complete(self, route: HostedRoute, completed: int) -> None:
         for number in [number for number in route.results if number <= completed]:
             del route.results[number]
         route.log.complete(completed)
+
+    def _advance(self, route: HostedRoute, message: SpanPass | SpanReport, payload: memoryview) -> None:
+        if isinstance(message, SpanPass):
+            self._compute(route, message, payload)
+            return
+        route.host.close_tables(message.closed)
+        route.log.close(message.closed)
+        self._complete(route, message.completed)
+        if route.following is not None:
+            route.following.send(encode_span_message(message))
 
     def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
         """Compute a pass and send it on. One that fails continues without rows: its changes of the pool are for every worker."""
@@ -229,7 +248,8 @@ class SpanHosting:
             self._return(route, work, tapped, rows_to_wire(done.tapped_NH, dtype))
         if route.following is not None:
             route.log.add(work, payload)
-            route.following.send(encode_span_message(work), payload)
+            if work.number > self._following_has:
+                route.following.send(encode_span_message(work), payload)
             return
         result = SpanResult(
             generation=work.generation, number=work.number, tables=tables, num_rows=0 if done.rows is None else len(done.rows),

@@ -5,7 +5,7 @@ Legend: N rows of a pass, H hidden size.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,6 +35,14 @@ class HostedRows:
     tapped_NH: Tensor | None
 
 
+@dataclass(slots=True)
+class HostedTable:
+    """The rows that were computed of one table, and its pages."""
+
+    hashes: PrefixHashes = field(default_factory=PrefixHashes)
+    pages: tuple[int, ...] = ()
+
+
 class SpanHost:
     """A span with the rows of one anchor's requests. `returned`: None if another worker follows.
 
@@ -43,20 +51,29 @@ class SpanHost:
 
     def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None) -> None:
         self._computer, self._pool, self._returned = SpanComputer(layers, pool, tiled=tiled), pool, returned
-        self._hashes: dict[int, PrefixHashes] = {}
+        self._tables: dict[int, HostedTable] = {}
+        self._used_pages: set[int] = set()
         self.last_number = self.num_rows = self.num_rows_again = 0
 
     @property
     def num_tables(self) -> int:
-        return len(self._hashes)
+        return len(self._tables)
 
     def close_tables(self, tables: Iterable[int]) -> None:
         for table in tables:
-            self._hashes.pop(table, None)
+            self._tables.pop(table, None)
 
-    def keep_only(self, tables: Iterable[int]) -> None:
-        """Close all tables but these."""
-        self.close_tables(set(self._hashes) - set(tables))
+    def resume(self, tables: Iterable[int], completed: int) -> None:
+        """Close all tables but these.
+
+        `completed`: the last pass that every worker of the last route has computed. A worker without it has also missed changes
+        of the pool; pages that are in no table here are zeroed in their place.
+        """
+        self.close_tables(set(self._tables) - set(tables))
+        if self.last_number < completed:
+            kept = {page for table in self._tables.values() for page in table.pages}
+            self._pool.apply(PoolChanges(zeroed=[(page, 0) for page in sorted(self._used_pages - kept)]))
+            self._used_pages = kept
 
     def advance(self, work: SpanPass) -> None:
         """Make the pool's changes that come before a pass, and count the pass as computed."""
@@ -70,17 +87,19 @@ class SpanHost:
         """Compute a pass whose changes were made. Raises: SpanPrefixMismatch; errors of the computation."""
         self._check_prefixes(work.extents)
         extents = extents_of(work)
+        self._used_pages.update(page for extent in work.extents for page in extent.pages)
         done = self._computer.run(rows_NH, extents)
         for extent in work.extents:
-            hashes = self._hashes.setdefault(extent.table, PrefixHashes())
-            self.num_rows_again += max(0, min(hashes.num_rows, extent.stop) - extent.start)
-            hashes.extend(extent.start, np.frombuffer(extent.keys, np.uint64))
+            table = self._tables.setdefault(extent.table, HostedTable())
+            self.num_rows_again += max(0, min(table.hashes.num_rows, extent.stop) - extent.start)
+            table.hashes.extend(extent.start, np.frombuffer(extent.keys, np.uint64))
+            table.pages = extent.pages
         self.num_rows += len(rows_NH)
         return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
 
     def _check_prefixes(self, extents: Sequence[SpanExtent]) -> None:
         for extent in extents:
-            hashes = self._hashes.get(extent.table) or PrefixHashes()
+            hashes = self._tables.get(extent.table, HostedTable()).hashes
             if hashes.before(extent.start) != extent.before:
                 raise SpanPrefixMismatch(
                     f"this worker has {hashes.num_rows} rows of table {extent.table}, which are not those before row "
@@ -90,6 +109,8 @@ class SpanHost:
     def _to_return(self, work: SpanPass, rows_NH: Tensor, extents: Sequence[Extent]) -> Tensor | None:
         if self._returned in (None, "rows"):
             return rows_NH
+        if work.number <= work.completed:
+            return None  # computed again for its keys and values only
         wanted = [extent.draws for extent in work.extents]
         if not any(wanted):
             return None

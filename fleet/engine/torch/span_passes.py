@@ -5,7 +5,7 @@ embeddings go out, and the anchor computes its layers, and the head, from the ro
 Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fleet.core.errors import FleetError, from_code
-from fleet.core.span_messages import Returned, SpanExtent, SpanPass, SpanResult, SpanTapped
+from fleet.core.span_messages import Returned, SpanExtent, SpanPass, SpanReport, SpanResult, SpanTapped
 from fleet.engine.base import EngineOutput
 from fleet.engine.span_chain import RouteSlot, SpanChain
 from fleet.engine.span_log import SpanLog
@@ -49,29 +49,38 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunningPass(Generic[TaskT]):
-    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry, whether a draw follows."""
+    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry, whether a draw follows.
+
+    `tapped`: rows by the number of their table; None until they arrive.
+    """
 
     number: int
     entries: Sequence[PassEntry[TaskT]]
     extents: list[Extent]
     draws: list[bool]
     changes: PoolChanges
-    tapped_NH: Tensor | None = None
+    tapped: dict[int, Tensor] | None = None
     payload: memoryview | None = None
     result: SpanResult | None = None
 
     def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
-        """Return the part of the pass that has these tables."""
-        at = [number for number, extent in enumerate(self.extents) if extent.table.number in tables]
+        """Return the part of the pass that has these tables, in their order: a pass that is sent again may have another one."""
+        number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
+        at = [number_of[table] for table in tables]
         return RunningPass(
             number=self.number, changes=self.changes, entries=[self.entries[number] for number in at],
             extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
         )  # fmt: skip
 
     def divided(self, rows_NH: Tensor) -> dict[int, Tensor]:
-        """Return the rows of each entry, by the `id` of its extent."""
+        """Return the rows of each table."""
         parts = rows_NH.split([extent.num_rows for extent in self.extents])
-        return {id(entry.extent): part for entry, part in zip(self.entries, parts, strict=True)}
+        return {extent.table.number: part for extent, part in zip(self.extents, parts, strict=True)}
+
+    def tapped_of_entries(self, tapped: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return the tapped rows of the tables by the `id` of the entry's extent."""
+        pairs = zip(self.entries, self.extents, strict=True)
+        return {id(entry.extent): tapped[extent.table.number] for entry, extent in pairs if extent.table.number in tapped}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +114,7 @@ class SpanPasses(PassQueue[TaskT]):
         self._log = SpanLog(options.keep_bytes)
         self._suspects: list[TaskT] = []
         self._break_noted = False
-        self._num_begun = self._num_completed = 0
+        self._num_begun = self._num_completed = self._num_reported = 0
         self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
 
     @property
@@ -128,7 +137,7 @@ class SpanPasses(PassQueue[TaskT]):
     def _is_complete(self, running: RunningPass[TaskT]) -> bool:
         """Return True if all has arrived that ends the pass."""
         result = running.result
-        has_taps = running.tapped_NH is not None or not self._program.taps_elsewhere
+        has_taps = running.tapped is not None or not self._program.taps_elsewhere
         return result is not None and (result.error is not None or not result.tables or has_taps)
 
     @property
@@ -152,8 +161,7 @@ class SpanPasses(PassQueue[TaskT]):
         if following is not None:
             self._resume(following)
         elif self.is_open and not self._running:
-            self._receive(0)
-            self._report_closed()
+            self._report()
 
     def _note_break(self) -> None:
         """Suspect the tasks of running passes, once, when the chain breaks."""
@@ -174,22 +182,21 @@ class SpanPasses(PassQueue[TaskT]):
         self._chain, self._break_noted = chain, False
         self._log.keep_only(self._pool.open_tables)
         chain.start(self._num_completed, self._pool.open_tables)
+        self._num_reported = self._num_completed
         for message, rows in self._log.after(chain.first_has):
             chain.send(msgspec.structs.replace(message, generation=chain.generation), *rows)
 
-    def _report_closed(self) -> None:
-        """Report closed tables while no pass does."""
-        self._take_changes()
-        if self._unsent.closed:
-            changes, self._unsent = self._unsent, PoolChanges()
-            self._pool.apply(changes)
-            self._num_begun += 1
-            self._send(self._message(self._num_begun, (), changes), memoryview(b""))
-
-    def _send(self, message: SpanPass, rows: memoryview) -> None:
+    def _report(self) -> None:
+        """Report closed tables and completed passes while no pass does, so that the workers free what they keep for them."""
         assert self._chain is not None
-        self._log.add(message, rows)
-        self._chain.send(message, rows)
+        self._take_changes()
+        if not self._unsent.closed and self._num_reported == self._num_completed:
+            return
+        closed, self._unsent = tuple(self._unsent.closed), PoolChanges(zeroed=self._unsent.zeroed)
+        self._num_reported = self._num_completed
+        self._log.close(closed)
+        self._log.complete(self._num_completed)
+        self._chain.send(SpanReport(generation=self._chain.generation, closed=closed, completed=self._num_completed))
 
     def _take_changes(self) -> None:
         """Add the pool's changes to those that no pass has reported."""
@@ -218,11 +225,15 @@ class SpanPasses(PassQueue[TaskT]):
         running = RunningPass(
             number=self._num_begun, entries=entries, extents=extents,
             draws=[is_due(entry.task, entry.extent) for entry in entries],
-            changes=changes, tapped_NH=computed.tapped_NH,
+            changes=changes,
         )  # fmt: skip
+        if computed.tapped_NH is not None:
+            running.tapped = running.divided(computed.tapped_NH)
         message = self._message(running.number, self._described(running, keys_N.tobytes()), changes)
         self._unsent = PoolChanges()
-        self._send(message, rows_to_wire(computed.rows_NH, self._options.wire_dtype))
+        rows = rows_to_wire(computed.rows_NH, self._options.wire_dtype)
+        self._log.add(message, rows)
+        self._chain.send(message, rows)
         self._running[running.number] = running
 
     def _message(self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges) -> SpanPass:
@@ -264,12 +275,11 @@ class SpanPasses(PassQueue[TaskT]):
                 continue
             running = self._running.get(message.number)
             if running is None:
-                if not self._running:  # results arrive in order: this one is of a report of closed tables
-                    self._num_completed = max(self._num_completed, message.number)
                 continue
             if isinstance(message, SpanTapped):
-                extents = [extent for extent in running.extents if extent.table.number in message.tables]
-                running.tapped_NH = self._from_wire(arrival.payload, sum(extent.num_rows for extent in extents))
+                tapped = running.of_tables(message.tables)
+                num_rows = sum(extent.num_rows for extent in tapped.extents)
+                running.tapped = tapped.divided(self._from_wire(arrival.payload, num_rows))
             elif running.result is None:
                 running.result, running.payload = message, arrival.payload
 
@@ -297,19 +307,19 @@ class SpanPasses(PassQueue[TaskT]):
     def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
         """Compute what is left of a pass, and draw. Entries without a result have ended while the pass ran."""
         assert running.payload is not None
-        rows_NH, tapped_NH = self._from_wire(running.payload, result.num_rows), running.tapped_NH
+        rows_NH, tapped = self._from_wire(running.payload, result.num_rows), running.tapped
         left = running.of_tables(result.tables)
         due = [entry for entry, draws in zip(left.entries, left.draws, strict=True) if draws]
         drawn: Drawn = {}
         if self._is_last and left.entries:
             done = self._computer.run(rows_NH, left.extents)
-            tapped_NH = done.tapped_NH if tapped_NH is None else tapped_NH
+            tapped = left.divided(done.tapped_NH) if done.tapped_NH is not None else tapped
             drawn = self._draw(due, last_rows(done.rows_NH, left.extents, left.draws))
         elif due and self._options.returned == "last_rows":
             drawn = self._draw(due, self._computer.finish(rows_NH))
         elif due:
             drawn = self._draw_from(due, rows_NH)
-        return PassDone(tapped={} if tapped_NH is None else left.divided(tapped_NH), drawn=drawn)
+        return PassDone(tapped=left.tapped_of_entries(tapped or {}), drawn=drawn)
 
     def _draw(self, due: Sequence[PassEntry[TaskT]], last_SH: Tensor) -> Drawn:
         """Draw from the last rows of entries, in tiles if numerics are invariant."""

@@ -8,8 +8,12 @@ from fleet.engine.torch.build import DTYPES
 
 
 def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
-    """Return rows in a wire dtype as bytes, which share the tensor's memory if it is the host's and of that dtype."""
+    """Return rows in a wire dtype as bytes. They share the tensor's memory if it is the host's, of that dtype, and has no other
+    rows: bytes that are kept keep no memory beside them.
+    """
     host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
+    if host_NH.untyped_storage().nbytes() > host_NH.nbytes:
+        host_NH = host_NH.clone()
     return host_NH.view(torch.uint8).numpy().data.cast("B") if host_NH.numel() else memoryview(b"")
 
 

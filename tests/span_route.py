@@ -1,0 +1,420 @@
+"""An anchor's engine and its span workers in one process, connected over loopback; workers can be killed and replaced."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.core.errors import FleetError, SpanUnreachable
+from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.layer_spans import LayerSpan
+from fleet.core.request import Sampling
+from fleet.core.span_messages import Returned, SpanPass, SpanReport, SpanResult, decode_span_message
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.span_chain import SpanArrival, SpanChain
+from fleet.engine.torch.build import open_device
+from fleet.engine.torch.kv_pool import KVShape
+from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.engine.torch.span_host import SpanHost
+from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.models.causal_lm.program import CausalTask
+from fleet.models.causal_lm.span import SpanModel
+from fleet.models.causal_lm.span_load import load_span
+from fleet.spans.connection import Arrival, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.dial import dial
+from fleet.spans.listener import SpanListener
+from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
+from fleet.stages.text import PREFILL, build
+from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.worker.span_hosting import SpanHosting
+
+KEY = b"k" * 32
+ANCHOR = WorkerId("anchor")
+LM = StageName("lm")
+WAIT_S = 30.0
+Engine = LMEngine[CausalTask]
+
+
+class WorkerKilled(BaseException):
+    """Ends a worker's thread wherever it is, as a signal would."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Spans of a model: the anchor's and, in the order of the layers, those of the workers."""
+
+    anchor: str
+    workers: tuple[str, ...]
+    returned: Returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillPoint:
+    """The pass at which a worker dies, or the next one that it gets: `before` it, `computed` but not sent, or `sent`."""
+
+    number: int
+    point: str
+
+
+class ObservedLayers(SpanLayers):
+    """A worker's or an anchor's layers, with functions that are called before and after each computation."""
+
+    def __init__(self, layers: SpanLayers) -> None:
+        self._layers = layers
+        self.before: Callable[[Tensor], None] = lambda _: None
+        self.after: Callable[[], None] = lambda: None
+
+    @property
+    def span(self) -> LayerSpan:
+        return self._layers.span
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return self._layers.kv_shape
+
+    def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
+        self.before(rows_NH)
+        done = self._layers.forward(rows_NH, layout)
+        self.after()
+        return done
+
+    def finish(self, rows_NH: Tensor) -> Tensor:
+        return self._layers.finish(rows_NH)
+
+    def head(self, last_SH: Tensor) -> Tensor:
+        return self._layers.head(last_SH)
+
+
+_loading = threading.Lock()
+"""While it loads a model, `transformers` changes the default dtype of the whole process."""
+
+
+def loaded_span(folder: Path, notation: str) -> SpanModel:
+    """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
+    with _loading:
+        return _loaded_once(folder, notation)
+
+
+@cache
+def _loaded_once(folder: Path, notation: str) -> SpanModel:
+    return load_span(folder, LayerSpan.parse(notation, "span"), torch.float32, with_embedding=False)
+
+
+class SpanWorkerThread:
+    """A span worker. `layers`: once its span is loaded."""
+
+    def __init__(self, name: str, folder: Path, options: BuildOptions, workers: "dict[WorkerId, SpanWorkerThread]") -> None:
+        self.name, self._folder, self._workers = WorkerId(name), folder, workers
+        self.arrivals = SpanArrivals()
+        self._listener = SpanListener("127.0.0.1", arrivals=self.arrivals, key=KEY, own_name=name)
+        self.address = self._listener.address
+        where = open_device(device="cpu", dtype=options.dtype, numerics=options.numerics, threads=1)
+        self.hosting = SpanHosting(where, self._load, self, lambda: None)
+        self.layers: ObservedLayers | None = None
+        self.observe: Callable[[ObservedLayers], None] = lambda _: None
+        self.on_pass: Callable[[int], None] = lambda _: None
+        """Called before a pass, with its number."""
+        self.kill_point: KillPoint | None = None
+        self.started_with: list[set[str]] = []
+        """The requests that were open at each start of a route with this worker."""
+        self.refuses_hops = False
+        self.error: BaseException | None = None
+        self._dialed: list[SpanConnection] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"worker {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def host(self) -> SpanHost:
+        assert self.hosting.route is not None, f"{self.name} has no route"
+        return self.hosting.route.host
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the worker holds nothing of any request."""
+        route = self.hosting.route
+        return route is not None and not (route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results)
+
+    def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
+        """Connect to the next worker, as `Neighbours`."""
+        found = self._workers.get(worker)
+        if found is None or self.refuses_hops:
+            raise SpanUnreachable(f"{worker} is not registered")
+        self._dialed.append(
+            dial(found.address, key=KEY, own_name=self.name, purpose=purpose, arrivals=self.arrivals, timeout_s=WAIT_S)
+        )
+        return self._dialed[-1]
+
+    def kill(self) -> None:
+        """Close everything, in the middle of what the worker does."""
+        self._stopping.set()
+        self.arrivals.wake()
+        self._thread.join(WAIT_S)
+        assert not self.is_alive, f"{self.name} has not ended"
+
+    def _load(self, span: LayerSpan) -> BuiltSpan:
+        model = loaded_span(self._folder, str(span))
+        self.layers = ObservedLayers(model)
+        self.layers.after = self._after_computation
+        self.observe(self.layers)
+        return BuiltSpan(layers=self.layers, num_bytes=sum(weight.nbytes for weight in model.weights().values()))
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        try:
+            while not self._stopping.is_set():
+                for arrival in self.arrivals.take(WAIT_S):
+                    self._handle(arrival)
+        except WorkerKilled:
+            pass
+        except BaseException as error:  # the driver raises it
+            self.error = error
+        finally:
+            self._listener.close()
+            self.hosting.close(self.arrivals.take(0))
+            for connection in self._dialed:
+                connection.close()
+
+    def _handle(self, arrival: Arrival) -> None:
+        kill, number = self.kill_point, _pass_number(arrival)
+        if kill is not None and kill.point == "before" and number >= kill.number:
+            raise WorkerKilled
+        if number:
+            self.on_pass(number)
+        self.hosting.handle(arrival)
+        if kill is not None and kill.point == "sent" and self._has_computed(kill.number):
+            raise WorkerKilled
+
+    def _after_computation(self) -> None:
+        if self._stopping.is_set():
+            raise WorkerKilled
+        if self.kill_point is not None and self.kill_point.point == "computed" and self._has_computed(self.kill_point.number):
+            raise WorkerKilled
+
+    def _has_computed(self, number: int) -> bool:
+        return self.hosting.route is not None and self.host.last_number >= number
+
+
+def _pass_number(arrival: Arrival) -> int:
+    message = decode_span_message(arrival.frame.header) if isinstance(arrival, FrameReceived) else None
+    return message.number if isinstance(message, SpanPass) else 0
+
+
+class ObservedChain(SpanChain):
+    """A chain that counts passes in flight and bytes of rows, and checks that results arrive in order."""
+
+    def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
+        self._chain, self._when_started = chain, when_started
+        self._in_flight: list[int] = []
+        self._completed = 0
+        self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
+        self.errors: list[str] = []
+
+    @property
+    def generation(self) -> int:
+        return self._chain.generation
+
+    @property
+    def num_hops(self) -> int:
+        return self._chain.num_hops
+
+    @property
+    def is_broken(self) -> bool:
+        return self._chain.is_broken
+
+    @property
+    def first_has(self) -> int:
+        return self._chain.first_has
+
+    def start(self, completed: int, tables: Sequence[int]) -> None:
+        self._when_started()
+        self._completed = completed
+        self._chain.start(completed, tables)
+
+    def close(self) -> None:
+        self._chain.close()
+
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
+        if isinstance(message, SpanPass) and message.number > self._completed:
+            self._in_flight.append(message.number)
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
+        self.num_sent_bytes += sum(len(part) for part in rows)
+        self._chain.send(message, *rows)
+
+    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
+        arrivals = self._chain.take(timeout_s)
+        for arrival in arrivals:
+            self.num_received_bytes += len(arrival.payload)
+            if isinstance(arrival.message, SpanResult) and arrival.message.number in self._in_flight:
+                assert self._in_flight.pop(0) == arrival.message.number, "results arrive in another order"
+                self.num_results += 1
+                self.errors += [arrival.message.error.code] if arrival.message.error is not None else []
+        return arrivals
+
+
+class SpanRoute:
+    """An anchor's engine with its span workers: `worker_at` by the number of the span."""
+
+    def __init__(
+        self, folder: Path, split: Split, *, options: dict[str, Any] | None = None, anchor: dict[str, Any] | None = None
+    ) -> None:
+        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`."""
+        self._folder, self.split = folder, split
+        own = AnchorOptions(
+            span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **{"keep_bytes": 1 << 30, **(anchor or {})}
+        )
+        self._options = BuildOptions(stage=LM, checkpoint=folder, anchor=own, **(options or {}))
+        built = build(self._options)
+        assert isinstance(built.engine, LMEngine) and built.route is not None
+        self.engine: Engine = built.engine
+        self._slot, self._own = built.route, own
+        self._workers: dict[WorkerId, SpanWorkerThread] = {}
+        self._num_started = self.generation = self._lineage = 0
+        self.next_kill_points: list[KillPoint] = []
+        """For workers that replace others."""
+        self.open_requests: set[str] = set()
+        self.worker_at = [self.start_worker() for _ in split.workers]
+        self.chain: ObservedChain | None = None
+        self.num_replaced = 0
+
+    def start_worker(self) -> SpanWorkerThread:
+        self._num_started += 1
+        worker = SpanWorkerThread(f"span-worker-{self._num_started}", self._folder, self._options, self._workers)
+        self._workers[worker.name] = worker
+        return worker
+
+    def connect(self) -> bool:
+        """Set up the next generation of the route; return False if a worker is gone."""
+        self.generation += 1
+        hops = [
+            RouteHop(worker=worker.name, address=worker.address, key=KEY, span=span)
+            for worker, span in zip(self.worker_at, self.split.workers, strict=True)
+        ]
+        terms = RouteTerms(
+            generation=self.generation, lineage=self._lineage or self.generation, num_pages=self._slot.num_pages,
+            page_size=self._slot.page_size, returned=self._own.returned, wire_dtype=self._own.wire_dtype,
+            keep_bytes=self._own.keep_bytes,
+        )  # fmt: skip
+        try:
+            chain = set_up_route(ANCHOR, hops, terms)
+        except RouteFailure:
+            return False
+        workers = list(self.worker_at)
+        self.chain = ObservedChain(chain, lambda: self._note_start(workers))
+        self._lineage = self._lineage or self.generation
+        self._slot.offer(self.chain)
+        return True
+
+    def _note_start(self, workers: Sequence[SpanWorkerThread]) -> None:
+        for worker in workers:
+            worker.started_with.append(set(self.open_requests))
+
+    def repair(self) -> None:
+        """Replace dead workers, and set up a route if there is none."""
+        while self.chain is None or self.chain.is_broken:
+            for number, worker in enumerate(self.worker_at):
+                if worker.error is not None:
+                    raise worker.error
+                if not worker.is_alive:
+                    self.worker_at[number] = self.start_worker()
+                    self.worker_at[number].kill_point = self.next_kill_points.pop(0) if self.next_kill_points else None
+                    self.num_replaced += 1
+            if not self.connect():
+                self.chain = None
+
+    def close(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        if self.chain is not None:
+            self.chain.close()
+        assert all(worker.error is None for worker in self._workers.values()), [worker.error for worker in self._workers.values()]
+
+
+@dataclass(slots=True)
+class TextDriver:
+    """Drives an engine as a worker's loop does, with or without span workers, and records the answers."""
+
+    engine: Engine
+    route: SpanRoute | None = None
+    tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    errors: dict[str, FleetError] = field(default_factory=dict[str, FleetError])
+    logits: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    open: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        program: Any = self.engine.program
+        draw_from = program.draw_from
+
+        def recording(tasks: Sequence[CausalTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+            outputs = draw_from(tasks, logits_SV)
+            for (output,), row_V in zip(outputs, logits_SV[: len(tasks)], strict=True):
+                self.logits.setdefault(str(output.request_id), []).append(row_V.clone())
+            return outputs
+
+        program.draw_from = recording
+
+    def submit(self, name: str, prompt: Sequence[int], sampling: Sampling, session: str = "") -> None:
+        params = {NUM_POSITIONS: str(len(prompt) + sampling.max_tokens)}
+        self.engine.submit(EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session))
+        self.engine.feed(RequestId(name), EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True))
+        self.open.add(name)
+        self.tokens[name] = []
+
+    def turn(self) -> Sequence[EngineOutput]:
+        self.engine.take_suspects()
+        if self.route is not None:
+            self.route.open_requests = self.open
+            self.route.repair()
+        if not self.engine.is_ready() and not self.engine.await_pass(0.05):
+            return ()
+        outputs = self.engine.step()
+        for output in outputs:
+            self._record(output)
+        return outputs
+
+    def _record(self, output: EngineOutput) -> None:
+        name = str(output.request_id)
+        if TOKEN in output.arrays:
+            self.tokens[name] += output.arrays[TOKEN].tolist()
+        if output.error is not None:
+            self.errors[name] = output.error
+        if output.final or output.error is not None:
+            self.open.discard(name)
+
+    def end(self, name: str, *, keep: bool) -> None:
+        """Finish or abort a request."""
+        self.open.discard(name)
+        (self.engine.finish if keep else self.engine.abort)(RequestId(name))
+
+    def run(self, is_done: Callable[[], bool] | None = None) -> None:
+        """Run until all requests have ended, or as long as stated."""
+        until_s = time.monotonic() + WAIT_S
+        while not (is_done() if is_done is not None else not self.open):
+            assert time.monotonic() < until_s, f"these requests do not end: {self.open}"
+            if self.turn():
+                until_s = time.monotonic() + WAIT_S
+
+    def settle(self, is_done: Callable[[], bool]) -> None:
+        """Run without requests until a state is reached."""
+        assert not self.open
+        self.run(is_done)
+
+
+def single(folder: Path, **options: Any) -> TextDriver:
+    """Return the driver of an engine with all layers."""
+    built = build(BuildOptions(stage=LM, checkpoint=folder, **options))
+    assert isinstance(built.engine, LMEngine)
+    engine: Engine = built.engine
+    return TextDriver(engine)
