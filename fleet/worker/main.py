@@ -38,6 +38,7 @@ from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
 from fleet.worker.route_keeper import RouteKeeper, RouteSettings
+from fleet.worker.span_check import check_spans
 
 log = logging.getLogger(__name__)
 
@@ -305,6 +306,7 @@ def run_worker(
     config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
+    check_spans(config, serves.stage, folder)
     if serves.hosts_spans:
         from fleet.worker.span_process import SpanWorkerProcess
 
