@@ -69,7 +69,8 @@ class RouteKeeper:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(timeout=2 * DIAL_TIMEOUT_S)
+        if self._thread.is_alive():  # not if the anchor was refused before its route began
+            self._thread.join(timeout=2 * DIAL_TIMEOUT_S)
         if self._chain is not None:
             self._chain.close()
 

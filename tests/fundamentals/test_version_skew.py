@@ -11,6 +11,7 @@ from fleet.control import keys
 from fleet.core.errors import VersionSkew
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
+from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.registration import process_fields, register_worker
 from tests.fundamentals.control_plane import join
@@ -82,6 +83,15 @@ def test_worker_with_other_kernels_is_refused_where_numerics_are_invariant(clien
     alike = record_of(INVARIANT, role, kernels="SSE of torch 1.0")
     register(client, INVARIANT, f"{role}@here:1:c", alike)
     assert client.zscore(keys.WORKERS, f"{role}@here:1:c") is not None
+
+
+def test_refused_anchor_ends_with_the_reason(redis_url: str, client: redis.Redis, tmp_path: Path) -> None:
+    register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
+    built = build_stage(INVARIANT, StageName("lm"), write_tiny_checkpoint(tmp_path))
+    assert built.route is not None
+    worker = WorkerProcess(INVARIANT, RoleName("lm"), redis_url, built, fingerprint="abc", device="cpu", dtype="float32")
+    with pytest.raises(VersionSkew, match="worker lm is refused: its kernels is .*, that of lm@there"):
+        worker.run()
 
 
 def test_kernels_are_not_compared_where_numerics_are_fast(client: redis.Redis) -> None:
