@@ -16,7 +16,7 @@ from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import Sampling
-from fleet.core.span_messages import Returned, SpanPass, SpanReport, SpanResult, decode_span_message
+from fleet.core.span_messages import Returned, SpanFetch, SpanPass, SpanReport, SpanResult, SpanStore, decode_span_message
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
@@ -65,12 +65,12 @@ class KillPoint:
 
 
 class ObservedLayers(SpanLayers):
-    """A worker's or an anchor's layers, with functions that are called before and after each computation."""
+    """A worker's layers, with functions that are called with the rows before and after each computation."""
 
     def __init__(self, layers: SpanLayers) -> None:
         self._layers = layers
         self.before: Callable[[Tensor], None] = lambda _: None
-        self.after: Callable[[], None] = lambda: None
+        self.after: Callable[[Tensor], None] = lambda _: None
 
     @property
     def span(self) -> LayerSpan:
@@ -83,7 +83,7 @@ class ObservedLayers(SpanLayers):
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         self.before(rows_NH)
         done = self._layers.forward(rows_NH, layout)
-        self.after()
+        self.after(done.rows_NH)
         return done
 
     def finish(self, rows_NH: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class SpanWorkerThread:
         if kill is not None and kill.point == "sent" and self._has_computed(kill.number):
             raise WorkerKilled
 
-    def _after_computation(self) -> None:
+    def _after_computation(self, _: Tensor) -> None:
         if self._stopping.is_set():
             raise WorkerKilled
         if self.kill_point is not None and self.kill_point.point == "computed" and self._has_computed(self.kill_point.number):
@@ -246,6 +246,12 @@ class ObservedChain(SpanChain):
     def close(self) -> None:
         self._chain.close()
 
+    def layers_of(self, hop: int) -> range:
+        return self._chain.layers_of(hop)
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        self._chain.send_to(hop, message, *rows)
+
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         if isinstance(message, SpanPass) and message.number > self._completed:
             self._in_flight.append(message.number)
@@ -272,9 +278,8 @@ class SpanRoute:
     ) -> None:
         """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`."""
         self._folder, self.split = folder, split
-        own = AnchorOptions(
-            span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **{"keep_bytes": 1 << 30, **(anchor or {})}
-        )
+        more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
+        own = AnchorOptions(span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more)
         self._options = BuildOptions(stage=LM, checkpoint=folder, anchor=own, **(options or {}))
         built = build(self._options)
         assert isinstance(built.engine, LMEngine) and built.route is not None
@@ -285,6 +290,7 @@ class SpanRoute:
         self.next_kill_points: list[KillPoint] = []
         """For workers that replace others."""
         self.open_requests: set[str] = set()
+        self._spare: dict[int, SpanWorkerThread] = {}
         self.worker_at = [self.start_worker() for _ in split.workers]
         self.chain: ObservedChain | None = None
         self.num_replaced = 0
@@ -333,6 +339,12 @@ class SpanRoute:
                     self.num_replaced += 1
             if not self.connect():
                 self.chain = None
+
+    def exchange(self, place: int) -> None:
+        """End the route, and let another live worker have a place in the next one: the one that had it before, or a new one."""
+        self._spare[place], self.worker_at[place] = self.worker_at[place], self._spare.get(place) or self.start_worker()
+        if self.chain is not None:
+            self.chain.close()
 
     def close(self) -> None:
         for worker in self._workers.values():

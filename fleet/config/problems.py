@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fleet.config.names import find_nearest, format_value, join_path, suggest
-from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, SamplingDefaults, SpansConfig, VoiceConfig
+from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, SamplingDefaults, VoiceConfig
 
 Place = tuple[str | int, ...]
 _NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
@@ -28,11 +28,6 @@ _RENAMED: dict[tuple[type[BaseModel], str], str] = {
     (LeaseConfig, "session_s"): "prefix_cache_s",
 }
 """Keys of earlier versions, by section, and the names that replaced them."""
-
-_MISSING: dict[tuple[type[BaseModel], str], str] = {
-    (SpansConfig, "anchor"): "the layers of the anchor, such as 0:13 (the first 14) or 14:output (the others)",
-}
-"""Values of required keys, by section, where they are not a choice of words."""
 
 _HINTS: dict[Place, str] = {
     ("redis", "url"): _ELSEWHERE,
@@ -67,9 +62,8 @@ def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, s
     if path[-2:-1] == ("sampling",) and path[-1] not in SamplingDefaults.model_fields:
         return Problem(path, _unknown_key(path, SamplingDefaults))
     if kind == "missing":
-        model, key = _model_at(root, loc[:-1]), str(loc[-1])
-        wanted = _MISSING.get((model, key)) or one_of(get_args(model.model_fields[key].annotation))
-        return Problem(path, f"is missing; set it to {wanted}")
+        choices = get_args(_model_at(root, loc[:-1]).model_fields[str(loc[-1])].annotation)
+        return Problem(path, f"is missing; set it to {one_of(choices)}")
     return Problem(path, _wrong_value(kind, first["msg"], first["input"]))
 
 

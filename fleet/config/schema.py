@@ -124,7 +124,7 @@ class SpansConfig(Strict):
     of sent rows that each process keeps, from which a worker is fed that takes the place of a lost one.
     """
 
-    anchor: Span
+    anchor: Span = "0:output"
     workers: tuple[Span, ...] = ()
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None

@@ -428,9 +428,8 @@ NUMBERS = (*numbers(FleetConfig), *numbers(SamplingDefaults, "stages.talker.samp
 @pytest.mark.parametrize("given", [".nan", ".inf", "-.inf", "true", "'1'", "[1]", "-3", "1.0e+30"])
 @pytest.mark.parametrize("key", NUMBERS)
 def test_number_fields_refuse_other_values(key: str, given: str) -> None:
-    needed = ("stages.talker.spans.anchor=0:13",) if ".spans." in key else ()
     with pytest.raises(ConfigError) as caught:
-        load_config(None, (*needed, f"{key}={given}"))
+        load_config(None, (f"{key}={given}",))
     assert caught.value.message.startswith(f"--set {key}: must be ")
     assert caught.value.param == key
 

@@ -29,9 +29,8 @@ MISTAKES = (
         "stages.talker.spans.keep_mb: unknown key; did you mean stages.talker.spans.keep_mib?"),
     ("spans in a number format that is not there", "stages: {talker: {spans: {anchor: 0:13, wire_dtype: fp16}}}",
         "stages.talker.spans.wire_dtype: 'fp16' is not a known value; use auto, float32, bfloat16 or float16"),
-    ("spans without an anchor", "stages: {talker: {spans: {workers: [14:output]}}}",
-        "stages.talker.spans.anchor: is missing; set it to the layers of the anchor, such as 0:13 (the first 14) or 14:output "
-        "(the others)"),
+    ("spans without an anchor", "{graph: text, stages: {lm: {spans: {workers: [14:output]}}}}",
+        f"{SPANS}.workers: the anchor has all layers (0:output); give it fewer, or remove workers"),
     ("a number for a span", "stages: {talker: {spans: {anchor: 13}}}",
         "stages.talker.spans.anchor: must be text; put it in quotes (got 13)"),
     ("a span of another form", "stages: {talker: {spans: {anchor: 0-13}}}",
