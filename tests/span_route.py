@@ -16,7 +16,7 @@ from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import Sampling
-from fleet.core.span_messages import Returned, SpanPass, SpanReport, SpanResult, decode_span_message
+from fleet.core.span_messages import Returned, SpanFetch, SpanPass, SpanReport, SpanResult, SpanStore, decode_span_message
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
@@ -65,12 +65,12 @@ class KillPoint:
 
 
 class ObservedLayers(SpanLayers):
-    """A worker's or an anchor's layers, with functions that are called before and after each computation."""
+    """A worker's layers, with functions that are called with the rows before and after each computation."""
 
     def __init__(self, layers: SpanLayers) -> None:
         self._layers = layers
         self.before: Callable[[Tensor], None] = lambda _: None
-        self.after: Callable[[], None] = lambda: None
+        self.after: Callable[[Tensor], None] = lambda _: None
 
     @property
     def span(self) -> LayerSpan:
@@ -83,7 +83,7 @@ class ObservedLayers(SpanLayers):
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         self.before(rows_NH)
         done = self._layers.forward(rows_NH, layout)
-        self.after()
+        self.after(done.rows_NH)
         return done
 
     def finish(self, rows_NH: Tensor) -> Tensor:
@@ -93,9 +93,18 @@ class ObservedLayers(SpanLayers):
         return self._layers.head(last_SH)
 
 
-@cache
+_loading = threading.Lock()
+"""While it loads a model, `transformers` changes the default dtype of the whole process."""
+
+
 def loaded_span(folder: Path, notation: str) -> SpanModel:
     """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
+    with _loading:
+        return _loaded_once(folder, notation)
+
+
+@cache
+def _loaded_once(folder: Path, notation: str) -> SpanModel:
     return load_span(folder, LayerSpan.parse(notation, "span"), torch.float32, with_embedding=False)
 
 
@@ -111,7 +120,12 @@ class SpanWorkerThread:
         self.hosting = SpanHosting(where, self._load, self, lambda: None)
         self.layers: ObservedLayers | None = None
         self.observe: Callable[[ObservedLayers], None] = lambda _: None
+        self.on_pass: Callable[[int], None] = lambda _: None
+        """Called before a pass, with its number."""
         self.kill_point: KillPoint | None = None
+        self.started_with: list[set[str]] = []
+        """The requests that were open at each start of a route with this worker."""
+        self.refuses_hops = False
         self.error: BaseException | None = None
         self._dialed: list[SpanConnection] = []
         self._stopping = threading.Event()
@@ -136,7 +150,7 @@ class SpanWorkerThread:
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         """Connect to the next worker, as `Neighbours`."""
         found = self._workers.get(worker)
-        if found is None:
+        if found is None or self.refuses_hops:
             raise SpanUnreachable(f"{worker} is not registered")
         self._dialed.append(
             dial(found.address, key=KEY, own_name=self.name, purpose=purpose, arrivals=self.arrivals, timeout_s=WAIT_S)
@@ -169,19 +183,21 @@ class SpanWorkerThread:
             self.error = error
         finally:
             self._listener.close()
-            self.hosting.close()
+            self.hosting.close(self.arrivals.take(0))
             for connection in self._dialed:
                 connection.close()
 
     def _handle(self, arrival: Arrival) -> None:
-        kill = self.kill_point
-        if kill is not None and kill.point == "before" and _pass_number(arrival) >= kill.number:
+        kill, number = self.kill_point, _pass_number(arrival)
+        if kill is not None and kill.point == "before" and number >= kill.number:
             raise WorkerKilled
+        if number:
+            self.on_pass(number)
         self.hosting.handle(arrival)
         if kill is not None and kill.point == "sent" and self._has_computed(kill.number):
             raise WorkerKilled
 
-    def _after_computation(self) -> None:
+    def _after_computation(self, _: Tensor) -> None:
         if self._stopping.is_set():
             raise WorkerKilled
         if self.kill_point is not None and self.kill_point.point == "computed" and self._has_computed(self.kill_point.number):
@@ -199,10 +215,12 @@ def _pass_number(arrival: Arrival) -> int:
 class ObservedChain(SpanChain):
     """A chain that counts passes in flight and bytes of rows, and checks that results arrive in order."""
 
-    def __init__(self, chain: SpanChain) -> None:
-        self._chain = chain
+    def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
+        self._chain, self._when_started = chain, when_started
         self._in_flight: list[int] = []
+        self._completed = 0
         self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
+        self.errors: list[str] = []
 
     @property
     def generation(self) -> int:
@@ -221,13 +239,21 @@ class ObservedChain(SpanChain):
         return self._chain.first_has
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
+        self._when_started()
+        self._completed = completed
         self._chain.start(completed, tables)
 
     def close(self) -> None:
         self._chain.close()
 
+    def layers_of(self, hop: int) -> range:
+        return self._chain.layers_of(hop)
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        self._chain.send_to(hop, message, *rows)
+
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
-        if isinstance(message, SpanPass):
+        if isinstance(message, SpanPass) and message.number > self._completed:
             self._in_flight.append(message.number)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.num_sent_bytes += sum(len(part) for part in rows)
@@ -240,6 +266,7 @@ class ObservedChain(SpanChain):
             if isinstance(arrival.message, SpanResult) and arrival.message.number in self._in_flight:
                 assert self._in_flight.pop(0) == arrival.message.number, "results arrive in another order"
                 self.num_results += 1
+                self.errors += [arrival.message.error.code] if arrival.message.error is not None else []
         return arrivals
 
 
@@ -251,9 +278,8 @@ class SpanRoute:
     ) -> None:
         """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`."""
         self._folder, self.split = folder, split
-        own = AnchorOptions(
-            span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **{"keep_bytes": 1 << 30, **(anchor or {})}
-        )
+        more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
+        own = AnchorOptions(span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more)
         self._options = BuildOptions(stage=LM, checkpoint=folder, anchor=own, **(options or {}))
         built = build(self._options)
         assert isinstance(built.engine, LMEngine) and built.route is not None
@@ -261,6 +287,10 @@ class SpanRoute:
         self._slot, self._own = built.route, own
         self._workers: dict[WorkerId, SpanWorkerThread] = {}
         self._num_started = self.generation = self._lineage = 0
+        self.next_kill_points: list[KillPoint] = []
+        """For workers that replace others."""
+        self.open_requests: set[str] = set()
+        self._spare: dict[int, SpanWorkerThread] = {}
         self.worker_at = [self.start_worker() for _ in split.workers]
         self.chain: ObservedChain | None = None
         self.num_replaced = 0
@@ -284,12 +314,18 @@ class SpanRoute:
             keep_bytes=self._own.keep_bytes,
         )  # fmt: skip
         try:
-            self.chain = ObservedChain(set_up_route(ANCHOR, hops, terms))
+            chain = set_up_route(ANCHOR, hops, terms)
         except RouteFailure:
             return False
+        workers = list(self.worker_at)
+        self.chain = ObservedChain(chain, lambda: self._note_start(workers))
         self._lineage = self._lineage or self.generation
         self._slot.offer(self.chain)
         return True
+
+    def _note_start(self, workers: Sequence[SpanWorkerThread]) -> None:
+        for worker in workers:
+            worker.started_with.append(set(self.open_requests))
 
     def repair(self) -> None:
         """Replace dead workers, and set up a route if there is none."""
@@ -299,9 +335,16 @@ class SpanRoute:
                     raise worker.error
                 if not worker.is_alive:
                     self.worker_at[number] = self.start_worker()
+                    self.worker_at[number].kill_point = self.next_kill_points.pop(0) if self.next_kill_points else None
                     self.num_replaced += 1
             if not self.connect():
                 self.chain = None
+
+    def exchange(self, place: int) -> None:
+        """End the route, and let another live worker have a place in the next one: the one that had it before, or a new one."""
+        self._spare[place], self.worker_at[place] = self.worker_at[place], self._spare.get(place) or self.start_worker()
+        if self.chain is not None:
+            self.chain.close()
 
     def close(self) -> None:
         for worker in self._workers.values():
@@ -344,6 +387,7 @@ class TextDriver:
     def turn(self) -> Sequence[EngineOutput]:
         self.engine.take_suspects()
         if self.route is not None:
+            self.route.open_requests = self.open
             self.route.repair()
         if not self.engine.is_ready() and not self.engine.await_pass(0.05):
             return ()

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from fleet.cli import bench, dead_letters, inspect, jobs, pocket, serve
+from fleet.cli import bench, dead_letters, inspect, jobs, pocket, serve, session
 from fleet.cli.chaos import chaos
 from fleet.cli.doctor import doctor
 from fleet.cli.up import up
@@ -30,6 +30,7 @@ app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)
 app.add_typer(dead_letters.app)
+app.add_typer(session.app)
 app.add_typer(inspect.checkpoint_app)
 app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)

@@ -43,7 +43,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "suspect_task",
+    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "suspect_task", "adopt_prefix",
 )  # fmt: skip
 
 
@@ -316,6 +316,11 @@ def register(
     """If `replicas` workers of the role accept tasks, up to `standby` more receive the answer "standby" and must wait."""
     joined = encode_event(WorkerJoined(worker=worker, role=role))
     return Call("register", (worker, role, lease_us, joined, replicas, standby, *chain.from_iterable(fields.items())))
+
+
+def adopt_prefix(worker: WorkerId, stage: StageName, session: str, *, keep_s: float) -> Call:
+    """The worker caches rows of a session that was loaded from a file."""
+    return Call("adopt_prefix", (worker, stage, session, int(keep_s * 1000)))
 
 
 def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:

@@ -20,7 +20,7 @@ MAX_SECRET_BYTES = 1024 * 1024
 KEY_ID, MAC = "key_id", "mac"
 SIGNED = (
     "role", "stage", "transfer", "reach", "place", "protocol", "package", "checkpoint", "dtype", "page_size_tokens",
-    "span_address", "span_token", KEY_ID,
+    "span_address", "span_token", "session_address", "session_token", KEY_ID,
 )  # fmt: skip
 """Fields of a worker's record that its peers act on; none changes while it is registered."""
 Record = Mapping[str, str | bytes]

@@ -112,11 +112,13 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
     """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's weights.
 
-    `last_number`: of the passes that it has computed; 0 if it has no rows.
+    `last_number`: of the passes that it has computed; 0 if it has no rows. `first_layer`, `num_layers`: of its span.
     """
 
     num_bytes: int
     last_number: int = 0
+    first_layer: int = 0
+    num_layers: int = 0
 
 
 class SpanStart(SpanMessage, frozen=True, kw_only=True):
@@ -130,13 +132,50 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
     tables: tuple[int, ...]
 
 
+class SpanFetch(SpanMessage, frozen=True, kw_only=True):
+    """Order to send the keys and values of a table's first rows. `copy`: number of this copy. `pages`: of the table."""
+
+    copy: int
+    pages: tuple[int, ...]
+    num_rows: int
+
+
+class SpanFetched(SpanMessage, frozen=True, kw_only=True):
+    """The rows of one layer follow."""
+
+    copy: int
+    layer: int
+
+
+class SpanStore(SpanMessage, frozen=True, kw_only=True):
+    """The rows of one layer of a new table follow. `keys`: of the rows, 8 bytes each. `is_last`: all layers have come then."""
+
+    copy: int
+    layer: int
+    table: int
+    pages: tuple[int, ...]
+    num_rows: int
+    keys: bytes
+    is_last: bool
+
+
+class SpanStored(SpanMessage, frozen=True, kw_only=True):
+    """A worker has stored all layers of a table. `error`: why it could not, "" if it could."""
+
+    copy: int
+    error: str = ""
+
+
 class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
     """A worker cannot take the place that it was given."""
 
     message: str
 
 
-AnySpanMessage = SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal
+AnySpanMessage = (
+    SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal | SpanFetch | SpanFetched
+    | SpanStore | SpanStored
+)  # fmt: skip
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AnySpanMessage)
 

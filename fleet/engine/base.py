@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from fleet.core.errors import FleetError
+from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
@@ -86,6 +86,30 @@ class KVPages:
     num_rows: int
     at: PagesRef
     table: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSession:
+    """A copy of a session's cached rows, of all layers of the model. `layout`: dtype and sizes, which must be the same.
+
+    Shapes: `keys` int64 [N], which identify the rows; `layers` uint8 [N x bytes of a row's keys and values], in order.
+    `tapped`: by position, the rows that are sent to the next stage.
+    """
+
+    num_rows: int
+    keys: np.ndarray
+    layers: Sequence[np.ndarray]
+    layout: str
+    tapped: Mapping[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCopied:
+    """End of a copy. `saved`: of a session that was saved. `error`: why it failed."""
+
+    session: str
+    saved: SavedSession | None = None
+    error: FleetError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +189,22 @@ class Engine(Protocol):
 
     def drop_cached(self, session: str | None = None) -> None:
         """Drop the cached rows of a session, or of all sessions."""
+
+    def copies_sessions(self) -> bool:
+        """Return True if sessions can be saved and loaded."""
+        return False
+
+    def begin_save(self, session: str) -> None:
+        """Begin to copy the cached rows of a session. Raises: BadInput if none are cached, or if the engine has no copies."""
+        raise BadInput("this engine does not save sessions")
+
+    def begin_load(self, session: str, saved: SavedSession) -> None:
+        """Begin to cache rows as those of a session. Raises: BadInput, OutOfPages."""
+        raise BadInput("this engine does not load sessions")
+
+    def take_copied(self) -> Sequence[SessionCopied]:
+        """Return the copies of sessions that have ended."""
+        return ()
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         """Return a request's computed rows, or where they are, for `import_kv` of another engine; None if there are none."""

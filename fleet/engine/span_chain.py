@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleet.core.errors import FleetError
-from fleet.core.span_messages import AnySpanMessage, SpanPass, SpanReport
+from fleet.core.span_messages import AnySpanMessage, SpanFetch, SpanPass, SpanReport, SpanStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,14 @@ class SpanChain(Protocol):
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
         """Return what has arrived, waiting for the first up to the time."""
+        ...
+
+    def layers_of(self, hop: int) -> range:
+        """Return the numbers of a worker's layers."""
+        ...
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        """Send a message to one worker, besides the passes."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What a process has sent to the next one of a route: a replaced neighbour is fed from it, so that only that one computes again.
+"""Log of the passes that a process sent to the next one of a route. A new neighbour is fed from it, and alone computes again.
 
 Knows no connection and no tensor library.
 """
@@ -14,9 +14,10 @@ from fleet.core.span_messages import SpanExtent, SpanPass
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """One table's rows of a pass. `num_pages`: of the table then."""
+    """One table's rows of a pass, its extent at index `place`. `num_pages`: of the table then."""
 
     number: int
+    place: int
     extent: SpanExtent
     num_pages: int
     rows: memoryview
@@ -26,7 +27,7 @@ class KeptRows:
         extent, num_rows = self.extent, self.extent.stop - self.extent.start
         left = stop - extent.start
         cut = msgspec.structs.replace(extent, stop=stop, keys=extent.keys[: 8 * left], draws=False)
-        return KeptRows(self.number, cut, self.num_pages, memoryview(bytes(self.rows[: len(self.rows) // num_rows * left])))
+        return replace(self, extent=cut, rows=memoryview(bytes(self.rows[: len(self.rows) // num_rows * left])))
 
 
 class KeptTable:
@@ -40,9 +41,9 @@ class KeptTable:
     def num_bytes(self) -> int:
         return sum(len(one.rows) for one in self._kept)
 
-    def add(self, number: int, extent: SpanExtent, rows: memoryview, completed: int) -> int:
+    def add(self, added: KeptRows, completed: int) -> int:
         """Add rows; return the number of bytes of completed passes that they replace."""
-        num_replaced = 0
+        num_replaced, extent = 0, added.extent
         while self._kept and self._kept[-1].extent.stop > extent.start and self._kept[-1].number <= completed:
             last = self._kept.pop()
             num_replaced += len(last.rows)
@@ -51,7 +52,7 @@ class KeptTable:
                 num_replaced -= len(self._kept[-1].rows)
         # One tuple for all rows: each of them would have that of its own pass, longer and longer.
         self._pages = extent.pages + self._pages[len(extent.pages) :]
-        self._kept.append(KeptRows(number, msgspec.structs.replace(extent, pages=()), len(extent.pages), rows))
+        self._kept.append(replace(added, extent=msgspec.structs.replace(extent, pages=())))
         return num_replaced
 
     def drop(self, completed: int) -> bool:
@@ -95,12 +96,13 @@ class SpanLog:
         num_rows = sum(extent.stop - extent.start for extent in work.extents)
         width = len(rows) // max(1, num_rows)
         first = 0
-        for extent in work.extents:
+        for place, extent in enumerate(work.extents):
             size = width * (extent.stop - extent.start)
             # A copy, unless the pass is all of it: the memory of a pass is free only once no part of it is kept.
             part = rows if size == len(rows) else memoryview(bytes(rows[first : first + size]))
             table = self._tables.setdefault(extent.table, KeptTable())
-            self.num_bytes += size - table.add(work.number, extent, part, self._completed)
+            kept = KeptRows(work.number, place, extent, len(extent.pages), part)
+            self.num_bytes += size - table.add(kept, self._completed)
             first += size
         if self.num_bytes > self._keep_bytes:
             self._drop_completed()
@@ -133,7 +135,8 @@ class SpanLog:
                 of_pass[one.number].append(one)
         found: list[tuple[SpanPass, list[memoryview]]] = []
         for each in sorted({*of_pass, *(open_ for open_ in self._passes if open_ > number)}):
-            kept = of_pass[each]
+            # Single rows come first in a pass, here also those that are left of more.
+            kept = sorted(of_pass[each], key=lambda one: (one.extent.stop - one.extent.start > 1, one.place))
             work = self._passes.get(each) or SpanPass(generation=0, number=each, extents=(), completed=self._completed)
             extents = tuple(one.extent for one in kept)
             found.append((msgspec.structs.replace(work, extents=extents), [one.rows for one in kept]))

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from fleet.core.span_messages import SpanPass, SpanReady, SpanReport, SpanStart, decode_span_message, encode_span_message
+from fleet.core.span_messages import (
+    SpanFetch,
+    SpanPass,
+    SpanReady,
+    SpanReport,
+    SpanStart,
+    SpanStore,
+    decode_span_message,
+    encode_span_message,
+)
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
 
@@ -48,6 +57,13 @@ class ConnectedChain(SpanChain):
 
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         self._connections[0].send(encode_span_message(message), *rows)
+
+    def layers_of(self, hop: int) -> range:
+        ready = self._ready[hop]
+        return range(ready.first_layer, ready.first_layer + ready.num_layers)
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        self._connections[hop].send(encode_span_message(message), *rows)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
         received = [arrival.frame for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]

@@ -10,7 +10,7 @@ from functools import partial
 
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
-from fleet.core.ids import WorkerId
+from fleet.core.ids import StageName, WorkerId
 from fleet.engine.base import Engine, EngineRequest
 from fleet.worker.pending_calls import PendingCall
 from fleet.worker.task import Task
@@ -54,6 +54,14 @@ class CachedSessions:
         self._until.pop(session, None)
         if num_rows:
             self._until[session] = self._clock() + self._keep_s
+        self._drop_oldest()
+
+    def adopt(self, stage: StageName, session: str) -> None:
+        """Announce a session that was loaded into the engine."""
+        call = scripts.adopt_prefix(self._worker, stage, session, keep_s=self._keep_s)
+        self._calls.append((call, partial(self._settle, session, was_announced=False)))
+        self._until.pop(session, None)
+        self._until[session] = self._clock() + self._keep_s
         self._drop_oldest()
 
     def _drop_oldest(self) -> None:

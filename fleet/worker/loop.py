@@ -34,6 +34,7 @@ from fleet.worker.pending_calls import PendingCall, ignore_reply, is_unwritten
 from fleet.worker.receiver import Receiver
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.sender import Sender
+from fleet.worker.session_service import SessionService
 from fleet.worker.task import Task
 from fleet.worker.task_table import TaskTable
 
@@ -82,6 +83,7 @@ class WorkerLoop:
         self._outage = outage or Outage(f"worker {worker}")
         self._pacing = Pacing()
         self._refused: list[PendingCall] = []
+        self.sessions: SessionService | None = None
         self.tasks.on_idle = self.maintenance.read_vitals  # else observers of an idle fleet would wait for the next poll
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
@@ -98,6 +100,8 @@ class WorkerLoop:
         return self.availability.accepts_tasks or bool(self.tasks)
 
     def turn(self) -> None:
+        if self.sessions is not None:
+            self.sessions.advance()
         if not self._refused:
             began_us = now_us()
             outputs = self._step()

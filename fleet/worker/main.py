@@ -38,6 +38,8 @@ from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
 from fleet.worker.route_keeper import RouteKeeper, RouteSettings
+from fleet.worker.session_service import SessionService
+from fleet.worker.span_check import check_spans
 
 log = logging.getLogger(__name__)
 
@@ -203,6 +205,7 @@ class WorkerProcess(RegisteredProcess):
         from fleet.transfer.factory import open_transfer
 
         route = self._route_keeper(worker)
+        sessions = self._session_service(worker)
 
         settings, engine = self.config.transfer, self.built.engine
         is_split = self.config.stage(self.config.role(self.role).stage).split is not None
@@ -213,11 +216,12 @@ class WorkerProcess(RegisteredProcess):
                 check_inline(self.config, self.arena)
             if is_split:
                 share_pool(engine, transfer, settings.buffer_device)
-            stands_by = self._register(client, worker, transfer)
+            stands_by = self._register(client, worker, transfer, sessions)
             self.when_joined()
             link = RedisLink(client, worker, self.role, self.access.secret)
             self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer, self.outage)
             self.loop.availability.standing_by = stands_by
+            self.loop.sessions = sessions
             if order is not None:
                 run(client, scripts.order(worker, order))
             if route is not None:
@@ -230,7 +234,24 @@ class WorkerProcess(RegisteredProcess):
         finally:
             if route is not None:
                 route.stop()
+            if sessions is not None:
+                sessions.close()
             transfer.close()
+
+    def _session_service(self, worker: WorkerId) -> SessionService | None:
+        """Return the service to `fleet session`, of a worker that caches conversations and can copy them."""
+        config, stage = self.config, self.config.role(self.role).stage
+        is_split = config.stage(stage).split is not None
+        caches = config.limits.max_cached_conversations and config.lease.prefix_cache_s and not is_split
+        if not caches or not self.built.engine.copies_sessions():
+            return None
+
+        def adopt(session: str) -> None:
+            assert self.loop is not None
+            self.loop.cached_sessions.adopt(stage, session)
+
+        host = self.access.reach.address
+        return SessionService(self.built.engine, stage, self.fingerprint, host, worker, self.access.secret, adopt)
 
     def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
         """Return what keeps the route of an anchor."""
@@ -273,7 +294,7 @@ class WorkerProcess(RegisteredProcess):
             loop.turn()
             lease.progress()
 
-    def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer) -> bool:
+    def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer, sessions: SessionService | None) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
         gap = {} if self.built.route is None else {"gap": NO_ROUTE_YET}
@@ -284,6 +305,7 @@ class WorkerProcess(RegisteredProcess):
             "backend": transfer.backend,
             "registered_address": str(transfer.registered_address),
             "registered_bytes": str(transfer.registered_bytes),
+            **(sessions.fields if sessions is not None else {}),
         }
         return register_worker(client, self.config, serves, worker, self.access.record(worker, self.role, fields, transfer))
 
@@ -310,6 +332,7 @@ def run_worker(
     config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
+    check_spans(config, serves.stage, folder)
     if serves.hosts_spans:
         from fleet.worker.span_process import SpanWorkerProcess
 

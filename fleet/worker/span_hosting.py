@@ -5,7 +5,7 @@ All is driven by what arrives on the connections; `handle` is called by one thre
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_messages import (
     HopTime,
     SpanError,
+    SpanFetch,
     SpanMessage,
     SpanPass,
     SpanReady,
@@ -26,6 +27,7 @@ from fleet.core.span_messages import (
     SpanResult,
     SpanSetup,
     SpanStart,
+    SpanStore,
     SpanTapped,
     decode_span_message,
     encode_span_message,
@@ -38,6 +40,7 @@ from fleet.engine.torch.span_host import HostedRows, SpanHost
 from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
 from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanConnection
 from fleet.stages.base import BuiltSpan
+from fleet.worker.span_copies import copy_rows
 from fleet.worker.span_purposes import FROM_ANCHOR, purpose_of_hop
 
 log = logging.getLogger(__name__)
@@ -97,6 +100,17 @@ class SpanHosting:
         """True while an anchor computes with this worker."""
         return self._is_open
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing of any request is held."""
+        route = self.route
+        return route is None or not (route.host.num_tables or route.log.num_tables)
+
+    @property
+    def num_rows_again(self) -> int:
+        """Number of rows that were computed although this worker had them."""
+        return self.route.host.num_rows_again if self.route is not None else 0
+
     def handle(self, arrival: Arrival) -> None:
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):
@@ -115,10 +129,11 @@ class SpanHosting:
                     return
                 self._receive(connection, message, frame.payload)
 
-    def close(self) -> None:
-        """Close every connection."""
+    def close(self, unhandled: Iterable[Arrival] = ()) -> None:
+        """Close every connection, also those that were accepted and not handled: their peers would wait for answers."""
         self._leave("this worker ends")
-        for connection in list(self._connections):
+        opened = [arrival.connection for arrival in unhandled if isinstance(arrival, ConnectionOpened)]
+        for connection in [*self._connections, *opened]:
             connection.close()
 
     def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview) -> None:
@@ -130,6 +145,8 @@ class SpanHosting:
             return
         elif isinstance(message, SpanStart) and purpose == FROM_ANCHOR:
             self._start(route, message)
+        elif isinstance(message, SpanFetch | SpanStore) and purpose == FROM_ANCHOR:
+            copy_rows(route.host, route.anchor, message, payload)
         elif isinstance(message, SpanPass | SpanReport) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
             if self._has_started:
                 self._advance(route, message, payload)
@@ -163,7 +180,11 @@ class SpanHosting:
         last_number = self.route.host.last_number
         kept = f", and keeps the rows of {self.route.host.num_tables} requests" if last_number else ""
         log.info("route %d: this worker has layers %s%s", setup.generation, setup.span, kept)
-        ready = SpanReady(generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number)
+        span = built.layers.span
+        ready = SpanReady(
+            generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number, first_layer=span.first,
+            num_layers=span.final - span.first + 1,
+        )  # fmt: skip
         anchor.send(encode_span_message(ready))
 
     def _built(self, span: str) -> BuiltSpan:
@@ -228,7 +249,7 @@ class SpanHosting:
             route.following.send(encode_span_message(message))
 
     def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
-        """Compute a pass and send it on. One that fails goes on without rows: its changes of the pool are for every worker."""
+        """Compute a pass and send it on. One that fails is sent without rows: its changes of the pool are for every worker."""
         if work.number <= route.host.last_number:
             return
         began_s = time.monotonic()

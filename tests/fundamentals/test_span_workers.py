@@ -121,7 +121,7 @@ def test_span_worker_with_another_secret_or_none_is_refused(
         assert why in fleet.refused[0].message
 
 
-def test_span_worker_whose_record_was_changed_is_not_used(redis_url: str, tmp_path: Path) -> None:
+def test_span_worker_with_a_changed_record_is_not_used(redis_url: str, tmp_path: Path) -> None:
     with span_threads(redis_url, tmp_path, FORWARD, secret=SECRET) as fleet, connect(redis_url) as control:
         changed, *_ = [fleet.add_span_worker() for _ in range(2)]
         wait_until(lambda: control.zcard(keys.WORKERS) == 2, "both span workers to join")

@@ -56,6 +56,14 @@ FAMILIES = (
     Family(name="Qwen3", more={}),
     Family(name="Mistral", more={"sliding_window": 8}),
     Family(name="Gemma2", more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
+    Family(
+        name="Gemma3Text",
+        more={
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     Family(name="GPT2", more={}),
     Family(name="GPTNeoX", more={}),
     Family(name="GPTBigCode", more={}),

@@ -20,7 +20,6 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 OTHER_GRAPH = "graph: text\nstages: {talker: {threads: 2}}"
 NOT_OF_THE_STAGES = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav"
 
-
 Case = tuple[str, str, str]
 """A name, a file, and the whole message about it without the file's name."""
 
@@ -271,6 +270,10 @@ TOGETHER: tuple[Case, ...] = (
     ("a standby of a split stage", "stages: {talker: {standby: 1, split: {}}}",
         "stages.talker.standby: a split stage has no workers of its own; set split.prefill.standby or split.decode.standby "
         "instead"),
+    ("layers of what has none", "stages: {code2wav: {spans: {anchor: 0:output}}}",
+        "stages.code2wav.spans: the layers of code2wav cannot be divided; remove spans"),
+    ("an anchor with the first layers alone", "{graph: text, stages: {lm: {spans: {anchor: 0:13}}}}",
+        "stages.lm.spans.workers: no worker has the layers after 13; list the spans of workers for them"),
     ("a file for the checkpoint", "checkpoint: a_file",
         "checkpoint: a_file is a file; set its folder, with config.json and the weights"),
     ("an unknown user's home for the checkpoint", "checkpoint: ~no-such-user/x",

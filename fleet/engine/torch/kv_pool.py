@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -181,6 +182,28 @@ class KVPool:
         self._tables.remove(table)
         if self._changes is not None:
             self._changes.closed.append(table.number)
+
+    def read_rows(self, table: PageTable, num_rows: int) -> list[NDArray[np.uint8]]:
+        """Copy the first rows of a table: for each layer uint8 [bytes], row by row."""
+        return [
+            self._rows_of(layer, table)[:num_rows].contiguous().view(torch.uint8).flatten().cpu().numpy() for layer in self.data
+        ]
+
+    def _rows_of(self, layer: torch.Tensor, table: PageTable) -> torch.Tensor:
+        return layer[table.pages].flatten(0, 1)
+
+    def write_rows(self, table: PageTable, layers: Sequence[NDArray[np.uint8]]) -> None:
+        """Write what `read_rows` returned into a table's pages, and zero their rest. Raises: RuntimeError if sizes differ."""
+        for at, rows in enumerate(layers):
+            self.write_layer(at, table, rows)
+
+    def write_layer(self, at: int, table: PageTable, rows: NDArray[np.uint8]) -> None:
+        """Write one layer's rows as `write_rows` does."""
+        layer = self.data[at]
+        given = torch.from_numpy(np.array(rows)).view(self.data.dtype).view(-1, *layer.shape[2:]).to(layer.device)
+        pages = self._rows_of(layer, table)
+        pages[: len(given)], pages[len(given) :] = given, 0
+        layer[table.pages] = pages.view(-1, *layer.shape[1:])
 
     def read(self, table: PageTable, num_positions: int) -> NDArray[np.uint8]:
         """Copy the pages of a table's first positions: uint8 [bytes], layer by layer."""

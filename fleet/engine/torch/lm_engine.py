@@ -19,7 +19,18 @@ import torch
 from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory
-from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    KVBlocks,
+    KVPages,
+    SavedSession,
+    SessionCopied,
+)  # fmt: skip
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
@@ -27,6 +38,7 @@ from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, Pass
 from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.session_transfer import SessionCopies
 
 log = logging.getLogger(__name__)
 NO_WALK = Walk("")
@@ -94,6 +106,19 @@ class LMEngine(Engine, Generic[TaskT]):
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
+        self._copies = SessionCopies(pool, self._cache, passes)
+
+    def copies_sessions(self) -> bool:
+        return True
+
+    def begin_save(self, session: str) -> None:
+        self._copies.begin_save(session)
+
+    def begin_load(self, session: str, saved: SavedSession) -> None:
+        self._copies.begin_load(session, saved)
+
+    def take_copied(self) -> Sequence[SessionCopied]:
+        return self._copies.take_done()
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""

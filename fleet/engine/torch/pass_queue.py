@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet.core.errors import FleetError
+from fleet.engine.torch.kv_pool import PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassDone, PassRunner
 from fleet.engine.torch.program import TaskT
@@ -55,11 +59,21 @@ class PassQueue(Protocol[TaskT]):
         return math.inf
 
     def follow_route(self) -> None:
-        """Go on with the next chain of other processes, if there is one."""
+        """Continue with the next chain of other processes, if there is one."""
 
     def take_suspects(self) -> Sequence[TaskT]:
         """Return, once, the tasks of the passes that ran when another process died."""
         return ()
+
+    @property
+    def first_layer(self) -> int:
+        """Number of the first layer that this process has."""
+        return 0
+
+    @property
+    def num_other_layers(self) -> int:
+        """Number of the model's layers that other processes have."""
+        return 0
 
     def outage(self) -> FleetError | None:
         """Return the error for requests that have waited too long for missing layers."""
@@ -79,6 +93,19 @@ class PassQueue(Protocol[TaskT]):
         Raises: the error of a draw after which a task of the pass has advanced.
         """
         ...
+
+    def copy_rows(
+        self, number: int, table: PageTable, keys: NDArray[np.int64], layers: Sequence[NDArray[np.uint8]] | None
+    ) -> bool:
+        """Begin to copy the rows of other processes' layers, or to write those given. Return False without such processes.
+
+        `number`: of the copy. `keys` identify the rows.
+        """
+        return False
+
+    def take_copied(self) -> Sequence[tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]]:
+        """Return the copies that have ended: their numbers, the rows of each layer, why they failed."""
+        return ()
 
     def await_ended(self, timeout_s: float) -> bool:
         """Wait for a pass to end; return True if one may have."""

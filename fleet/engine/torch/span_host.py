@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import SpanPrefixMismatch
@@ -96,6 +97,21 @@ class SpanHost:
             table.pages = extent.pages
         self.num_rows += len(rows_NH)
         return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
+
+    def read_rows(self, pages: Sequence[int], num_rows: int) -> dict[int, NDArray[np.uint8]]:
+        """Return the first rows of a table with these pages: uint8 [bytes] by the number of the layer in the model."""
+        first = self._computer.layers.span.first
+        rows = self._pool.read_rows(PageTable(pages=list(pages)), num_rows)
+        return {first + at: its for at, its in enumerate(rows)}
+
+    def write_rows(self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]) -> None:
+        """Set the rows of one layer of a new table."""
+        at = layer - self._computer.layers.span.first
+        self._pool.write_layer(at, PageTable(pages=list(pages)), rows)
+        hashes = PrefixHashes()
+        hashes.extend(0, np.frombuffer(keys, np.uint64))
+        self._tables[table] = HostedTable(hashes, tuple(pages))
+        self._used_pages.update(pages)
 
     def _check_prefixes(self, extents: Sequence[SpanExtent]) -> None:
         for extent in extents:

@@ -12,10 +12,20 @@ from typing import Generic, Protocol
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import FleetError, from_code
-from fleet.core.span_messages import Returned, SpanExtent, SpanPass, SpanReport, SpanResult, SpanTapped
+from fleet.core.span_messages import (
+    Returned,
+    SpanExtent,
+    SpanFetched,
+    SpanPass,
+    SpanReport,
+    SpanResult,
+    SpanStored,
+    SpanTapped,
+)
 from fleet.engine.base import EngineOutput
 from fleet.engine.span_chain import RouteSlot, SpanChain
 from fleet.engine.span_log import SpanLog
@@ -26,6 +36,7 @@ from fleet.engine.torch.passes import Drawn, PassDone, is_due
 from fleet.engine.torch.prefix_hashes import PrefixHashes, RowKeys
 from fleet.engine.torch.program import Program, TaskT
 from fleet.engine.torch.rows import joined
+from fleet.engine.torch.span_copies import SpanCopies, SpanCopy
 from fleet.engine.torch.span_model import SpanComputer, SpanLayers, SpanRows, last_rows
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
@@ -64,8 +75,9 @@ class RunningPass(Generic[TaskT]):
     result: SpanResult | None = None
 
     def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
-        """Return the part of the pass that has these tables."""
-        at = [number for number, extent in enumerate(self.extents) if extent.table.number in tables]
+        """Return the part of the pass that has these tables, in their order: a pass that is sent again may have another one."""
+        number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
+        at = [number_of[table] for table in tables]
         return RunningPass(
             number=self.number, changes=self.changes, entries=[self.entries[number] for number in at],
             extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
@@ -110,7 +122,7 @@ class SpanPasses(PassQueue[TaskT]):
         self._hashes: dict[int, PrefixHashes] = {}
         self._unsent = PoolChanges()
         self._running: dict[int, RunningPass[TaskT]] = {}
-        self._log = SpanLog(options.keep_bytes)
+        self._log, self._copies = SpanLog(options.keep_bytes), SpanCopies()
         self._suspects: list[TaskT] = []
         self._break_noted = False
         self._num_begun = self._num_completed = self._num_reported = 0
@@ -151,6 +163,37 @@ class SpanPasses(PassQueue[TaskT]):
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def first_layer(self) -> int:
+        return self._program.layers.span.first
+
+    @property
+    def num_other_layers(self) -> int:
+        return self._route.num_layers - self._pool.shape.num_layers
+
+    def copy_rows(
+        self, number: int, table: PageTable, keys: NDArray[np.int64], layers: Sequence[NDArray[np.uint8]] | None
+    ) -> bool:
+        if layers is not None:
+            self._take_changes()
+            pages = set(table.pages)  # which need not be zeroed, since they are written
+            self._unsent.zeroed = [part for part in self._unsent.zeroed if part[0] not in pages]
+            self._hashes[table.number] = PrefixHashes()
+            self._hashes[table.number].extend(0, keys.view(np.uint64))
+        copy = SpanCopy(number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers)
+        self._copies.append(copy, after=self._num_begun)
+        return True
+
+    def take_copied(self) -> Sequence[tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]]:
+        if self.is_open and self._copies.is_busy:
+            self._receive(0)
+        return self._copies.take_ended(self._chain, self._num_completed)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing of any request is held."""
+        return not (self._running or self._hashes or self._log.num_tables)
+
     def outage(self) -> FleetError | None:
         return None if self.is_open else self._route.outage()
 
@@ -177,10 +220,11 @@ class SpanPasses(PassQueue[TaskT]):
         return suspects
 
     def _resume(self, chain: SpanChain) -> None:
-        """Go on with another chain: each worker sends again what the next one lacks, and so does the anchor."""
+        """Continue with another chain: each worker sends again what the next one lacks, and so does the anchor."""
         if self._chain is not None:
             self._chain.close()
         self._chain, self._break_noted = chain, False
+        self._copies.fail_all()
         self._log.keep_only(self._pool.open_tables)
         chain.start(self._num_completed, self._pool.open_tables)
         self._num_reported = self._num_completed
@@ -272,6 +316,8 @@ class SpanPasses(PassQueue[TaskT]):
         assert self._chain is not None
         for arrival in self._chain.take(timeout_s):
             message = arrival.message
+            if isinstance(message, SpanFetched | SpanStored):
+                self._copies.receive(message, arrival.payload)
             if not isinstance(message, SpanResult | SpanTapped) or message.generation != self._chain.generation:
                 continue
             running = self._running.get(message.number)

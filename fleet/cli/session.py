@@ -1,0 +1,91 @@
+"""`fleet session`: the cached keys and values of a conversation as one file, and back."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.options import ConfigFile, Overrides
+from fleet.core.errors import BadInput, NotFound
+from fleet.core.ids import StageName
+
+if TYPE_CHECKING:
+    from fleet.worker.session_client import SessionClient
+
+app = typer.Typer(name="session", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The conversation's `prompt_cache_key`.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file, in the format of safetensors.")]
+OfStage = Annotated[str | None, typer.Option("--stage", help="The stage, where more than one caches conversations.")]
+
+
+@app.callback()
+def session() -> None:
+    """Save and load conversations: what a worker has computed of one, so that its next turn computes only the new part.
+
+    A file is one of a checkpoint and a stage. It does not depend on how the stage's layers are divided, if they are.
+    """
+
+
+@app.command()
+def save(name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Write the cached rows of a conversation to a file. Between its turns only; other answers continue meanwhile.
+
+    Example: fleet session save my-conversation conversation.safetensors
+    """
+    deployment = open_deployment(config, set_)
+    own_stage, key = _stage_of(deployment, stage), internal_name(name)
+    began_s = time.monotonic()
+    with _client(deployment) as client:
+        saved = client.save(own_stage, key, name)
+    saved.write(file)
+    _print("saved", saved.info.num_rows, file, began_s)
+
+
+@app.command()
+def load(name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Read a conversation's rows from a file into a worker, where its next turn finds them for `lease.prefix_cache_s`.
+
+    Example: fleet session load my-conversation conversation.safetensors
+    """
+    from fleet.worker.session_client import SessionFile
+
+    deployment = open_deployment(config, set_)
+    given = SessionFile.read(file)
+    began_s = time.monotonic()
+    with _client(deployment) as client:
+        client.load(_stage_of(deployment, stage), internal_name(name), given)
+    _print("loaded", given.info.num_rows, file, began_s)
+
+
+def internal_name(name: str) -> str:
+    """Return the name under which the gateway keeps the conversation with this `prompt_cache_key`."""
+    return blake2b(name.encode(), digest_size=16).hexdigest()
+
+
+def _print(done: str, num_rows: int, file: Path, began_s: float) -> None:
+    size_mb = file.stat().st_size / 1e6
+    print(f"{done}: {num_rows} rows, {size_mb:.1f} MB, {time.monotonic() - began_s:.2f} s ({file})")
+
+
+def _stage_of(deployment: Deployment, given: str | None) -> StageName:
+    """Return the stage. Raises: BadInput if the graph has several language stages and none is given, or no such one."""
+    stages = [stage.name for stage in deployment.config.graph_declaration().stages if stage.default_sampling]
+    if given is None and len(stages) > 1:
+        raise BadInput(f"--stage: several stages cache conversations; give one of {', '.join(stages)}", param="--stage")
+    if given is not None and given not in stages:
+        raise NotFound(f"--stage: no stage {given!r} caches conversations; give one of {', '.join(stages)}", param="--stage")
+    return StageName(given) if given is not None else stages[0]
+
+
+@contextmanager
+def _client(deployment: Deployment) -> Iterator["SessionClient"]:
+    from fleet.worker.peers import read_peer_access
+    from fleet.worker.session_client import SessionClient
+
+    with deployment.connect() as client:
+        yield SessionClient(client, deployment.config, read_peer_access(deployment.config).secret)

@@ -1,0 +1,72 @@
+"""Messages between `fleet session` and the worker that caches a conversation; keys and values follow as raw bytes."""
+
+import msgspec
+
+from fleet.core.errors import UnknownWireVersion
+
+PURPOSE = "session"
+"""Purpose of the connection to a worker."""
+
+
+class SessionMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Base of the messages. `session`: internal name of the conversation."""
+
+    session: str
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Description of a conversation's cached rows, by which a worker decides if it can use them.
+
+    `layout`: dtype and sizes of a row's keys and values in one layer.
+    """
+
+    num_rows: int
+    num_layers: int
+    layout: str
+    checkpoint: str
+    stage: str
+
+
+class SaveSession(SessionMessage, frozen=True, kw_only=True):
+    """Order to send the cached rows."""
+
+
+class LoadSession(SessionMessage, frozen=True, kw_only=True):
+    """Announcement of rows: `SessionPart`s follow, then `SessionEnd`."""
+
+    info: SessionInfo
+
+
+class SessionHead(SessionMessage, frozen=True, kw_only=True):
+    """Answer to `SaveSession`: parts follow, then `SessionEnd`."""
+
+    info: SessionInfo
+
+
+class SessionPart(SessionMessage, frozen=True, kw_only=True):
+    """A part follows: `keys` (int64), `positions` (int32) and `tapped` (float32) of tapped rows, or a layer by its number."""
+
+    name: str
+
+
+class SessionEnd(SessionMessage, frozen=True, kw_only=True):
+    """End of the parts, or of the operation. `error`: why it failed, "" if it did not."""
+
+    error: str = ""
+
+
+AnySessionMessage = SaveSession | LoadSession | SessionHead | SessionPart | SessionEnd
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(AnySessionMessage)
+
+
+def encode_session_message(message: AnySessionMessage) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_session_message(data: bytes) -> AnySessionMessage:
+    """Raises: UnknownWireVersion for the message of another version."""
+    try:
+        return _DECODER.decode(data)
+    except msgspec.DecodeError as error:
+        raise UnknownWireVersion(f"a message about a session cannot be read: {error}; run one version of Fleet") from error
