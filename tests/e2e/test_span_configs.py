@@ -1,19 +1,17 @@
-"""The shipped configurations of a divided model: killed span workers change no answer, and missing layers are named."""
+"""The shipped configurations of a divided model: killed span workers change no answer."""
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
-from openai import APIError, AsyncOpenAI
+from openai import AsyncOpenAI
 
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.core.ids import RoleName, StageName, WorkerId
 from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, process_of
-from tests.support import REPO, await_until, start_cli, wait_until
+from tests.support import REPO, wait_until
 
 ANCHOR, SPAN = RoleName("lm"), RoleName("lm.span")
 NUM_REQUESTS, MAX_TOKENS = 6, 150
@@ -97,36 +95,3 @@ def wait_for_route(fleet: ProcessFleet) -> dict[WorkerId, str]:
 def test_killed_span_workers_change_no_answer(fleet: ProcessFleet, expected: Answers) -> None:
     for worker in wait_for_route(fleet):
         assert asyncio.run(answers_of(fleet, process_of(worker).kill)) == expected
-
-
-@pytest.fixture
-def gapped(tmp_path: Path) -> Iterator[ProcessFleet]:
-    """A fleet of which one span worker has left."""
-    config = str(REPO / "configs" / "spans_three.yaml")
-    with fleet_up(tmp_path, *SETTINGS[:2], "lease.no_worker_timeout_s=4.0", options=("--config", config)) as fleet:
-        leaving = next(worker for worker, span in wait_for_route(fleet).items() if span == "1:1")
-        process_of(leaving).send_signal(signal.SIGTERM)
-        wait_until(lambda: leaving not in listed(fleet, SPAN), "the worker to leave", PATIENCE_S)
-        yield fleet
-
-
-async def ask_once(fleet: ProcessFleet) -> str:
-    """Return the finish reason of an answer, or the message of its error."""
-    async with AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-        try:
-            answer = await client.chat.completions.create(
-                model="text-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4
-            )
-        except APIError as error:
-            return error.message
-        return answer.choices[0].finish_reason
-
-
-async def test_requests_wait_for_missing_layers_and_fail_naming_them(gapped: ProcessFleet) -> None:
-    assert "no span worker has layer 1 of lm; start `fleet worker lm.span`" in await ask_once(gapped)
-    with start_cli("worker", "lm.span", cwd=gapped.folder, env=gapped.env):
-
-        async def answers() -> bool:
-            return await ask_once(gapped) == "length"
-
-        await await_until(answers, "the layers to be served again", PATIENCE_S)

@@ -45,6 +45,35 @@ def test_route_of_a_fenced_anchor_is_refused(fleet: Control) -> None:
     assert anchor_of(fleet, FIRST) == OTHER_ANCHOR
 
 
+def test_gap_of_a_fenced_anchor_is_not_recorded(fleet: Control) -> None:
+    assert text(run(fleet.client, scripts.note_gap(ANCHOR, "layer 1"))) == "ok"
+    assert text(fleet.client.hget(keys.worker(ANCHOR), "gap")) == "layer 1"
+    fleet.kill(ANCHOR)
+    assert text(run(fleet.client, scripts.note_gap(ANCHOR, ""))) == "unlisted"
+    assert fleet.client.exists(keys.worker(ANCHOR)) == 0
+
+
+def test_route_without_workers_releases_those_of_the_last_one(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR))
+    assert (anchor_of(fleet, FIRST), anchor_of(fleet, SECOND)) == ("", "")
+    generation_of(set_route(fleet, OTHER_ANCHOR, FIRST))
+    assert set_route(fleet, ANCHOR, FIRST) == ["claimed", FIRST]
+
+
+def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Control) -> None:
+    """A worker that stands by is free too; one in another route, or that leaves itself, is not."""
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
+    assert text(run(fleet.client, scripts.order(THIRD, "drain"))) == "ok", "no anchor uses it"
+    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "needed"
+    assert fleet.client.hget(keys.worker(FIRST), "leaving") is None
+    assert text(run(fleet.client, scripts.order(THIRD, "resume"))) == "ok"
+    assert text(run(fleet.client, scripts.order(FIRST, "drain"))) == "ok"
+    fleet.kill(OTHER_ANCHOR)
+    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok", "its anchor is lost"
+
+
 def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Control) -> None:
     fleet.kill(SECOND)
     assert set_route(fleet, ANCHOR, FIRST, SECOND) == ["gone", SECOND]
