@@ -13,7 +13,9 @@ Requests = Annotated[int, typer.Option(help="Different requests; each is sent at
 Roles = Annotated[
     str,
     typer.Option(
-        metavar="LIST", help="Roles whose processes get faults: stages, or halves of them, conductor, web.", show_default="all"
+        metavar="LIST",
+        help="Roles whose processes get faults: stages, halves or span workers of them, conductor, web.",
+        show_default="all",
     ),
 ]
 Hows = Annotated[

@@ -35,11 +35,17 @@ def device_of(config: "FleetConfig", own: "StageConfig", replica: int) -> str:
     return given if isinstance(given, str) else given[(replica - 1) % len(given)]
 
 
+def first_replica(own: "StageConfig", role: Role) -> int:
+    """Return the number of a role's first replica among the workers of its stage: span workers come after the anchors."""
+    return own.replicas + own.standby + 1 if role.hosts_spans else 1
+
+
 def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
     """Yield the workers of the deployment, standby ones too, by role and device."""
     for role in config.roles():
         own = config.of_role(role)
-        devices = [device_of(config, own, number + 1) for number in range(role.replicas + role.standby)]
+        first = first_replica(own, role)
+        devices = [device_of(config, own, first + number) for number in range(role.replicas + role.standby)]
         for device in dict.fromkeys(devices):
             yield PlacedWorkers(
                 role=role,

@@ -237,7 +237,7 @@ def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
 
 def _share_field(placed: PlacedWorkers) -> Place:
     role = placed.role
-    half = () if role.name == role.stage else ("split", role.name.rpartition(".")[2])
+    half = () if role.hosts_spans or role.name == role.stage else ("split", role.name.rpartition(".")[2])
     return ("stages", role.stage, *half, "gpu_memory_utilization")
 
 

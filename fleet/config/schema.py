@@ -410,7 +410,7 @@ class FleetConfig(Strict):
     def for_role(self, role: Role, replica: int = 1) -> "FleetConfig":
         """Return the configuration for one worker of a role: the settings of its half, its device and its share of it."""
         own = self.of_role(role)
-        device = placement.device_of(self, own, replica)
+        device = placement.device_of(self, own, placement.first_replica(own, role) + replica - 1)
         share = own.gpu_memory_utilization or placement.default_share(self, device)
         own = own.model_copy(update={"device": device, "gpu_memory_utilization": share})
         return self.model_copy(update={"stages": {**self.stages, role.stage: own}})

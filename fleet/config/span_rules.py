@@ -1,79 +1,117 @@
 """Rules over the division of a stage's layers, checked as those of `rules.py`. One function per rule. Knows no checkpoint.
 
-The number of the model's layers is not known here; a worker checks it when it starts.
+The number of the model's layers is not known here: a worker repeats the checks with it before it loads anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fleet.config.problems import Place, Problem
 from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.layer_spans import RoutePlan, Topology, plan_route, topology_of
+from fleet.core.layer_spans import LayerSpan, RoutePlan, plan_route, topology_of
 from fleet.graphs import Stage
 
 
 def stages_can_be_divided(config: FleetConfig) -> Iterator[Problem]:
     for stage, own, spans in _divided(config):
-        here: Place = ("stages", stage.name, "spans")
+        here, engine = _place(stage.name), config.engine_of(stage.name)
         if not stage.span_builder:
-            able = [each.name for each in config.graph_declaration().stages if each.span_builder]
-            yield Problem(
-                here, f"the layers of {stage.name} cannot be divided; only those of {', '.join(able) or 'no stage'} can"
-            )
-        elif config.engine_of(stage.name) != "torch":
-            yield Problem(here, f"the engine {config.engine_of(stage.name)} has no spans of layers; set torch, or remove spans")
-        elif spans.workers and not spans.has_head_on_anchor and not stage.span_head:
-            message = f"the anchor of {stage.name} needs the rows after the last layer; write N:last in place of N:output"
-            yield Problem((*here, "workers"), message)
+            yield Problem(here, f"the layers of {stage.name} cannot be divided; remove spans")
+        elif engine != "torch":
+            yield Problem(here, f"the engine {engine} cannot divide a model's layers; set engine: torch, or remove spans")
         elif own.split is not None:
             yield Problem(here, "a stage is divided by layers or by prefill and decode, not by both; remove spans or split")
         elif config.numerics == "invariant" and spans.wire_dtype not in ("auto", "float32"):
             message = f"numerics: invariant sends rows in float32, not {spans.wire_dtype}; set auto or float32"
             yield Problem((*here, "wire_dtype"), message)
+        elif not stage.span_head:
+            yield from _heads(stage, spans)
+
+
+def _heads(stage: Stage, spans: SpansConfig) -> Iterator[Problem]:
+    """Yield the span workers that have an output head, for a stage in which only the anchor can have it."""
+    for number, span in enumerate(_worker_spans(spans)):
+        if span.has_output:
+            message = f"{span} has the output head, which only the anchor of {stage.name} can have; write {span.first}:last"
+            yield Problem((*_place(stage.name), "workers", number), message)
 
 
 def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
     for stage, _, spans in _divided(config):
-        here: Place = ("stages", stage.name, "spans")
+        yield from problems_of_spans(stage.name, spans)
+
+
+def problems_of_spans(stage: StageName, spans: SpansConfig, num_layers: int | None = None) -> Iterator[Problem]:
+    """Yield the mistakes in a division of a model with so many layers; None: of any model that the spans may divide."""
+    here, anchor = _place(stage), spans.anchor_span
+    beyond = None if num_layers is None else _first_beyond(here, spans, num_layers)
+    if beyond is not None:
+        yield beyond
+    elif anchor.first == 0 and anchor.last is None:
+        if spans.workers:
+            yield Problem((*here, "workers"), f"the anchor has all layers ({anchor}); give it fewer, or remove workers")
+        elif not anchor.has_output:
+            yield Problem((*here, "anchor"), f"{anchor} leaves the output head to workers, and there are none; write 0:output")
+    elif mistake := _mistake_of(anchor):
+        yield Problem((*here, "anchor"), mistake)
+    elif not spans.workers and anchor.last is not None:
+        yield Problem((*here, "workers"), f"no worker has the layers after {anchor.last}; list the spans of workers for them")
+    else:
+        yield from _problems_of_route((*here, "workers"), spans, num_layers)
+
+
+def _mistake_of(anchor: LayerSpan) -> str:
+    """Return why a span is none of an anchor; "" if it is one."""
+    try:
+        topology_of(anchor, "anchor")
+    except ConfigError as error:
+        return error.message.removeprefix("anchor: ")
+    return ""
+
+
+def _first_beyond(here: Place, spans: SpansConfig, num_layers: int) -> Problem | None:
+    """Return the first span that names a layer which the model does not have."""
+    given = [((*here, "anchor"), spans.anchor_span)]
+    given += [((*here, "workers", number), span) for number, span in enumerate(_worker_spans(spans))]
+    for place, span in given:
         try:
-            topology = topology_of(spans.anchor_span, "anchor")
+            span.of_model(num_layers, "span")
         except ConfigError as error:
-            yield Problem((*here, "anchor"), error.message.removeprefix("anchor: "))
-            continue
-        if topology is Topology.SINGLE:
-            if spans.workers:
-                yield Problem((*here, "workers"), "the anchor has all layers (0:output); give it fewer, or remove workers")
-            continue
-        plan = _plan(spans, topology)
-        if not plan.is_complete:
-            unused = "".join(f"; {why}" for why in plan.unused.values())
-            message = f"no worker has {plan.describe_gap()}, and the anchor, {spans.anchor}, does not have them{unused}"
-            yield Problem((*here, "workers"), message)
-        elif plan.unused:
-            yield Problem((*here, "workers"), f"{'; '.join(plan.unused.values())}; remove what is not used")
+            return Problem(place, error.message.removeprefix("span: "))
+    return None
 
 
-def check_spans_of_model(config: FleetConfig, stage: StageName, num_layers: int) -> None:
-    """Check a stage's spans against the model's number of layers. Raises: ConfigError naming the field."""
-    spans, field = config.stage(stage).spans, f"stages.{stage}.spans"
-    if spans is None:
-        return
-    anchor = spans.anchor_span.of_model(num_layers, f"{field}.anchor")
-    named = {WorkerId(f"worker {number}"): span for number, span in enumerate(spans.worker_spans, start=1)}
-    workers = {name: span.of_model(num_layers, f"{field}.workers") for name, span in named.items()}
-    plan = plan_route(anchor, workers, num_layers, head_on_anchor=spans.has_head_on_anchor)
-    if workers and not plan.is_complete:
-        message = f"{field}.workers: no worker has {plan.describe_gap()} of the model's {num_layers} layers"
-        raise ConfigError(message, param=f"{field}.workers")
+def _problems_of_route(here: Place, spans: SpansConfig, num_layers: int | None) -> Iterator[Problem]:
+    plan = _plan(spans, num_layers)
+    unused = "; ".join(f"{worker} is not used: {reason}" for worker, reason in plan.unused.items())
+    if not plan.is_complete:
+        message = (
+            f"no worker has {plan.describe_gap()}; together with the anchor ({spans.anchor}), workers must have the whole model"
+        )
+        yield Problem(here, f"{message}; {unused}" if unused else message)
+    elif unused:
+        yield Problem(here, f"{unused}; remove {'it' if len(plan.unused) == 1 else 'them'}")
 
 
-def _plan(spans: SpansConfig, topology: Topology) -> RoutePlan:
-    """Return the route of workers with the configured spans, for a model that ends where the last of them does."""
-    workers = {WorkerId(f"worker {number}"): span for number, span in enumerate(spans.worker_spans, start=1)}
-    ends = [each.first if each.last is None else each.last for each in (spans.anchor_span, *spans.worker_spans)]
-    num_layers = spans.anchor_span.first + 1 if topology is Topology.REVERSE else max(ends) + 1
-    return plan_route(spans.anchor_span, workers, num_layers, head_on_anchor=spans.has_head_on_anchor)
+def _plan(spans: SpansConfig, num_layers: int | None) -> RoutePlan:
+    """Return the route of workers with the configured spans, named by their numbers in the list, which begin with 1.
+
+    A model of unknown size ends where the last span does.
+    """
+    given = _worker_spans(spans)
+    workers = {WorkerId(f"worker {number}"): span for number, span in enumerate(given, start=1)}
+    ends = [each.first if each.last is None else each.last for each in (spans.anchor_span, *given)]
+    return plan_route(spans.anchor_span, workers, num_layers or max(ends) + 1, head_on_anchor=spans.has_head_on_anchor)
+
+
+def _worker_spans(spans: SpansConfig) -> Sequence[LayerSpan]:
+    """Return the spans of workers in the order of the list."""
+    return [LayerSpan.parse(each, "workers") for each in spans.workers]
+
+
+def _place(stage: StageName) -> Place:
+    return "stages", stage, "spans"
 
 
 def _divided(config: FleetConfig) -> Iterator[tuple[Stage, StageConfig, SpansConfig]]:

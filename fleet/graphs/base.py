@@ -90,7 +90,8 @@ class Edge:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One part of the model. `builder` is "module:function", imported only inside a worker of this stage. `span_builder` likewise
-    loads a part of its layers, for a stage whose layers can be divided among workers; `span_head`: they may have the output head.
+    loads a part of its layers, for a stage whose layers can be divided among workers; `layer_counter` returns how many layers a
+    checkpoint has, without reading weights. `span_head`: a span worker may have the output head; False: only the anchor has it.
 
     `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
     uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
@@ -101,6 +102,7 @@ class Stage:
     builder: str
     walks: tuple[Walk, ...]
     span_builder: str = ""
+    layer_counter: str = ""
     span_head: bool = True
     main: bool = False
     reads_prompt_audio: bool = False

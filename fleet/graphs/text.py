@@ -15,6 +15,7 @@ TEXT = Graph(
             name=LM,
             builder="fleet.stages.text:build",
             span_builder="fleet.stages.text:build_span",
+            layer_counter="fleet.stages.text:count_layers",
             walks=(Walk("prefill"), Walk("decode")),
             main=True,
             engines=("torch", "vllm"),

@@ -1,6 +1,8 @@
 """The builders that a graph names, imported when they are needed."""
 
 import importlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from fleet.core.ids import StageName
@@ -15,6 +17,11 @@ def stage_builder(graph: Graph, stage: StageName) -> Builder:
 def span_builder(graph: Graph, stage: StageName) -> SpanBuilder:
     """Return what loads a part of a stage's layers, for a stage whose layers can be divided."""
     return cast(SpanBuilder, _named(graph.stage(stage).span_builder))
+
+
+def layer_counter(graph: Graph, stage: StageName) -> Callable[[Path], int]:
+    """Return the function that counts the layers of a checkpoint, for a stage whose layers can be divided."""
+    return cast("Callable[[Path], int]", _named(graph.stage(stage).layer_counter))
 
 
 def _named(name: str) -> object:

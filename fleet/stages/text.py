@@ -1,6 +1,7 @@
 """The one stage of the `text` graph: a prompt in, answer tokens out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fleet.engine.span_chain import RouteSlot
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import start
 from fleet.graphs.text import LM, TEXT
+from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.program import SALT, CausalAnchor, CausalLM
 from fleet.models.causal_lm.span_load import load_span
 from fleet.processing.context_length import limit_answer_length, read_num_positions
@@ -41,6 +43,11 @@ def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
     where = prepare_stage(options).where
     layers = load_span(options.checkpoint, span, where.dtype, with_embedding=False, device=where.device)
     return BuiltSpan(layers=layers, num_bytes=sum(weight.nbytes for weight in layers.weights().values()))
+
+
+def count_layers(checkpoint: Path) -> int:
+    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    return int(read_config(checkpoint).num_hidden_layers)
 
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:

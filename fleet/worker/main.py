@@ -15,7 +15,6 @@ from fleet.config.placement import default_share, device_of
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
 from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
-from fleet.config.span_rules import check_spans_of_model
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
@@ -40,6 +39,7 @@ from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
 from fleet.worker.route_keeper import RouteKeeper, RouteSettings
 from fleet.worker.session_service import SessionService
+from fleet.worker.span_check import check_spans
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +271,6 @@ class WorkerProcess(RegisteredProcess):
         spans, anchor = self.config.stage(stage).spans, anchor_options(self.config.stage(stage), self.dtype)
         if slot is None or spans is None or anchor is None:
             return None
-        check_spans_of_model(self.config, stage, slot.num_layers)
         settings = RouteSettings(
             anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
             wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
@@ -345,6 +344,7 @@ def run_worker(
     config = config.for_role(serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
+    check_spans(config, serves.stage, folder)
     if serves.hosts_spans:
         from fleet.worker.span_process import SpanWorkerProcess
 

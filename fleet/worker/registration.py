@@ -16,8 +16,13 @@ from fleet.core.ids import StageName, WorkerId
 
 PROTOCOL_VERSION = "5"
 SKEW_FIX = (
-    "run one version and one checkpoint in one fleet, and set one engine, dtype and page_size_tokens, with vllm also one section "
-    "vllm and one kind of device, for all workers of a stage that is split or divided into spans"
+    "run one version and one checkpoint in one fleet, and set one engine, dtype, numerics and page_size_tokens, with vllm also "
+    "one section vllm and one kind of device, for all workers of a stage that is split or divided into spans"
+)
+KERNELS = "kernels"
+KERNELS_FIX = (
+    "with numerics: invariant all workers need CPUs with the same instructions and one build of torch, without "
+    "ATEN_CPU_CAPABILITY or with one value of it; or set numerics: fast"
 )
 
 
@@ -43,7 +48,7 @@ def _kernels(config: FleetConfig) -> dict[str, str]:
         return {}
     import torch
 
-    return {"kernels": f"{torch.backends.cpu.get_cpu_capability()} of torch {torch.__version__}"}
+    return {KERNELS: f"{torch.backends.cpu.get_cpu_capability()} of torch {torch.__version__}"}
 
 
 def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: str) -> dict[str, str]:
@@ -67,10 +72,11 @@ def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: 
 def register_worker(
     client: redis.Redis, config: FleetConfig, serves: Role, worker: WorkerId, record: Mapping[str, str | bytes]
 ) -> bool:
-    """Register a worker; return True if it must stand by. Raises: VersionSkew."""
+    """Register a worker; return True if it must stand by. Raises: VersionSkew naming the difference and the remedy."""
     lease_us = int(config.lease.worker_ttl_s * 1e6)
     call = scripts.register(worker, serves.name, lease_us, dict(record), replicas=serves.replicas, standby=serves.standby)
     answer, *reason = texts(run(client, call))
     if reason:
-        raise VersionSkew(f"worker {serves.name} is refused: {reason[0]}" + (f"; {SKEW_FIX}" if answer == "skew" else ""))
+        remedies = [KERNELS_FIX if f"its {KERNELS} " in reason[0] else SKEW_FIX] if answer == "skew" else []
+        raise VersionSkew("; ".join([f"worker {serves.name} is refused: {reason[0]}", *remedies]))
     return answer == "standby"

@@ -1,113 +1,175 @@
-"""Routes of anchors, and the deaths of span workers over tasks: who may write them, and what they change."""
-
-import json
-from typing import cast
+"""Routes over span workers, and deaths of span workers, are recorded only with the right to it."""
 
 import pytest
 
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text, texts
 from fleet.core.events import TaskLost
-from fleet.core.ids import WorkerId
-from tests.fundamentals.control_plane import OTHER, REQUEST, STAGE, WORKER, Control, join
+from fleet.core.ids import Epoch, WorkerId
+from tests.fundamentals.control_plane import REQUEST, STAGE, WORKER, Control
 
-ROLE_OF_SPANS = "lm.span"
-FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:s") for number in (5, 6, 7))
+ANCHOR, OTHER_ANCHOR = WorkerId("lm@test:5:a"), WorkerId("lm@test:6:b")
+FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8, 9))
 
 
 @pytest.fixture
-def routed(control: Control) -> Control:
+def fleet(control: Control) -> Control:
     """Two anchors and three span workers."""
-    control.register(OTHER)
-    for worker in (FIRST, SECOND, THIRD):
-        control.register(worker, ROLE_OF_SPANS)
+    for worker, role in ((ANCHOR, "lm"), (OTHER_ANCHOR, "lm"), (FIRST, "lm.span"), (SECOND, "lm.span"), (THIRD, "lm.span")):
+        assert control.register(worker, role) == "ok"
     return control
 
 
-def set_route(control: Control, anchor: WorkerId, *workers: WorkerId) -> list[str]:
-    hops = [(worker, f"{number}:{number}") for number, worker in enumerate(workers, start=1)]
-    return texts(run(control.client, scripts.set_route(anchor, hops)))
+def set_route(fleet: Control, anchor: WorkerId, *hops: WorkerId) -> list[str]:
+    """Set a route over workers with a layer each; return all words of the answer."""
+    return texts(run(fleet.client, scripts.set_route(anchor, [(hop, f"{at}:{at}") for at, hop in enumerate(hops)])))
 
 
-def field_of(control: Control, worker: WorkerId, name: str) -> str:
-    return text(cast("bytes | None", control.client.hget(keys.worker(worker), name)))
+def generation_of(answer: list[str]) -> int:
+    word, generation = answer
+    assert word == "ok"
+    return int(generation)
 
 
-def test_route_is_recorded_under_growing_generations(routed: Control) -> None:
-    (answer, first), (_, second) = set_route(routed, WORKER, FIRST, SECOND), set_route(routed, WORKER, FIRST, THIRD)
-    assert answer == "ok" and int(second) > int(first) > 0
-    assert field_of(routed, WORKER, "generation") == second
-    assert json.loads(field_of(routed, WORKER, "route")) == [[FIRST, "1:1"], [THIRD, "2:2"]]
-    assert [field_of(routed, worker, "anchor") for worker in (FIRST, SECOND, THIRD)] == [WORKER, "", WORKER]
-    assert [field_of(routed, worker, "span") for worker in (FIRST, THIRD)] == ["1:1", "2:2"]
+def anchor_of(fleet: Control, worker: WorkerId) -> str:
+    return text(fleet.client.hget(keys.worker(worker), "anchor"))
 
 
-def test_generations_grow_although_redis_lost_the_last_one(routed: Control) -> None:
-    _, first = set_route(routed, WORKER, FIRST)
-    routed.client.delete(keys.PREFIX + "route_generation")
-    _, second = set_route(routed, WORKER, FIRST)
-    assert int(second) > int(first)
+def test_route_of_a_fenced_anchor_is_refused(fleet: Control) -> None:
+    first = generation_of(set_route(fleet, ANCHOR, FIRST))
+    fleet.kill(ANCHOR)
+    assert set_route(fleet, ANCHOR, FIRST, SECOND) == ["stale"]
+    assert anchor_of(fleet, SECOND) == "" and fleet.client.exists(keys.worker(ANCHOR)) == 0
+    assert generation_of(set_route(fleet, OTHER_ANCHOR, FIRST, SECOND)) > first
+    assert set_route(fleet, ANCHOR, FIRST) == ["stale"]
+    assert anchor_of(fleet, FIRST) == OTHER_ANCHOR
 
 
-def test_fenced_anchor_cannot_set_a_route_and_its_workers_are_free(routed: Control) -> None:
-    assert set_route(routed, WORKER, FIRST)[0] == "ok"
-    assert set_route(routed, OTHER, FIRST) == ["claimed", FIRST]
-    routed.kill()
-    assert set_route(routed, WORKER, FIRST) == ["stale"]
-    assert set_route(routed, OTHER, FIRST)[0] == "ok"
+def test_gap_of_a_fenced_anchor_is_not_recorded(fleet: Control) -> None:
+    assert text(run(fleet.client, scripts.note_gap(ANCHOR, "layer 1"))) == "ok"
+    assert text(fleet.client.hget(keys.worker(ANCHOR), "gap")) == "layer 1"
+    fleet.kill(ANCHOR)
+    assert text(run(fleet.client, scripts.note_gap(ANCHOR, ""))) == "unlisted"
+    assert fleet.client.exists(keys.worker(ANCHOR)) == 0
 
 
-def test_route_through_a_gone_worker_is_refused_without_effect(routed: Control) -> None:
-    routed.kill(SECOND)
-    assert set_route(routed, WORKER, FIRST, SECOND) == ["gone", SECOND]
-    assert field_of(routed, FIRST, "anchor") == "" and field_of(routed, WORKER, "route") == ""
+def test_route_without_workers_releases_those_of_the_last_one(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR))
+    assert (anchor_of(fleet, FIRST), anchor_of(fleet, SECOND)) == ("", "")
+    generation_of(set_route(fleet, OTHER_ANCHOR, FIRST))
+    assert set_route(fleet, ANCHOR, FIRST) == ["claimed", FIRST]
+
+
+def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Control) -> None:
+    """A worker that stands by is free too; one in another route, or that leaves itself, is not."""
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
+    assert text(run(fleet.client, scripts.order(THIRD, "drain"))) == "ok", "no anchor uses it"
+    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "needed"
+    assert fleet.client.hget(keys.worker(FIRST), "leaving") is None
+    assert text(run(fleet.client, scripts.order(THIRD, "resume"))) == "ok"
+    assert text(run(fleet.client, scripts.order(FIRST, "drain"))) == "ok"
+    fleet.kill(OTHER_ANCHOR)
+    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok", "its anchor is lost"
+
+
+def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Control) -> None:
+    fleet.kill(SECOND)
+    assert set_route(fleet, ANCHOR, FIRST, SECOND) == ["gone", SECOND]
+    assert anchor_of(fleet, FIRST) == "" and fleet.client.exists(keys.worker(SECOND)) == 0
+    assert fleet.client.hget(keys.worker(ANCHOR), "route") is None
+
+
+def test_worker_in_the_route_of_another_anchor_is_refused_until_that_one_is_fenced(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    assert set_route(fleet, OTHER_ANCHOR, THIRD, SECOND) == ["claimed", SECOND]
+    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (ANCHOR, "")
+    fleet.kill(ANCHOR)
+    generation_of(set_route(fleet, OTHER_ANCHOR, THIRD, SECOND))
+    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (OTHER_ANCHOR, OTHER_ANCHOR)
+
+
+def test_worker_that_is_not_in_the_next_route_is_free(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR, FIRST, THIRD))
+    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND, THIRD)] == [ANCHOR, "", ANCHOR]
+    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
+    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR
+    generation_of(set_route(fleet, ANCHOR, THIRD))
+    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR, "it is released by its own anchor only"
+
+
+def test_route_records_its_workers_and_their_spans(fleet: Control) -> None:
+    generation = generation_of(set_route(fleet, ANCHOR, SECOND, FIRST))
+    assert fleet.client.hmget(keys.worker(ANCHOR), ["route", "generation"]) == [
+        f'[["{SECOND}","0:0"],["{FIRST}","1:1"]]'.encode(), str(generation).encode(),
+    ]  # fmt: skip
+    assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == ["1:1", "0:0"]
+
+
+def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Control) -> None:
+    seen = [generation_of(set_route(fleet, anchor, worker)) for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))]
+    fleet.client.delete(keys.PREFIX + "route_generation")
+    seen.append(generation_of(set_route(fleet, ANCHOR, FIRST)))
+    beyond_the_clock = seen[-1] + 10**12
+    fleet.client.set(keys.PREFIX + "route_generation", beyond_the_clock)
+    seen += [generation_of(set_route(fleet, ANCHOR, FIRST)) for _ in range(2)]
+    assert seen == sorted(set(seen)) and seen[-2:] == [beyond_the_clock + 1, beyond_the_clock + 2]
 
 
 def suspect(control: Control, epoch: int) -> str:
-    return control.run(scripts.suspect_task(REQUEST, STAGE, type(control.epoch())(epoch)))
+    return control.run(scripts.suspect_task(REQUEST, STAGE, Epoch(epoch)))
 
 
-def test_death_over_a_task_is_counted_at_its_epoch_only(control: Control) -> None:
+def test_death_of_a_span_worker_is_reported_only_by_the_task_owner(control: Control) -> None:
     old = control.own()
-    assert suspect(control, old) == "ok" and control.task()["deaths"] == "1"
-    assert control.run(scripts.lose_task(REQUEST, STAGE, old)) == "ok"
-    control.own()
-    assert suspect(control, old) == "stale" and control.task()["deaths"] == "2"
+    control.kill()
+    assert suspect(control, old) == "stale"
+    assert suspect(control, control.epoch()) == "stale", "it is granted, and runs nowhere"
+    assert control.task()["deaths"] == "1"
     control.abort()
     assert suspect(control, control.epoch()) == "ended"
 
 
-def test_task_that_advances_between_deaths_keeps_its_owner(control: Control) -> None:
+def test_first_death_of_a_span_worker_is_counted_and_the_task_keeps_its_owner(control: Control) -> None:
     epoch = control.own()
-    for index in range(4):
+    assert suspect(control, epoch) == "ok"
+    task = control.task()
+    assert (task["deaths"], task["state"], task["owner"], control.epoch()) == ("1", "running", WORKER, epoch)
+    assert control.append(epoch) == "ok" and control.events_of(TaskLost) == []
+
+
+def test_second_death_without_progress_grants_the_task_alone(control: Control) -> None:
+    epoch = control.own()
+    for index in range(2):
         assert suspect(control, epoch) == "ok"
-        assert control.append(epoch, index) == "ok"
-    assert control.epoch() == epoch and control.task()["deaths"] == "1"
+        assert control.append(epoch, index) == "ok", "progress: the next death counts as the first again"
+    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
+    task = control.task()
+    assert (task["deaths"], task["state"], task["owner"], task["alone"]) == ("2", "granted", "", "1")
+    assert [control.append(epoch, 2), suspect(control, epoch)] == ["stale", "stale"]
+    assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
+    (lost,) = control.events_of(TaskLost)
+    assert epoch < lost.epoch < control.epoch() and not lost.alone
+    assert control.claim(control.epoch()) == "ok"
 
 
-def test_second_death_without_progress_lets_the_task_run_alone_and_a_third_condemns_it(control: Control) -> None:
+def test_task_that_ran_alone_is_left_lost_after_a_further_death(control: Control) -> None:
+    """The conductor decides: it is the task itself that ends its workers."""
     epoch = control.own()
-    assert [suspect(control, epoch), suspect(control, epoch)] == ["ok", "lost"]
-    assert control.task()["state"] == "granted" and control.task()["alone"] == "1"
+    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
     alone = control.epoch()
     assert control.claim(alone) == "ok"
     assert suspect(control, alone) == "lost"
-    assert control.task()["state"] == "lost", "the conductor gives it up"
-    assert [(event.deaths, event.alone) for event in control.events_of(TaskLost)] == [(2, False), (3, True)]
+    assert (control.task()["state"], control.task()["owner"]) == ("lost", "")
+    last = control.events_of(TaskLost)[-1]
+    assert (last.deaths, last.alone) == (3, True)
+    assert [control.append(alone), suspect(control, control.epoch())] == ["stale", "stale"]
 
 
-def test_workers_with_other_kernels_are_refused_where_both_name_them(control: Control) -> None:
-    """Only with invariant numerics do workers name their kernels."""
-    assert join(control.client, "lm@new:1:a", kernels="AVX512 of torch 2") == ["ok"]
-    why = "its kernels is AVX2 of torch 2, that of lm@new:1:a is AVX512 of torch 2"
-    assert join(control.client, "talker@new:1:b", kernels="AVX2 of torch 2") == ["skew", why]
-    assert join(control.client, "talker@new:1:c") == ["ok"]
-
-
-def test_span_workers_are_compared_with_their_anchor(control: Control) -> None:
-    own = {"stage": "lm", "dtype": "float32", "engine": "torch", "numerics": "fast"}
-    assert join(control.client, "lm@new:1:a", **own) == ["ok"]
-    assert join(control.client, "lm.span@new:2:b", **own) == ["ok"]
-    for name, value in (("dtype", "bfloat16"), ("numerics", "invariant")):
-        answer, why = join(control.client, f"lm.span@new:3:{name}", **{**own, name: value})
-        assert answer == "skew" and why.startswith(f"its {name} is {value}, that of lm")
+def test_task_that_ran_alone_and_progressed_is_granted_again(control: Control) -> None:
+    epoch = control.own(alone=True)
+    assert control.append(epoch) == "ok"
+    assert suspect(control, epoch) == "lost"
+    assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == ("granted", "1", "")

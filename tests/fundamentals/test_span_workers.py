@@ -1,9 +1,12 @@
 """Missing layers, a request that kills span workers, and span workers that another secret or a changed record excludes."""
 
 import asyncio
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -24,10 +27,10 @@ from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
 from fleet.worker.peers import PeerAccess
 from tests.harness import EdgeArrays, answer, assert_same, gateway_at, wait_none_live
-from tests.span_threads import FORWARD, REVERSE, SPAN_ROLE, DeadSpanWorker, span_threads
+from tests.span_threads import FORWARD, REVERSE, SPAN_ROLE, DeadSpanWorker, SpanThreads, span_threads
 from tests.support import wait_until
 
-POISON_ID = 4
+POISON_ID, NUM_COUNTED_TOKENS = 4, 100
 SECRET, OTHER_SECRET = FleetSecret(b"s" * 32), FleetSecret(b"o" * 32)
 
 
@@ -122,7 +125,7 @@ def test_span_worker_with_another_secret_or_none_is_refused(
         assert why in fleet.refused[0].message
 
 
-def test_span_worker_whose_record_was_changed_is_not_used(redis_url: str, tmp_path: Path) -> None:
+def test_span_worker_with_a_changed_record_is_not_used(redis_url: str, tmp_path: Path) -> None:
     with span_threads(redis_url, tmp_path, FORWARD, secret=SECRET) as fleet, connect(redis_url) as control:
         changed, *_ = [fleet.add_span_worker() for _ in range(2)]
         wait_until(lambda: control.zcard(keys.WORKERS) == 2, "both span workers to join")
@@ -138,3 +141,35 @@ def test_span_worker_whose_record_was_changed_is_not_used(redis_url: str, tmp_pa
 
 def gap_of(control: redis.Redis, anchor: WorkerId) -> str:
     return text(control.hget(keys.worker(anchor), "gap"))
+
+
+async def count_commands(fleet: SpanThreads, control: redis.Redis) -> float:
+    """Return the commands that one long answer takes, without those of the same time while nothing runs."""
+    pause = threading.Event()
+    async with gateway_at(fleet.url, fleet.config) as client:
+        await answer(client, fleet.spec(0))
+        calls, began_s = num_calls(control), time.monotonic()
+        await answer(client, fleet.spec(0, num_tokens=NUM_COUNTED_TOKENS))
+        took_s, calls = time.monotonic() - began_s, num_calls(control) - calls
+        idle_calls, began_s = num_calls(control), time.monotonic()
+        await asyncio.to_thread(pause.wait, 1.0)
+        return calls - took_s * (num_calls(control) - idle_calls) / (time.monotonic() - began_s)
+
+
+def num_calls(control: redis.Redis) -> int:
+    stats = cast("dict[str, dict[str, int]]", control.info("commandstats"))
+    return sum(each["calls"] for each in stats.values())
+
+
+async def test_divided_model_takes_as_many_commands_of_redis_as_a_whole_one(redis_url: str, tmp_path: Path) -> None:
+    counted: list[float] = []
+    for number, settings in enumerate([(), (FORWARD,), (REVERSE,)]):
+        with span_threads(redis_url, tmp_path / str(number), *settings) as fleet, connect(redis_url) as control:
+            fleet.add_anchor()
+            for _ in range(2 if settings else 0):
+                fleet.add_span_worker()
+            await asyncio.to_thread(fleet.wait_route)
+            await asyncio.to_thread(fleet.wait_joined)
+            counted.append(await count_commands(fleet, control) / NUM_COUNTED_TOKENS)
+    whole, *divided = counted
+    assert all(each < 1.1 * whole for each in divided), counted

@@ -21,7 +21,7 @@ from fleet.chaos.clients import Gateways, ResumableStream
 from fleet.chaos.errors import ChaosError
 from fleet.chaos.faults import InjectedFault
 from fleet.chaos.load import ChaosLoad, Outcome
-from fleet.chaos.options import ChaosOptions, make_plan
+from fleet.chaos.options import ChaosOptions, chaos_overrides, make_plan
 from fleet.chaos.pauses import longest_gap_within_s
 from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.recovery import Recovery
@@ -96,6 +96,15 @@ def test_faults_of_redis_alone_have_no_target_among_processes() -> None:
     assert [fault.role for fault in plan.schedule()] == [REDIS] * 4
     assert not plan.kinds and not plan.has_second_gateway
     assert make_plan(replace(OPTIONS, how="partition"), CONFIG).has_second_gateway
+
+
+def test_span_workers_of_a_divided_stage_are_a_role_without_hand_offs() -> None:
+    spans = ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output']}")
+    divided = load_config(None, spans)
+    plan = make_plan(replace(OPTIONS, roles="lm,lm.span", kills_per_role=2), divided)
+    assert plan.roles == ("lm", "lm.span") and not plan.halves
+    config = load_config(None, (*spans, *chaos_overrides(divided, ())))
+    assert {role.name: role.replicas for role in config.roles()} == {"lm": 2, "lm.span": 2}
 
 
 def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:

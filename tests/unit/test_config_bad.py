@@ -13,14 +13,12 @@ from fleet.config.schema import SamplingDefaults
 from fleet.config.settings import read_settings
 from fleet.config.yaml_text import parse_yaml
 from fleet.core.errors import ConfigError
-from tests.unit.config_span_cases import SPANS
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n" for below, name in ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi")
 )
 OTHER_GRAPH = "graph: text\nstages: {talker: {threads: 2}}"
 NOT_OF_THE_STAGES = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav"
-
 
 Case = tuple[str, str, str]
 """A name, a file, and the whole message about it without the file's name."""
@@ -266,13 +264,16 @@ TOGETHER: tuple[Case, ...] = (
         "{dtype: float32, device: 'cuda:1', stages: {thinker: {engine: vllm, split: {prefill: {device: cpu}}}}}",
         "stages.thinker.split: runs thinker.prefill on cpu and thinker.decode on cuda, but vLLM's halves read each other's "
         "blocks; set cpu, or CUDA devices, for both"),
-    *SPANS,
     ("workers of a split stage", "stages: {talker: {replicas: 2, split: {}}}",
         "stages.talker.replicas: a split stage has no workers of its own; set split.prefill.replicas and split.decode.replicas "
         "instead"),
     ("a standby of a split stage", "stages: {talker: {standby: 1, split: {}}}",
         "stages.talker.standby: a split stage has no workers of its own; set split.prefill.standby or split.decode.standby "
         "instead"),
+    ("layers of what has none", "stages: {code2wav: {spans: {anchor: 0:output}}}",
+        "stages.code2wav.spans: the layers of code2wav cannot be divided; remove spans"),
+    ("an anchor with the first layers alone", "{graph: text, stages: {lm: {spans: {anchor: 0:13}}}}",
+        "stages.lm.spans.workers: no worker has the layers after 13; list the spans of workers for them"),
     ("a file for the checkpoint", "checkpoint: a_file",
         "checkpoint: a_file is a file; set its folder, with config.json and the weights"),
     ("an unknown user's home for the checkpoint", "checkpoint: ~no-such-user/x",
