@@ -44,7 +44,7 @@ PASSES = st.lists(
 
 
 @dataclass(slots=True)
-class Sender:
+class PassSender:
     """Sends drawn passes to a log, and records what a worker has after each of them. Each row sent has bytes of its own."""
 
     log: SpanLog
@@ -82,8 +82,8 @@ class Sender:
         return tuple(extents), sent
 
 
-def sender_of(passes: Sequence[DrawnPass], keep_bytes: int = UNLIMITED) -> Sender:
-    sender = Sender(SpanLog(keep_bytes))
+def sender_of(passes: Sequence[DrawnPass], keep_bytes: int = UNLIMITED) -> PassSender:
+    sender = PassSender(SpanLog(keep_bytes))
     for drawn in passes:
         sender.send(drawn)
     return sender
