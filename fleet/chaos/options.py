@@ -18,6 +18,7 @@ from fleet.chaos.schedule import (
     mix,
 )
 from fleet.config import FleetConfig
+from fleet.config.roles import Role
 from fleet.reporting.files import check_report_folders
 
 DEFAULT_REPLICAS = 2
@@ -127,9 +128,13 @@ def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
 
 
 def _replica_keys(config: FleetConfig) -> list[str]:
-    """Return where a deployment counts its workers: of a stage, or of each half of a split one."""
-    split = {stage.name for stage in config.graph_declaration().stages if config.stage(stage.name).split is not None}
-    return [str(role.name).replace(".", ".split.") if role.stage in split else str(role.name) for role in config.roles()]
+    """Return where a deployment counts its workers: of a stage, or of each half of a split one. Span workers follow from it."""
+    roles = [role for role in config.roles() if not role.hosts_spans]
+    return [str(role.name).replace(".", ".split.") if _is_half(config, role) else str(role.name) for role in roles]
+
+
+def _is_half(config: FleetConfig, role: Role) -> bool:
+    return config.stage(role.stage).split is not None
 
 
 def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
@@ -144,7 +149,7 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
         num_faults=num_faults,
         num_redis_faults=num_redis_faults,
         roles=roles,
-        halves=tuple(str(role.name) for role in config.roles() if role.name in roles and role.name != role.stage),
+        halves=tuple(str(role.name) for role in config.roles() if role.name in roles and _is_half(config, role)),
         kinds=kinds,
         redis_kinds=redis_kinds,
     )

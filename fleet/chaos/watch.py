@@ -23,7 +23,7 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one."""
+    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one, or computes layers for one."""
 
     id: str
     role: str
@@ -93,7 +93,8 @@ class FleetWatch:
         return self._runner.run(self._client.telemetry.workers())
 
     def _requests(self, worker: WorkerId) -> tuple[str, ...]:
-        owned = cast("set[bytes]", self._redis.smembers(keys.worker_tasks(worker)))
+        anchor = WorkerId(text(self._redis.hget(keys.worker(worker), "anchor")))
+        owned = cast("set[bytes]", self._redis.smembers(keys.worker_tasks(anchor or worker)))
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
     def hands_off(self, role: str) -> bool:
@@ -109,7 +110,11 @@ class FleetWatch:
 
     @patiently
     def is_complete(self) -> bool:
-        """Return True if every role has its workers and standbys, all gateways serve, and one of two conductors leads."""
+        """Return True if every role has its workers and standbys, which have all layers, all gateways serve, and one of two
+        conductors leads.
+        """
+        if self._runner.run(self._client.telemetry.missing_roles()):
+            return False
         for role in self._config.roles():
             if len(self.members(role.name)) < role.replicas or self._num_standbys(role.name) < role.standby:
                 return False

@@ -123,7 +123,9 @@ def _render(state: FleetState) -> "Group":
 def _role_table(state: FleetState) -> "Table":
     from rich.table import Table
 
-    missing = f"; missing: {', '.join(state.missing_roles)}" if state.missing_roles else ""
+    gaps = {str(role.role): f" ({role.gap})" for role in state.roles if role.gap}
+    named = [f"{role}{gaps.get(str(role), '')}" for role in state.missing_roles]
+    missing = f"; missing: {', '.join(named)}" if named else ""
     table = Table(title=f"{state.num_live} live requests{missing}", title_justify="left")
     for heading in ("role", "queued", "oldest", "lag", "workers", "running"):
         table.add_column(heading)

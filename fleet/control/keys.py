@@ -156,7 +156,8 @@ TABLE: tuple[Row, ...] = (
     Row("workers", "zset", "forever", "register",
         "incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the lease's duration"),
     Row("worker:{id}", "hash", "lease", "register",
-        "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order"),
+        "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order; of an "
+        "anchor its route and what it lacks, of a span worker its anchor and span"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
     Row("role_workers:{role}:{status}", "zset", "index", "register, renew, drain, order, fence_worker",
         "index: listed workers of a role that accept tasks, leave, were ordered off or stand by -> lease deadline, us"),

@@ -14,7 +14,7 @@ from fleet.control.dead_letters import DeadLetter, spec_of
 from fleet.control.telemetry.queues import find_letter
 from fleet.core.clock import now_us
 from fleet.core.errors import Conflict, NotFound
-from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id
+from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.telemetry import WorkerOrder
 
@@ -63,6 +63,12 @@ class Operations:
                 raise Conflict(f"{worker} is a gateway: it has no tasks, and accepts no orders", param="worker_id")
             case "leaving":
                 raise Conflict(f"{worker} is leaving already; start another with `fleet worker`", param="worker_id")
+            case "needed":
+                role = role_of(WorkerId(worker))
+                raise Conflict(
+                    f"{worker} computes layers of a model, and no other worker of {role} is free to replace it; start one with "
+                    f"`fleet worker {role}`", param="worker_id",
+                )  # fmt: skip
             case "gone":
                 raise Conflict(f"{worker} is gone; start another with `fleet worker`", param="worker_id")
             case _:

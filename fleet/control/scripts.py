@@ -43,7 +43,7 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "suspect_task", "adopt_prefix",
+    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "suspect_task", "adopt_prefix",
 )  # fmt: skip
 
 
@@ -324,8 +324,16 @@ def adopt_prefix(worker: WorkerId, stage: StageName, session: str, *, keep_s: fl
 
 
 def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:
-    """`hops`: each span worker and its span, in the order of the layers. Answers "ok" and the generation, or a refusal."""
+    """`hops`: each span worker and its span, in the order of the layers; without any, the workers of the last route are released.
+
+    Answers "ok" and the generation, or a refusal.
+    """
     return Call("set_route", (anchor, *chain.from_iterable(hops)))
+
+
+def note_gap(anchor: WorkerId, gap: str) -> Call:
+    """Record the layers that an anchor's route lacks; "" for none."""
+    return Call("note_gap", (anchor, gap))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:

@@ -137,7 +137,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the others are being
     claimed; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` accept tasks and have `capacity`
     slots; `draining`, `standby` and `starting` count the others. `running` counts the tasks of all. `loaded_percent`: of its
-    weights, by the starting worker that is most advanced; None if none loads or it is not known.
+    weights, by the starting worker that is most advanced; None if none loads or it is not known. `gap`, of span workers: the
+    layers without which no worker of the stage can compute; "" if one can.
     """
 
     role: RoleName
@@ -151,6 +152,7 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 0
     starting: int = 0
     loaded_percent: int | None = None
+    gap: str = ""
 
 
 class RoleQueue(RoleView, frozen=True, kw_only=True):

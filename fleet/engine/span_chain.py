@@ -35,6 +35,11 @@ class SpanChain(Protocol):
         ...
 
     @property
+    def is_lost(self) -> bool:
+        """True once it is broken by the death of a worker: one that leaves, or a route that was closed here, is no such case."""
+        return self.is_broken
+
+    @property
     def first_has(self) -> int:
         """Number of the last pass that the first worker has computed."""
         ...

@@ -23,6 +23,7 @@ class ConnectedChain(SpanChain):
         self, generation: int, connections: Sequence[SpanConnection], ready: Sequence[SpanReady], arrivals: SpanArrivals
     ) -> None:
         self._generation, self._connections, self._ready, self._arrivals = generation, connections, ready, arrivals
+        self._expects_end = False
 
     @property
     def generation(self) -> int:
@@ -35,6 +36,14 @@ class ConnectedChain(SpanChain):
     @property
     def is_broken(self) -> bool:
         return any(connection.is_closed for connection in self._connections)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.is_broken and not self._expects_end
+
+    def expect_end(self) -> None:
+        """Record that the route will end without the death of a worker, unless it has ended already. Any thread may call this."""
+        self._expects_end = self._expects_end or not self.is_broken
 
     @property
     def first_has(self) -> int:
@@ -61,5 +70,6 @@ class ConnectedChain(SpanChain):
         return [SpanArrival(message=decode_span_message(frame.header), payload=frame.payload) for frame in received]
 
     def close(self) -> None:
+        self.expect_end()
         for connection in self._connections:
             connection.close()

@@ -95,6 +95,10 @@ class WorkerLoop:
     def may_leave(self) -> bool:
         return self.availability.may_leave(holds_anything=self.tasks.holds_anything())
 
+    def computes(self) -> bool:
+        """Return True if this worker has tasks or accepts them. Any thread may call this."""
+        return self.availability.accepts_tasks or bool(self.tasks)
+
     def turn(self) -> None:
         if self.sessions is not None:
             self.sessions.advance()

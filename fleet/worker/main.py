@@ -14,7 +14,7 @@ from fleet.config import FleetConfig
 from fleet.config.placement import default_share, device_of
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
-from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS, StageConfig
+from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 FINGERPRINT_BYTES = 1024 * 1024
+NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -95,7 +96,7 @@ def build_options(
         half=half,
         anchor=anchor_options(own, dtype),
         max_batch=own.max_batch,
-        prefill_chunk_tokens=own.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[kind],
+        prefill_chunk_tokens=own.prefill_chunk_tokens or default_chunk_tokens(own, kind),
         kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
         gpu_memory_utilization=default_share(config, device)
         if own.gpu_memory_utilization is None
@@ -107,6 +108,14 @@ def build_options(
         progress=progress,
         extra=dict(own.extra),
     )
+
+
+def default_chunk_tokens(own: StageConfig, device_kind: str) -> int:
+    """Return the rows of a prompt in one pass. Processes that divide the layers compute different passes at the same time, and
+    each waits for its first one: the more processes, the smaller the passes.
+    """
+    whole, num_processes = PREFILL_CHUNK_TOKENS[device_kind], 1 + (len(own.spans.workers) if own.spans is not None else 0)
+    return max(MIN_CHUNK_TOKENS, whole // num_processes)
 
 
 def anchor_options(own: StageConfig, dtype: str) -> AnchorOptions | None:
@@ -262,7 +271,9 @@ class WorkerProcess(RegisteredProcess):
             anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
             wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
         )  # fmt: skip
-        return RouteKeeper(self.redis_url, settings, slot, self.access.secret)
+        return RouteKeeper(
+            self.redis_url, settings, slot, self.access.secret, lambda: self.loop is not None and self.loop.computes()
+        )
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
         """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""
@@ -294,7 +305,9 @@ class WorkerProcess(RegisteredProcess):
     def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer, sessions: SessionService | None) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
+        gap = {} if self.built.route is None else {"gap": NO_ROUTE_YET}
         fields: dict[str, str | bytes] = {
+            **gap,
             **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
             "capacity": str(self.config.stage(serves.stage).max_batch),
             "backend": transfer.backend,

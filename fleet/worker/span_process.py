@@ -21,7 +21,7 @@ from fleet.engine.torch.build import open_device
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
-from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.base import BuildOptions, BuiltSpan, SpanBuilder
 from fleet.stages.builders import span_builder
 from fleet.worker.availability import Availability
 from fleet.worker.device import DeviceMonitor
@@ -39,6 +39,8 @@ IDLE_S = 0.2
 INBOX_POLL_S = 0.5
 DIAL_TIMEOUT_S = 2.0
 LOADING_S = 1800.0
+DRAIN_S = 2.0
+"""Time that a process which stops gives its anchor to replace it in the route."""
 TOKEN_BYTES = 32
 
 
@@ -64,17 +66,19 @@ class SpanWorkerProcess(RegisteredProcess):
 
     def __init__(
         self, config: FleetConfig, serves: Role, redis_url: str, options: BuildOptions, access: PeerAccess, fingerprint: str, *,
-        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
+        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None, build: SpanBuilder | None = None,
     ) -> None:  # fmt: skip
+        """`build`: None for the builder that the graph names."""
         super().__init__(config, serves.name, redis_url, labels)
         self._serves, self._options, self._access, self._fingerprint = serves, options, access, fingerprint
         self._when_joined = when_joined
-        self._build = span_builder(config.graph_declaration(), serves.stage)
+        self._build = build or span_builder(config.graph_declaration(), serves.stage)
         self._where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
         self._device_monitor = DeviceMonitor(options.device)
         self._loaded: dict[str, BuiltSpan] = {}
         self._availability = Availability()
         self._hosting: SpanHosting | None = None
+        self._leave_by_s: float | None = None
 
     def drop_work(self) -> None:
         if self._hosting is not None:
@@ -95,7 +99,8 @@ class SpanWorkerProcess(RegisteredProcess):
             self._when_joined()
             lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, self._device_monitor.read)
             self._hosting = SpanHosting(self._where, self._load, neighbours, lambda: lease.progress(LOADING_S))
-            self._serve(lease, RedisLink(client, worker, self.role), arrivals)
+            self._leave_by_s = None
+            self._serve(worker, client, lease, arrivals)
             run(client, scripts.fence_worker("", worker))
         finally:
             listener.close()
@@ -111,27 +116,36 @@ class SpanWorkerProcess(RegisteredProcess):
             self._loaded[notation] = self._build(self._options, span)
         return self._loaded[notation]
 
-    def _serve(self, lease: Lease, link: RedisLink, arrivals: SpanArrivals) -> None:
-        """Handle what arrives, until the process is stopped, may leave, or has lost its lease."""
-        hosting = self._hosting
+    def _serve(self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals) -> None:
+        """Handle what arrives, until the process may end, or has lost its lease."""
+        hosting, link = self._hosting, RedisLink(client, worker, self.role)
         assert hosting is not None
         lease.start()
-        log.info("span worker %s is ready", self.last_id)
+        log.info("span worker %s %s", worker, "stands by" if self._availability.standing_by else "is ready")
         polled_s = 0.0
         try:
-            while not (self.stop.is_set() or lease.lost.is_set()):
+            while not lease.lost.is_set() and not self._may_end(worker, client, hosting):
                 for arrival in arrivals.take(IDLE_S):
                     hosting.handle(arrival)
                 lease.progress()
                 if time.monotonic() - polled_s >= INBOX_POLL_S:
                     polled_s = time.monotonic()
                     self._follow_orders(link)
-                if self._availability.may_leave(holds_anything=False):
-                    self.stop.set()
         finally:
             lease.stop()
         if lease.lost.is_set():
             log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
+
+    def _may_end(self, worker: WorkerId, client: redis.Redis, hosting: SpanHosting) -> bool:
+        """Return True if the process is to stop, and has left its route or has had `DRAIN_S` for it."""
+        if self._availability.may_leave(holds_anything=hosting.is_in_route):
+            self.stop.set()
+        if not self.stop.is_set():
+            return False
+        if self._leave_by_s is None:
+            run(client, scripts.drain(worker))
+            self._leave_by_s = time.monotonic() + DRAIN_S
+        return not hosting.is_in_route or time.monotonic() > self._leave_by_s
 
     def _follow_orders(self, link: RedisLink) -> None:
         for notice in link.exchange((), free_slots=0, block_ms=0).notices:
@@ -149,6 +163,7 @@ class SpanWorkerProcess(RegisteredProcess):
         )
         record: dict[str, str | bytes] = {
             **fields, "role": self.role, "capacity": "0", "span_address": f"{address[0]}:{address[1]}", "span_token": token,
+            "span": next(iter(self._loaded), ""),
         }  # fmt: skip
         if secret is not None:
             record = secret.signed(worker, record)

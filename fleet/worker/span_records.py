@@ -17,13 +17,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanWorkerRecord:
-    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; "" without one."""
+    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; "" without one.
+
+    `stands_by`: it is to replace one that is lost.
+    """
 
     worker: WorkerId
     address: tuple[str, int]
     key: bytes
     span: str
     anchor: str
+    stands_by: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteMembers:
+    """The workers of a route. `are_listed`: none has left or was fenced. `leaving`: those that accept no more work."""
+
+    are_listed: bool
+    leaving: tuple[WorkerId, ...]
 
 
 class SpanRecords:
@@ -48,8 +60,25 @@ class SpanRecords:
 
     def all_listed(self, workers: Sequence[WorkerId]) -> bool:
         """Return True if each of these workers is listed: it has not left, and was not fenced."""
-        (reply,) = exchange(self._client, (), ("ZMSCORE", keys.WORKERS, *workers))
-        return None not in cast("list[object]", reply)
+        return self.read_members(workers).are_listed
+
+    def read_members(self, workers: Sequence[WorkerId]) -> "RouteMembers":
+        """Return the state of a route's workers."""
+        drains = (("HGET", keys.worker(worker), "draining") for worker in workers)
+        deadlines, *draining = exchange(self._client, (), ("ZMSCORE", keys.WORKERS, *workers), *drains)
+        leaving = [worker for worker, flag in zip(workers, draining, strict=True) if flag == b"1"]
+        return RouteMembers(are_listed=None not in cast("list[object]", deadlines), leaving=tuple(leaving))
+
+    def another_serves(self, role: RoleName, anchor: WorkerId) -> bool:
+        """Return True if a worker of the anchor's role other than this one accepts tasks, and has all layers."""
+        (reply,) = exchange(self._client, (), ("ZRANGE", keys.role_workers(role, "accepting"), 0, -1))
+        others = [name for raw in cast("list[bytes]", reply) if (name := WorkerId(text(raw))) != anchor]
+        gaps = exchange(self._client, (), *(("HGET", keys.worker(other), "gap") for other in others)) if others else []
+        return b"" in gaps
+
+    def num_tasks(self, worker: WorkerId) -> int:
+        (reply,) = exchange(self._client, (), ("SCARD", keys.worker_tasks(worker)))
+        return cast(int, reply)
 
     def _parse(self, worker: WorkerId, fields: Mapping[str, bytes]) -> SpanWorkerRecord | None:
         if "span_address" not in fields:
@@ -66,4 +95,5 @@ class SpanRecords:
             key=span_connection_key(self._secret, fields["span_token"]),
             span=text(fields.get("span")),
             anchor=text(fields.get("anchor")),
+            stands_by=text(fields.get("standby")) == "1",
         )

@@ -1,177 +1,263 @@
-"""A fleet with a divided model: its processes are killed, frozen and stopped in mid-answer, and the answers do not change."""
+"""Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real processes.
+
+The answers are byte-equal to those of an undisturbed run.
+"""
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
+import httpx
+import psutil
 import pytest
-from openai import APIError, AsyncOpenAI
+import redis
 
 from fleet.control import keys
-from fleet.control.connect import connect, text
-from fleet.core.ids import RoleName, StageName, WorkerId, place_of
-from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, process_of
-from tests.support import REPO, await_until, start_cli, wait_until
+from fleet.control.connect import text
+from fleet.control.keys import PREFIX, row_of
+from fleet.core.ids import RoleName, WorkerId, place_of
+from fleet.worker.loop import IDLE_BLOCK_MS
+from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
+from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, STAGE, SpanFleet, compare_disturbed_streams, span_fleet
+from tests.support import redis_answers, run_cli, wait_until
 
-ANCHOR, SPAN = RoleName("lm"), RoleName("lm.span")
-NUM_REQUESTS, MAX_TOKENS = 6, 150
-SETTINGS = ("numerics=invariant", "web.port=0", "lease.worker_ttl_s=1.0", "stages.lm.spans.standby=1")
-LAYOUTS = ("spans_forward", "spans_reverse", "spans_three")
-Answers = list[str]
+FORWARD = ("0:0", ("1:1", "2:2", "3:output"))
+REVERSE = ("2:output", ("0:0", "1:1"))
+SHORT_LEASE = "lease.worker_ttl_s=1"
 
 
-@pytest.fixture(scope="module", params=[pytest.param(layout, marks=pytest.mark.one_in(3, "spans")) for layout in LAYOUTS])
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
-    config = str(REPO / "configs" / f"{request.param}.yaml")
-    with fleet_up(tmp_path_factory.mktemp("fleet"), *SETTINGS, options=("--config", config)) as fleet:
+@pytest.fixture(scope="module")
+def forward_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+    """Three span workers after the anchor."""
+    with span_fleet(tmp_path_factory.mktemp("forward"), *FORWARD, num_layers=4) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
-def expected(fleet: ProcessFleet) -> Answers:
-    """The answers of an undisturbed fleet."""
-    return asyncio.run(answers_of(fleet, undisturbed))
-
-
-def undisturbed() -> None:
-    """Do nothing in mid-answer."""
-
-
-async def answers_of(fleet: ProcessFleet, disturb: Callable[[], None]) -> Answers:
-    """Return the answers to some requests at a time; `disturb` is called once some tokens of them have arrived."""
-    some_arrived = asyncio.Event()
-
-    async def ask(client: AsyncOpenAI, number: int) -> str:
-        stream = await client.chat.completions.create(
-            model="text-tiny", messages=[{"role": "user", "content": f"say something about {number}"}], max_tokens=MAX_TOKENS,
-            temperature=0.9 if number % 2 else 0.0, seed=number, stream=True, timeout=PATIENCE_S,
-        )  # fmt: skip
-        parts: list[str] = []
-        async for chunk in stream:
-            parts += [choice.delta.content or "" for choice in chunk.choices]
-            if len(parts) > 5 + number:
-                some_arrived.set()
-        return "".join(parts)
-
-    async with AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0) as client:
-        asked = [asyncio.create_task(ask(client, number)) for number in range(NUM_REQUESTS)]
-        await some_arrived.wait()
-        await asyncio.to_thread(disturb)
-        assert disturb is undisturbed or not all(task.done() for task in asked), "the disturbance came after the answers"
-        return list(await asyncio.gather(*asked))
-
-
-def listed(fleet: ProcessFleet, role: RoleName) -> list[WorkerId]:
-    with connect(fleet.redis_url) as client:
-        found = [client.zrange(keys.role_workers(role, status), 0, -1) for status in ("accepting", "standby")]
-    return sorted(WorkerId(text(name)) for names in cast("list[list[bytes]]", found) for name in names)
-
-
-def route_of(fleet: ProcessFleet) -> dict[WorkerId, str]:
-    """Return the span workers in the live anchor's route, each with its span."""
-    anchors = listed(fleet, ANCHOR)
-    found: dict[WorkerId, str] = {}
-    with connect(fleet.redis_url) as client:
-        for worker in listed(fleet, SPAN):
-            fields = cast("list[bytes | None]", client.hmget(keys.worker(worker), ["anchor", "span"]))
-            anchor, span = map(text, fields)
-            found |= {worker: span} if anchor in anchors else {}
-    return found
-
-
-def wait_for_route(fleet: ProcessFleet) -> dict[WorkerId, str]:
-    """Wait until every configured span has a worker in the route."""
-    spans = fleet.config.stage(StageName("lm")).spans
-    assert spans is not None
-    wanted = sorted(spans.workers)
-
-    def complete_route() -> dict[WorkerId, str] | None:
-        found = route_of(fleet)
-        return found if sorted(found.values()) == wanted else None
-
-    return wait_until(complete_route, "a complete route", PATIENCE_S) or {}
-
-
-def test_killed_span_workers_change_no_answer(fleet: ProcessFleet, expected: Answers) -> None:
-    for worker in wait_for_route(fleet):
-        assert asyncio.run(answers_of(fleet, process_of(worker).kill)) == expected
-
-
-def test_loss_of_all_span_workers_changes_no_answer(fleet: ProcessFleet, expected: Answers) -> None:
-    def kill_all() -> None:
-        for worker in listed(fleet, SPAN):
-            process_of(worker).kill()
-
-    wait_for_route(fleet)
-    assert asyncio.run(answers_of(fleet, kill_all)) == expected
-
-
-def test_killed_anchor_is_replaced_and_span_workers_keep_their_layers(fleet: ProcessFleet, expected: Answers) -> None:
-    before = wait_for_route(fleet)
-    (anchor,) = listed(fleet, ANCHOR)
-    assert asyncio.run(answers_of(fleet, process_of(anchor).kill)) == expected
-    assert wait_for_route(fleet) == before
-
-
-def test_frozen_span_worker_is_replaced_and_joins_again(fleet: ProcessFleet, expected: Answers) -> None:
-    frozen = next(iter(wait_for_route(fleet)))
-    process = process_of(frozen)
-
-    def freeze() -> None:
-        process.suspend()
-        wait_until(lambda: frozen not in listed(fleet, SPAN), "the frozen worker to be fenced", PATIENCE_S)
-        process.resume()
-
-    assert asyncio.run(answers_of(fleet, freeze)) == expected
-    joined = wait_until(
-        lambda: [worker for worker in listed(fleet, SPAN) if place_of(worker)[1] == process.pid], "it to join again", PATIENCE_S
-    )
-    assert joined != [frozen]
-
-
-def test_stopped_span_worker_leaves_and_another_takes_its_place(fleet: ProcessFleet, expected: Answers) -> None:
-    worker = next(iter(wait_for_route(fleet)))
-    assert asyncio.run(answers_of(fleet, lambda: process_of(worker).send_signal(signal.SIGTERM))) == expected
-    assert worker not in wait_for_route(fleet)
-
-
-def test_restart_of_redis_in_mid_answer_changes_no_answer(fleet: ProcessFleet, expected: Answers) -> None:
-    wait_for_route(fleet)
-    server = next(child for child in fleet.family() if "valkey" in child.name() or "redis-server" in child.name())
-    assert asyncio.run(answers_of(fleet, server.kill)) == expected
-    wait_for_route(fleet)
-
-
-@pytest.fixture
-def gapped(tmp_path: Path) -> Iterator[ProcessFleet]:
-    """A fleet of which one span worker has left."""
-    config = str(REPO / "configs" / "spans_three.yaml")
-    with fleet_up(tmp_path, *SETTINGS[:2], "lease.no_worker_timeout_s=4.0", options=("--config", config)) as fleet:
-        leaving = next(worker for worker, span in wait_for_route(fleet).items() if span == "1:1")
-        process_of(leaving).send_signal(signal.SIGTERM)
-        wait_until(lambda: leaving not in listed(fleet, SPAN), "the worker to leave", PATIENCE_S)
+def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+    """Two span workers before the anchor, and one that stands by."""
+    with span_fleet(tmp_path_factory.mktemp("reverse"), *REVERSE, "stages.lm.spans.standby=1", SHORT_LEASE) as fleet:
         yield fleet
 
 
-async def ask_once(fleet: ProcessFleet) -> str:
-    """Return the finish reason of an answer, or the message of its error."""
-    async with AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+@pytest.fixture(scope="module")
+def two_anchors_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+    """Two anchors, each with one span worker."""
+    with span_fleet(tmp_path_factory.mktemp("two"), "0:0", ("1:output",), "stages.lm.replicas=2") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def two_anchors(two_anchors_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(two_anchors_up, 2, num_anchors=2)
+
+
+@pytest.fixture
+def forward(forward_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(forward_up, 3)
+
+
+@pytest.fixture
+def reverse(reverse_up: SpanFleet) -> Iterator[SpanFleet]:
+    yield from checked(reverse_up, 3)
+
+
+def checked(fleet: SpanFleet, num_span_workers: int, num_anchors: int = 1) -> Iterator[SpanFleet]:
+    """Yield a complete fleet; afterwards no request and no key without a row may be left."""
+    fleet.wait_complete(num_anchors, num_span_workers)
+    yield fleet
+    ours = [text(key) for key in fleet.control.scan_iter(match=f"{PREFIX}*")]
+    assert not [key for key in ours if row_of(key) is None]
+    assert not fleet.control.scard(keys.LIVE)
+    assert not any(fleet.control.scard(keys.worker_tasks(worker)) for worker in worker_ids(fleet.control))
+
+
+def wait_unlisted(control: redis.Redis, *workers: WorkerId) -> None:
+    wait_until(lambda: not set(workers) & worker_ids(control), f"{', '.join(workers)} to be unlisted", PATIENCE_S)
+
+
+def kill_workers(fleet: SpanFleet, *spans: str) -> Callable[[], None]:
+    """Return a fault: SIGKILL to the span workers that have these spans."""
+
+    def kill() -> None:
+        route = fleet.route()
+        lost = [route[span] for span in spans]
+        for worker in lost:
+            process_of(worker).kill()
+        wait_unlisted(fleet.control, *lost)
+
+    return kill
+
+
+def moved_spans(before: dict[str, WorkerId], after: dict[str, WorkerId]) -> set[str]:
+    return {span for span, worker in after.items() if before[span] != worker}
+
+
+@pytest.mark.parametrize("spans", [("1:1",), ("2:2",), ("3:output",), ("1:1", "2:2", "3:output")], ids=" ".join)
+async def test_killed_span_workers_of_three_change_no_answer(forward: SpanFleet, spans: tuple[str, ...]) -> None:
+    before = forward.route()
+    await compare_disturbed_streams(forward, kill_workers(forward, *spans))
+    assert moved_spans(before, forward.route()) == set(spans)
+
+
+@pytest.mark.parametrize("spans", [("0:0",), ("1:1",), ("0:0", "1:1")], ids=" ".join)
+async def test_killed_span_workers_before_the_anchor_change_no_answer(reverse: SpanFleet, spans: tuple[str, ...]) -> None:
+    before = reverse.route()
+    await compare_disturbed_streams(reverse, kill_workers(reverse, *spans))
+    assert moved_spans(before, reverse.route()) == set(spans)
+
+
+async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> None:
+    """The next anchor resumes with the same processes, each with the span that it has loaded."""
+    (anchor,), before = forward.anchors, forward.route()
+    num_loads = forward.up.running.output().count("loading layers")
+
+    def kill() -> None:
+        process_of(anchor).kill()
+        wait_unlisted(forward.control, anchor)
+
+    await compare_disturbed_streams(forward, kill)
+    assert forward.anchors != [anchor] and forward.route() == before
+    assert forward.up.running.output().count("loading layers") == num_loads
+
+
+@pytest.mark.parametrize("span", ["0:0", "1:1"])
+async def test_frozen_span_worker_is_replaced_and_joins_again(reverse: SpanFleet, span: str) -> None:
+    """SIGSTOP until a route without it is set up, then SIGCONT while the answers continue."""
+    before = reverse.route()
+    frozen = before[span]
+
+    def freeze() -> None:
+        process_of(frozen).suspend()
         try:
-            answer = await client.chat.completions.create(
-                model="text-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=4
-            )
-        except APIError as error:
-            return error.message
-        return answer.choices[0].finish_reason
+            wait_unlisted(reverse.control, frozen)
+            wait_until(lambda: frozen not in reverse.route().values(), "a route without it", PATIENCE_S)
+        finally:
+            process_of(frozen).resume()
+
+    await compare_disturbed_streams(reverse, freeze)
+    assert moved_spans(before, reverse.route()) == {span}
+    reverse.wait_complete(1, 3)
+    assert place_of(frozen) in [place_of(worker) for worker in reverse.span_workers]
+    assert process_of(reverse.route()[span]).is_running()
 
 
-async def test_requests_wait_for_missing_layers_and_fail_naming_them(gapped: ProcessFleet) -> None:
-    assert "no span worker has layer 1 of lm; start `fleet worker lm.span`" in await ask_once(gapped)
-    with start_cli("worker", "lm.span", cwd=gapped.folder, env=gapped.env):
+async def test_span_worker_that_stops_is_replaced_before_it_ends(reverse: SpanFleet) -> None:
+    """SIGTERM. Its keeper ends with it, so another process is started in its place."""
+    before = reverse.route()
 
-        async def answers() -> bool:
-            return await ask_once(gapped) == "length"
+    def terminate() -> None:
+        process_of(before["1:1"]).terminate()
+        wait_unlisted(reverse.control, before["1:1"])
 
-        await await_until(answers, "the layers to be served again", PATIENCE_S)
+    await compare_disturbed_streams(reverse, terminate)
+    assert moved_spans(before, reverse.route()) == {"1:1"} and not reverse.num_deaths()
+    reverse.start_worker()
+    reverse.wait_complete(1, 3)
+
+
+async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFleet) -> None:
+    """Another one can then not be drained: no worker is free to replace it."""
+    before = reverse.route()
+    drained, other = before["0:0"], before["1:1"]
+
+    def drain() -> None:
+        order(reverse, drained, "drain").raise_for_status()
+        wait_until(lambda: moved_spans(before, reverse.route()) == {"0:0"}, "a route without the drained worker", PATIENCE_S)
+
+    await compare_disturbed_streams(reverse, drain)
+    assert drained in reverse.span_workers and not reverse.num_deaths()
+    for action in ("drain", "stop"):
+        refused = order(reverse, other, action)
+        assert refused.status_code == 409 and f"start one with `fleet worker {SPAN_ROLE}`" in refused.text
+    order(reverse, drained, "resume").raise_for_status()
+    await compare_disturbed_streams(reverse, lambda: None)
+    assert other in reverse.route().values()
+
+
+async def test_span_worker_ordered_to_stop_ends_once_it_is_replaced(reverse: SpanFleet) -> None:
+    before = reverse.route()
+    stopped = process_of(before["0:0"])
+
+    def stop() -> None:
+        order(reverse, before["0:0"], "stop").raise_for_status()
+        wait_until(lambda: not stopped.is_running(), "its process to end", PATIENCE_S)
+
+    await compare_disturbed_streams(reverse, stop)
+    assert moved_spans(before, reverse.route()) == {"0:0"} and not reverse.num_deaths()
+    reverse.start_worker()
+    reverse.wait_complete(1, 3)
+
+
+def order(fleet: SpanFleet, worker: WorkerId, action: str) -> httpx.Response:
+    return httpx.post(f"{fleet.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
+
+
+async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: SpanFleet) -> None:
+    def kill_conductor() -> None:
+        leader = WorkerId(text(forward.control.get(keys.CONDUCTOR)).partition("|")[0])
+        process_of(leader).kill()
+
+    await compare_disturbed_streams(forward, kill_conductor)
+
+    def kill_redis() -> None:
+        psutil.Process(forward.control.info("server")["process_id"]).kill()
+        wait_until(lambda: redis_answers(forward.up.redis_url), "Redis to be started again", PATIENCE_S)
+
+    await compare_disturbed_streams(forward, kill_redis)
+
+
+async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> None:
+    """Requests sent during the gap are claimed by no worker, and answered when it ends."""
+    layer = "no span worker has layer 2 of lm"
+    (anchor,) = forward.anchors
+
+    def reads_no_grants() -> bool:
+        readers = cast("list[dict[str, object]]", forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.GROUP))
+        return all(int(text(each["idle"])) > 4 * IDLE_BLOCK_MS for each in readers if text(each["name"]) == anchor)
+
+    def is_waiting() -> bool:
+        assert not forward.control.scard(keys.worker_tasks(anchor))
+        return forward.control.scard(keys.LIVE) == NUM_STREAMS
+
+    with forward.no_starts() as config_file:
+        kill_workers(forward, "2:2")()
+        wait_until(reads_no_grants, "the anchor to read no grants", PATIENCE_S)
+        answers = asyncio.create_task(compare_disturbed_streams(forward, lambda: None))
+        await asyncio.to_thread(wait_until, is_waiting, "every request to wait", PATIENCE_S)
+        body = httpx.get(f"{forward.up.url}/ready", timeout=30).json()
+        assert body["missing"] == [SPAN_ROLE] and layer in body["error"]["message"]
+        shown = run_cli("status", "--config", str(config_file), cwd=forward.up.folder).stdout
+        assert f"{SPAN_ROLE} ({layer})" in " ".join(shown.split())
+    await answers
+    assert httpx.get(f"{forward.up.url}/ready", timeout=30).json()["ready"]
+
+
+async def test_tasks_of_a_killed_anchor_continue_on_another(two_anchors: SpanFleet) -> None:
+    """Each anchor has a chain of its own; one that is killed is not started again."""
+    routes = two_anchors.live_routes()
+    assert len({worker for route in routes for worker in route.values()}) == 2
+    killed, other = two_anchors.anchors
+
+    def kill() -> None:
+        process_of(killed).kill()
+        wait_unlisted(two_anchors.control, killed)
+
+    with two_anchors.no_starts():
+        await compare_disturbed_streams(two_anchors, kill)
+        assert two_anchors.anchors == [other]
+    two_anchors.wait_complete(2, 2)
+
+
+async def test_tasks_of_an_anchor_without_layers_continue_on_another(two_anchors: SpanFleet) -> None:
+    anchor, other = two_anchors.anchors
+    (lost,), kept = two_anchors.route_of(anchor).values(), two_anchors.route_of(other)
+
+    def kill() -> None:
+        process_of(lost).kill()
+        wait_unlisted(two_anchors.control, lost, anchor)
+
+    with two_anchors.no_starts():
+        await compare_disturbed_streams(two_anchors, kill)
+        assert two_anchors.route_of(other) == kept
+    two_anchors.wait_complete(2, 2)

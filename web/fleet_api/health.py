@@ -1,6 +1,6 @@
 """GET /health, /ready and /metrics. Knows no stage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fleet.core.errors import FleetError, NoWorker, RedisUnreachable
+from fleet.core.ids import RoleName
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorBody, envelope_of
 from web.http.guard import is_trusted
@@ -62,7 +63,8 @@ class HealthRoutes:
         if not missing and not trouble:
             return json_response(Readiness(ready=True, missing=[]))
         starting = [StartingRole(role=v.role, loaded_percent=v.loaded_percent) for v in roles if v.starting and v.role in missing]
-        return _not_ready(request, missing, starting, RedisUnreachable(trouble) if trouble else _no_worker(missing, starting))
+        error = RedisUnreachable(trouble) if trouble else _no_worker(missing, starting, {v.role: v.gap for v in roles if v.gap})
+        return _not_ready(request, missing, starting, error)
 
     async def metrics(self, _request: Request) -> Response:
         """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""
@@ -80,11 +82,12 @@ class HealthRoutes:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _no_worker(missing: Sequence[str], starting: Sequence[StartingRole]) -> NoWorker:
+def _no_worker(missing: Sequence[str], starting: Sequence[StartingRole], gaps: Mapping[RoleName, str]) -> NoWorker:
     shown = {each.role: str(each) for each in starting}
     absent = [role for role in missing if role not in shown]
     remedy = f"start one with `fleet worker {absent[0]}`" if absent else "wait until it has loaded"
-    return NoWorker(f"no live worker for: {', '.join(shown.get(role, role) for role in missing)}; {remedy}")
+    named = [shown.get(role, role) + (f" ({gap})" if (gap := gaps.get(RoleName(role))) else "") for role in missing]
+    return NoWorker(f"no live worker for: {', '.join(named)}; {remedy}")
 
 
 def _not_ready(request: Request, missing: Sequence[str], starting: Sequence[StartingRole], error: FleetError) -> Response:

@@ -2,7 +2,8 @@
 -- have ended, "dump" logs the stacks of its threads. Compares that the worker is listed, serves a role and is not leaving already;
 -- records the order and notifies the worker. After drain or stop it is not expected to serve again. An order already in force is sent
 -- again and changes nothing. A dump is only recorded: the answer to the next lease renewal carries it, since the loop that reads the
--- inbox may be what hangs. An order that changes anything is logged.
+-- inbox may be what hangs. An order that changes anything is logged. A span worker whose layers an anchor uses may leave only if another
+-- one is free ("needed" otherwise).
 -- ARGV: worker, order
 pass_when_full()
 local w, order = unpack(ARGV)
@@ -12,6 +13,18 @@ local is = call('HMGET', wk, 'role', 'leaving', 'draining')
 if not is[1] or is[1] == '' then return 'gateway' end
 if order == 'dump' then return call('HSET', wk, 'dump', '1') and 'ok' end
 if is[2] == '1' then return order == 'resume' and 'leaving' or 'ok' end
+local function is_used(other)
+  local anchor = call('HGET', P .. 'worker:' .. other, 'anchor') or ''
+  return anchor ~= '' and call('ZSCORE', P .. 'workers', anchor)
+end
+local function has_replacement()
+  for _, status in ipairs({'accepting', 'standby'}) do
+    for _, other in ipairs(call('ZRANGEBYSCORE', role_workers_key(is[1], status), int(now_us()), '+inf')) do
+      if other ~= w and not is_used(other) then return true end
+    end
+  end
+end
+if order ~= 'resume' and is_used(w) and not has_replacement() then return 'needed' end
 if order == 'stop' or (order == 'resume') == (is[3] == '1') then
   local process, stage = labels_of(is[1])
   local held, r = held_by(w)

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import cast
 
+import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
@@ -18,7 +19,7 @@ from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, 
 from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
-from fleet.control.telemetry.workers import read_hops, read_load, read_pulls, read_workers, transfers_of
+from fleet.control.telemetry.workers import read_gaps, read_hops, read_load, read_pulls, read_workers, transfers_of
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.hops import HopCounts
@@ -113,16 +114,28 @@ class Telemetry:
 
     async def roles(self) -> list[RoleView]:
         """Return the roles of the deployment, then any other that is served."""
-        return await answer_of(read_roles(self._redis, self._role_names()))
+        roles, gaps = await answer_of(read_roles(self._redis, self._role_names())), await self._gaps()
+        return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
+
+    async def _gaps(self) -> dict[RoleName, str]:
+        """Return, for each role of span workers that has too few for any worker of its stage, the layers that are missing."""
+        found = dict[RoleName, str]()
+        for role in (role for role in self._config.roles() if role.hosts_spans):
+            gaps = await answer_of(read_gaps(self._redis, RoleName(role.stage)))
+            if gaps and all(gaps):
+                found[role.name] = gaps[0]
+        return found
 
     async def missing_roles(self) -> list[RoleName]:
-        """Return the roles of the deployment without a live worker that accepts tasks, even if one is starting."""
-        names = self._role_names()
+        """Return the roles of the deployment without a live worker that accepts tasks, even if one is starting; and roles of span
+        workers that have too few.
+        """
+        names, gaps = self._role_names(), await self._gaps()
         seconds, micros = await answer_of(self._redis.time())
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
             pipe.zcount(keys.role_workers(name, "accepting"), f"({seconds * 1_000_000 + micros}", "+inf")
-        return [name for name, live in zip(names, await answer_of(pipe.execute()), strict=True) if not live]
+        return [name for name, live in zip(names, await answer_of(pipe.execute()), strict=True) if not live or name in gaps]
 
     async def refused_workers(self) -> dict[str, str]:
         """Return the workers that were refused registration in the last hour, with the reason, the oldest first."""

@@ -48,6 +48,14 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     return [*sorted(listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *gone_views]
 
 
+async def read_gaps(client: redis.asyncio.Redis, role: RoleName) -> list[str]:
+    """Return, for each worker of a role that accepts tasks, the layers that it lacks; "" for none."""
+    pipe = client.pipeline(transaction=False)
+    for worker in await client.zrange(keys.role_workers(role, "accepting"), 0, -1):
+        pipe.hget(keys.worker(WorkerId(text(worker))), "gap")
+    return [text(gap) for gap in cast("list[bytes | None]", await pipe.execute())]
+
+
 def _state(fields: Fields, lease_left_s: float) -> str:
     if lease_left_s <= 0:
         return "late"

@@ -206,9 +206,11 @@ class SpanPasses(PassQueue[TaskT]):
             self._report()
 
     def _note_break(self) -> None:
-        """Suspect the tasks of running passes, once, when the chain breaks."""
+        """Suspect the tasks of running passes, once, when the chain breaks by the death of a worker."""
         if self._chain is not None and self._chain.is_broken and not self._break_noted:
             self._break_noted = True
+            if not self._chain.is_lost:
+                return
             entries = [entry for running in self._running.values() for entry in running.entries if not entry.is_void]
             self._suspects = list({id(entry.task): entry.task for entry in entries}.values())
 

@@ -30,7 +30,7 @@ _RULES: Rules = (
 )
 
 
-def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
+def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -39,7 +39,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=96,
         intermediate_size=192,
-        num_hidden_layers=3,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,  # a size that vLLM has CPU attention for

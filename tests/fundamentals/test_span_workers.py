@@ -1,0 +1,140 @@
+"""Missing layers, a request that kills span workers, and span workers that another secret or a changed record excludes."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fleet.control import keys
+from fleet.control.connect import connect, text
+from fleet.control.dead_letters import read_letters
+from fleet.core.errors import FleetError, NoWorker
+from fleet.core.fleet_secret import FleetSecret
+from fleet.core.ids import WorkerId
+from fleet.core.layer_spans import LayerSpan
+from fleet.engine.torch.kv_pool import KVShape
+from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.text import build_span
+from fleet.worker.peers import PeerAccess
+from tests.harness import EdgeArrays, answer, assert_same, gateway_at, wait_none_live
+from tests.span_threads import FORWARD, REVERSE, SPAN_ROLE, DeadSpanWorker, span_threads
+from tests.support import wait_until
+
+POISON_ID = 4
+SECRET, OTHER_SECRET = FleetSecret(b"s" * 32), FleetSecret(b"o" * 32)
+
+
+async def test_requests_fail_while_layers_stay_missing_and_run_again_afterwards(redis_url: str, tmp_path: Path) -> None:
+    with span_threads(redis_url, tmp_path, FORWARD, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.3") as fleet:
+        fleet.add_anchor()
+        fleet.add_span_worker()
+        await asyncio.to_thread(fleet.wait_joined)
+        async with gateway_at(redis_url, fleet.config) as client:
+            for seed in range(2):
+                with pytest.raises(NoWorker, match=f"no span worker has layer 2 and the output head of lm; start .*{SPAN_ROLE}"):
+                    await answer(client, fleet.spec(seed))
+            assert await client.telemetry.missing_roles() == [SPAN_ROLE]
+            fleet.add_span_worker()
+            await asyncio.to_thread(fleet.wait_route)
+            assert len((await answer(client, fleet.spec(1)))[fleet.spec(1).outputs[0]]) == 16
+            assert await client.telemetry.missing_roles() == []
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonedLayers(SpanLayers):
+    """Layers whose computation of one embedding ends the process."""
+
+    layers: SpanLayers
+    poison_H: Tensor
+
+    @property
+    def span(self) -> LayerSpan:
+        return self.layers.span
+
+    @property
+    def kv_shape(self) -> KVShape:
+        return self.layers.kv_shape
+
+    def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
+        if bool((rows_NH == self.poison_H).all(dim=-1).any()):
+            raise DeadSpanWorker
+        return self.layers.forward(rows_NH, layout)
+
+    def finish(self, rows_NH: Tensor) -> Tensor:
+        return self.layers.finish(rows_NH)
+
+    def head(self, last_SH: Tensor) -> Tensor:
+        return self.layers.head(last_SH)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.layers.weights()
+
+
+def build_poisoned_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
+    built = build_span(options, span)
+    embeddings = load_file(options.checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    return BuiltSpan(layers=PoisonedLayers(built.layers, embeddings[POISON_ID].float()), num_bytes=built.num_bytes)
+
+
+async def test_request_that_kills_span_workers_becomes_a_dead_letter(redis_url: str, tmp_path: Path) -> None:
+    """The requests beside it are answered as without it."""
+    with span_threads(redis_url, tmp_path, REVERSE) as fleet:
+        fleet.add_anchor()
+        for _ in range(2):
+            fleet.add_span_worker(build_poisoned_span)
+        await asyncio.to_thread(fleet.wait_route)
+        async with gateway_at(redis_url, fleet.config) as client:
+            seeds = range(4)
+            expected = [await answer(client, fleet.spec(seed)) for seed in seeds]
+
+            async def fail() -> EdgeArrays:
+                with pytest.raises(FleetError, match="died over this request"):
+                    await answer(client, fleet.spec(0, prompt_ids=(7, 8, POISON_ID, 9)))
+                return {}
+
+            _, *received = await asyncio.gather(fail(), *(answer(client, fleet.spec(seed)) for seed in seeds))
+            for each, undisturbed in zip(received, expected, strict=True):
+                assert_same(each, undisturbed)
+            assert 2 <= fleet.num_died <= 4
+            await wait_none_live(client)
+        with connect(redis_url) as control:
+            (letter,) = read_letters(control)
+            assert letter.stage == "lm"
+
+
+@pytest.mark.parametrize(("secret", "why"), [(OTHER_SECRET, "its fleet secret is not that of"), (None, "it has no fleet secret")])
+def test_span_worker_with_another_secret_or_none_is_refused(
+    redis_url: str, tmp_path: Path, secret: FleetSecret | None, why: str
+) -> None:
+    with span_threads(redis_url, tmp_path, FORWARD, secret=SECRET) as fleet:
+        fleet.add_span_worker()
+        with connect(redis_url) as control:
+            wait_until(lambda: control.zcard(keys.WORKERS), "the first worker to join")
+        fleet.add_span_worker(access=PeerAccess(secret=secret))
+        wait_until(lambda: fleet.refused, "the second one to be refused")
+        assert why in fleet.refused[0].message
+
+
+def test_span_worker_with_a_changed_record_is_not_used(redis_url: str, tmp_path: Path) -> None:
+    with span_threads(redis_url, tmp_path, FORWARD, secret=SECRET) as fleet, connect(redis_url) as control:
+        changed, *_ = [fleet.add_span_worker() for _ in range(2)]
+        wait_until(lambda: control.zcard(keys.WORKERS) == 2, "both span workers to join")
+        assert changed.last_id is not None
+        control.hset(keys.worker(changed.last_id), "span_address", "127.0.0.1:9")
+        anchor = fleet.add_anchor()
+        wait_until(lambda: anchor.last_id and "no span worker has" in gap_of(control, anchor.last_id), "a gap")
+        third = fleet.add_span_worker()
+        fleet.wait_route()
+        assert text(control.hget(keys.worker(changed.last_id), "anchor")) == ""
+        assert third.last_id is not None and text(control.hget(keys.worker(third.last_id), "anchor")) == anchor.last_id
+
+
+def gap_of(control: redis.Redis, anchor: WorkerId) -> str:
+    return text(control.hget(keys.worker(anchor), "gap"))
