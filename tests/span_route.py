@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,9 @@ class ObservedLayers(SpanLayers):
 
     def head(self, last_SH: Tensor) -> Tensor:
         return self._layers.head(last_SH)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._layers.weights()
 
 
 _loading = threading.Lock()
@@ -343,6 +346,12 @@ class SpanRoute:
     def exchange(self, place: int) -> None:
         """End the route, and let another live worker have a place in the next one: the one that had it before, or a new one."""
         self._spare[place], self.worker_at[place] = self.worker_at[place], self._spare.get(place) or self.start_worker()
+        if self.chain is not None:
+            self.chain.close()
+
+    def begin_lineage(self) -> None:
+        """End the route; no worker keeps rows in the next one."""
+        self._lineage = 0
         if self.chain is not None:
             self.chain.close()
 

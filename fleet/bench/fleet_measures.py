@@ -26,6 +26,7 @@ from fleet.bench.reference import ReferenceResult, ReferenceWork, run_in_subproc
 from fleet.bench.report import BenchReport, draw, judge, show, write_report
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
+from fleet.bench.spans import measure_spans
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
@@ -78,6 +79,8 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
             report = replace(report, interference=measure_interference(options, progress.steps))
         if options.engines:
             report = replace(report, engines=measure_engines(options, progress.steps))
+        if options.spans:
+            report = replace(report, spans=measure_spans(options, progress.steps))
         if options.sessions > 1:
             report = replace(report, voice_sessions=_measure_voice_sessions(options, progress))
         elif options.voice or options.barge_in:

@@ -27,6 +27,10 @@ What is measured
                split, with as many workers. --concurrency answers run all the time; --requests long prompts arrive
   --engines    tokens per second of the torch engine and of vLLM's LLM.generate, each in one process, at batch 1, 8 and 32,
                and of a fleet on vLLM at 8 and 32: greedy answers of 128 tokens. Needs vLLM, and a graph that it serves
+  --spans      one model in one process, and its layers divided between two, in either direction: tokens per second of a long
+               prompt, and of decode at 1 and 32 requests, beside what both compute without any transfer. A core and a thread
+               per process; without Redis. Then passes of a tiny model through 1 and 3 span workers. The model is a random one
+               of 254 million parameters unless --set checkpoint= names another; with --small it is tiny
   --voice      spoken questions over the Realtime WebSocket in real time: from the last voiced sample to the first audio
                of the answer, and the parts of that time; questions in the fleet's own voice, or from --wav files.
                With --sessions N as many sessions run concurrently, over the API's and the console's sockets, each with
@@ -54,6 +58,7 @@ Examples
   fleet bench --scale --streams 10,300 --check      the control plane alone
   fleet bench --hand-off --interference --png x.png cost and benefit of splitting
   fleet bench --engines --set graph=text            engines compared, where vLLM is installed
+  fleet bench --spans --check                       cost and benefit of dividing a model's layers
   fleet bench --hand-off --config configs/thinker_pd.yaml --set checkpoint=/models/x --set device=cuda
 
 Numbers from a busy machine mean little: the report gives the background load.
@@ -91,6 +96,7 @@ class BenchOptions(argparse.Namespace):
     hand_offs: int
     interference: bool
     engines: bool
+    spans: bool
     prompt_tokens: int
     voice: bool
     sessions: int
@@ -114,13 +120,13 @@ def parse(args: list[str]) -> BenchOptions:
         parser.error("--engine fake starts a fleet for --sessions N: give that, and no --url")
     if options.sessions and options.barge_in:
         parser.error("--barge-in measures one session: give --sessions in a run of its own")
-    if options.small and not options.gpu:
-        parser.error("--small is the small size of --gpu: give both")
+    if options.small and not (options.gpu or options.spans):
+        parser.error("--small is the small size of --gpu or --spans: give one of them too")
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
     partial = bool(options.hop or options.transfer or options.scale or options.hand_off or options.interference)
-    partial = partial or bool(options.engines or spoken)
+    partial = partial or bool(options.engines or options.spans or spoken)
     of_a_fleet = options.url or options.up or options.config or options.overrides or options.baseline or options.twin
     if options.gpu and (partial or of_a_fleet or options.png):
         parser.error(
@@ -171,11 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--hand-offs", type=_positive, default=60, metavar="N", help="number of hand-offs of each split stage (60)")
     also.add_argument("--interference", action="store_true", help="measure the delay that long prompts cause to running answers")
     also.add_argument("--engines", action="store_true", help="compare the torch engine, vLLM, and a fleet on vLLM")
+    also.add_argument("--spans", action="store_true", help="measure a model whose layers are divided between processes")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
     also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")
     also.add_argument("--gpu", action="store_true", help="measure the torch engine on this machine's GPU, without a fleet")
-    also.add_argument("--small", action="store_true", help="for --gpu: a small model on the CPU")
+    also.add_argument("--small", action="store_true", help="for --gpu and --spans: a small model on the CPU")
     also.add_argument(
         "--wav", dest="wavs", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable"
     )

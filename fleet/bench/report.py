@@ -17,6 +17,7 @@ from fleet.bench.result import Result, machine_line, print_line, ratio_table
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.serving_report import against_baseline, against_twin, serving_panels, serving_table, twin_table
+from fleet.bench.spans_result import SpansResult
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voice_sessions_result import VoiceSessionsResult
@@ -46,6 +47,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
     engines: EngineComparison | None = None
+    spans: SpansResult | None = None
     voice: VoiceResult | None = None
     voice_sessions: VoiceSessionsResult | None = None
     barge_in: BargeInResult | None = None
@@ -55,7 +57,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> list[Result]:
         """The results of the measurements of parts, in the order of the report."""
         parts = (self.hops, self.transfer, self.scale, self.hand_offs, self.interference, self.engines)
-        return [part for part in (*parts, self.voice, self.voice_sessions, self.barge_in) if part is not None]
+        return [part for part in (*parts, self.spans, self.voice, self.voice_sessions, self.barge_in) if part is not None]
 
     @property
     def phases(self) -> tuple[LoadPhase, ...]:

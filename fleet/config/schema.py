@@ -42,6 +42,7 @@ MODEL_ALIASES = (
 KV_PAGES = 1024
 """KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
 PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
+MIN_CHUNK_TOKENS = 64
 ARENA_MIB, REQUEST_CAP_MIB = 64, 32
 """Defaults without a split stage."""
 MAX_ACK_STRIDE = 16
@@ -156,7 +157,7 @@ class StageConfig(Strict):
     `device`: of a list, replica N uses the Nth GPU, and the first again after the last. `gpu_memory_utilization`: the share of
     its GPU that each worker may use, weights included; None: an equal part of what other shares leave (`placement.py`).
     `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`: None:
-    `PREFILL_CHUNK_TOKENS` of the kind of device.
+    `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers are divided.
     """
 
     engine: Literal["torch", "vllm"] | None = None

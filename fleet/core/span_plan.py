@@ -13,7 +13,8 @@ from fleet.core.layer_spans import LayerSpan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """Bytes of a model's weights: of each layer, of the embedding, of what runs `before` the first layer (learned positions),
-    of what runs `after` the last (the final norm), and of the output head. `tied`: the head is the embedding.
+    of what runs `after` the last (the final norm), and of the output head. `tied`: the head is the embedding. `anchor`: of what
+    only the anchor has.
 
     `kv_bytes`: keys and values of one layer, for all positions that a process is to hold. `buffer_bytes`: rows of passes and
     other memory of a process that does not depend on its layers.
@@ -27,6 +28,7 @@ class ModelSizes:
     tied: bool
     kv_bytes: int
     buffer_bytes: int
+    anchor: int = 0
 
     def bytes_of(self, span: LayerSpan, *, is_anchor: bool) -> int:
         """Return what a process with this span occupies."""
@@ -34,7 +36,7 @@ class ModelSizes:
         weights += self.before * (span.first == 0) + (self.after + self.head * (not self.tied)) * span.has_output
         has_embedding = is_anchor or (self.tied and span.has_output)
         cached = self.kv_bytes * (span.final - span.first + 1)
-        return weights + self.embedding * has_embedding + cached + self.buffer_bytes
+        return weights + self.embedding * has_embedding + self.anchor * is_anchor + cached + self.buffer_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from fleet.config import FleetConfig
 from fleet.config.placement import default_share, device_of
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
-from fleet.config.schema import KV_PAGES, PREFILL_CHUNK_TOKENS, StageConfig
+from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
@@ -96,7 +96,7 @@ def build_options(
         half=half,
         anchor=anchor_options(own, dtype),
         max_batch=own.max_batch,
-        prefill_chunk_tokens=own.prefill_chunk_tokens or PREFILL_CHUNK_TOKENS[kind],
+        prefill_chunk_tokens=own.prefill_chunk_tokens or default_chunk_tokens(own, kind),
         kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
         gpu_memory_utilization=default_share(config, device)
         if own.gpu_memory_utilization is None
@@ -108,6 +108,14 @@ def build_options(
         progress=progress,
         extra=dict(own.extra),
     )
+
+
+def default_chunk_tokens(own: StageConfig, device_kind: str) -> int:
+    """Return the rows of a prompt in one pass. Processes that divide the layers compute different passes at the same time, and
+    each waits for its first one: the more processes, the smaller the passes.
+    """
+    whole, num_processes = PREFILL_CHUNK_TOKENS[device_kind], 1 + (len(own.spans.workers) if own.spans is not None else 0)
+    return max(MIN_CHUNK_TOKENS, whole // num_processes)
 
 
 def anchor_options(own: StageConfig, dtype: str) -> AnchorOptions | None:

@@ -100,17 +100,6 @@ class SpanHosting:
         """True while an anchor computes with this worker."""
         return self._is_open
 
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing of any request is held."""
-        route = self.route
-        return route is None or not (route.host.num_tables or route.log.num_tables)
-
-    @property
-    def num_rows_again(self) -> int:
-        """Number of rows that were computed although this worker had them."""
-        return self.route.host.num_rows_again if self.route is not None else 0
-
     def handle(self, arrival: Arrival) -> None:
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -74,6 +75,9 @@ class PoisonedLayers(SpanLayers):
 
     def head(self, last_SH: Tensor) -> Tensor:
         return self.layers.head(last_SH)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self.layers.weights()
 
 
 def build_poisoned_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:

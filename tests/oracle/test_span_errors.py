@@ -26,7 +26,7 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import ObservedLayers, SpanRoute, TextDriver
+from tests.span_route import ObservedLayers, SpanRoute, TextDriver, single
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 NUM, MAX_TOKENS = 8, 8
@@ -194,15 +194,38 @@ def test_replaced_worker_with_fast_numerics_continues_the_answers(name: str, fol
     assert answers[0] == answers[1]
 
 
-def test_log_of_sent_rows_keeps_no_memory_of_other_rows(folder: Path) -> None:
-    """A tile has 16 rows: the one row of a decode step is kept without the others."""
-    with driven(folder, SPLITS["forward 2"], **INVARIANT) as driver:
-        driver.submit("long", PROMPT, Sampling(max_tokens=40, ignore_eos=True))
-        driver.run(lambda: len(driver.tokens["long"]) >= 30)
-        engine: Any = driver.engine
-        log = engine._passes._log
-        kept = [rows for _, parts in log.after(0) for rows in parts]
-        assert log.num_tables == 1 and log.num_bytes == sum(len(rows) for rows in kept) >= 60 * HIDDEN * 4
-        held = sum(torch.frombuffer(rows, dtype=torch.uint8).untyped_storage().nbytes() for rows in kept)
-        assert held == log.num_bytes
+@pytest.mark.parametrize("name", TWO_WORKERS)
+def test_workers_keep_no_rows_of_another_lineage(name: str, folder: Path) -> None:
+    with driven(folder, SPLITS[name], **INVARIANT) as driver:
+        route = route_of(driver)
+        submit_all(driver, NUM, MAX_TOKENS, sampled=True)
+        driver.run(lambda: len(driver.tokens["r7"]) >= 2)
+        before = [worker.host for worker in route.worker_at]
+        route.begin_lineage()
         driver.run()
+        assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
+        assert all(worker.host is not host for worker, host in zip(route.worker_at, before, strict=True))
+        assert_nothing_held(driver)
+
+
+@pytest.mark.parametrize("name", TWO_WORKERS)
+def test_pages_of_a_request_without_finite_rows_serve_others_afterwards(name: str, folder: Path) -> None:
+    """No mask hides what is not a number, so a page that is used again must be zeroed in every process."""
+    poison_H = row_after(folder, name, 0, 3)
+
+    def spoil(rows_NH: Tensor) -> None:
+        rows_NH[(rows_NH - poison_H).abs().amax(1) < 1e-3] = torch.nan
+
+    whole = single(folder)
+    with driven(folder, SPLITS[name], kv_pages=16) as driver:
+        observe(driver, 0, spoil)
+        for number in range(6):
+            driver.submit("bad", PROMPT[:33], Sampling(max_tokens=9))
+            driver.run()
+            assert "not a number" in driver.errors.pop("bad").message
+            for each in (driver, whole):
+                # Short and long ones in each pass: the context of a short one is padded.
+                for other, length in enumerate((3, 20, 3, 20, 3, 20)):
+                    each.submit(f"{number} {other}", PROMPT[1:length][::-1], Sampling(max_tokens=6))
+                each.run()
+        assert not driver.errors and {**driver.tokens, "bad": []} == {**whole.tokens, "bad": []}

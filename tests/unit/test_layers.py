@@ -84,6 +84,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.scale_replay": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.bench"),
     "fleet.bench.scale_costs": ("fleet.core", "fleet.config", "fleet.control", "fleet.conductor.driver", "fleet.bench"),
     "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
+    # Without a fleet, the measure of layer spans is the anchor and places the span workers.
+    "fleet.bench.spans": ("fleet.core", "fleet.config", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
+    "fleet.bench.spans_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.spans", "fleet.stages", "fleet.worker",
+                              "fleet.bench"),
+    "fleet.bench.spans_recording": ("fleet.core", "fleet.engine.span_chain", "fleet.bench"),
+    "fleet.bench.spans_compute": ("fleet.core", "fleet.engine", "fleet.stages.base", "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.bench"),

@@ -1,5 +1,6 @@
 """Division of layers by memory: every layer once, the fullest process as empty as possible, and what lacks."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -39,6 +40,14 @@ def test_anchor_that_is_last_has_the_embedding_and_the_head() -> None:
 def test_head_that_is_the_embedding_is_counted_once_per_process(anchor_is_last: bool, copies: int) -> None:
     plan = plan_spans(sizes(8, tied=True), 1000, [1000], anchor_is_last=anchor_is_last)
     assert sum(each.num_bytes for each in plan.spans) == 8 * 120 + copies * 300 + 7 + 5 + 2 * 10
+
+
+@pytest.mark.parametrize("anchor_is_last", [True, False])
+def test_memory_of_the_anchor_alone_is_counted_in_its_process_only(anchor_is_last: bool) -> None:
+    plan = plan_spans(replace(sizes(12), anchor=200), 1000, [1000, 1000], anchor_is_last=anchor_is_last)
+    without = [sizes(12).bytes_of(each.span, is_anchor=each.is_anchor) for each in plan.spans]
+    added = [each.num_bytes - num_bytes for each, num_bytes in zip(plan.spans, without, strict=True)]
+    assert added == ([0, 0, 200] if anchor_is_last else [200, 0, 0])
 
 
 def test_plan_of_budgets_that_are_too_small_lacks_the_difference() -> None:

@@ -3,7 +3,7 @@
 Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,10 @@ class SpanLayers(Protocol):
 
     @property
     def kv_shape(self) -> KVShape: ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the loaded weights by name; a weight may have several."""
+        ...
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         """Compute the layers. `rows_NH`: the rows after the layer before, or embeddings."""

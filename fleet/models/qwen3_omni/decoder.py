@@ -6,7 +6,7 @@ Legend: N rows, H hidden size, h query heads, k key/value heads, d head size, I 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -98,14 +98,29 @@ class RmsNorm:
 
 
 class Decoder:
-    """Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H]. `kv_shape`: of its layers' KV pool."""
+    """Layers of a model that follow each other, with the final norm if it was loaded with them.
 
-    def __init__(self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor, rope: Tensor) -> None:
-        self.shape, self.layers, self._norm, self._rope = shape, layers, norm, rope
+    `first`: the model's number of the first of them, which is layer 0 of their KV pool. `kv_shape`: of that pool.
+    Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H].
+    """
+
+    def __init__(
+        self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor | None, rope: Tensor, *, first: int = 0
+    ) -> None:
+        self.shape, self.layers, self._norm, self._rope, self._first = shape, layers, norm, rope, first
         self.kv_shape = KVShape(num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
         self._params = AttentionParams(scale=shape.head_dim**-0.5)
-        self._row_norm = RmsNorm(len(norm), shape.eps, norm)
-        self._head_norm = RmsNorm(shape.head_dim, shape.eps, norm)
+        like = layers[0].input_norm
+        self.hidden_size = len(like)
+        self._row_norm = RmsNorm(self.hidden_size, shape.eps, like)
+        self._head_norm = RmsNorm(shape.head_dim, shape.eps, like)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the loaded weights, by the model's number of their layer and their names in it."""
+        found = {"norm": self._norm} if self._norm is not None else {}
+        for number, layer in enumerate(self.layers, start=self._first):
+            found |= _tensors_in(layer, f"layers.{number}")
+        return found
 
     def turns_at(self, positions: Tensor | int) -> Turns:
         """Return the turns of each row's position, or of one that all rows share."""
@@ -115,14 +130,29 @@ class Decoder:
     def forward(
         self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the final normed rows, and the rows that enter layer `tap`. `turns`: those of the layout's positions."""
+        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all layers."""
+        rows_NH, tapped = self.run_layers(rows_NH, layout, tap=tap, turns=turns)
+        return self.finish(rows_NH), tapped
+
+    def run_layers(
+        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the rows after the last of these layers, and those that enter the model's layer `tap`, if it is one of these.
+
+        `turns`: those of the layout's positions.
+        """
         turns = turns or self.turns_at(layout.positions)
-        tapped = None
+        tapped, tap_at = None, None if tap is None else tap - self._first
         for number, layer in enumerate(self.layers):
-            if number == tap:
+            if number == tap_at:
                 tapped = rows_NH
             rows_NH = self._layer(number, layer, rows_NH, turns, layout)
-        return self._row_norm(rows_NH) * self._norm, tapped
+        return rows_NH, tapped
+
+    def finish(self, rows_NH: Tensor) -> Tensor:
+        """Return the final norm of rows, of a decoder that was loaded with it."""
+        assert self._norm is not None, "a decoder without the final norm"
+        return self._row_norm(rows_NH) * self._norm
 
     def _layer(self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout) -> Tensor:
         shape, (cos, sin) = self.shape, turns
@@ -137,6 +167,17 @@ class Decoder:
         rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._params), layer.out)
         normed = self._row_norm(rows_NH) * layer.post_norm
         return rows_NH + layer.mlp(normed)
+
+
+def _tensors_in(part: object, name: str) -> dict[str, Tensor]:
+    """Return the tensors of a part of a layer, and of its parts, by their dotted names."""
+    if isinstance(part, Tensor):
+        return {name: part}
+    found: dict[str, Tensor] = {}
+    if isinstance(part, LayerWeights | GatedMlp | SparseMlp | ExpertWeights):
+        for field in fields(part):
+            found |= _tensors_in(getattr(part, field.name), f"{name}.{field.name}")
+    return found
 
 
 def rope_table(inv_freq: Tensor, scaling: float, num_positions: int, dtype: torch.dtype) -> Tensor:

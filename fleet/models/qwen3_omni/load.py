@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from fleet.core.layer_spans import LayerSpan
 from fleet.engine.torch.experts import Experts, ExpertWeights
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import TextConfig
@@ -19,17 +20,27 @@ THINKER_EMBEDDING = ("thinker.model.embed_tokens.weight", "thinker.model.languag
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 
 
-def load_decoder(reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int) -> Decoder:
-    """Load a decoder. `prefix` ends where layer numbers begin; the final norm is beside `layers.`."""
+def load_decoder(
+    reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int, span: LayerSpan | None = None,
+    *, with_norm: bool = True,
+) -> Decoder:  # fmt: skip
+    """Load a decoder, or only a span of its layers. `prefix` ends where layer numbers begin. `with_norm`: with the final norm."""
     shape = DecoderShape(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         eps=config.rms_norm_eps,
     )
-    layers = [_load_layer(reader, f"{prefix}{n}.", shape, config, experts) for n in range(config.num_hidden_layers)]
-    norm = reader.get(prefix.removesuffix("layers.") + "norm.weight")
-    return Decoder(shape, layers, norm, _rope(config, num_positions, norm))
+    numbers = range(config.num_hidden_layers) if span is None else range(span.first, span.final + 1)
+    layers = [_load_layer(reader, f"{prefix}{number}.", shape, config, experts) for number in numbers]
+    norm = reader.get(norm_beside(prefix)) if with_norm else None
+    rope = _rope(config, num_positions, layers[0].input_norm)
+    return Decoder(shape, layers, norm, rope, first=numbers.start)
+
+
+def norm_beside(prefix: str) -> str:
+    """Return the name of the final norm of a decoder by the prefix of its layers."""
+    return prefix.removesuffix("layers.") + "norm.weight"
 
 
 def _load_layer(reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts) -> LayerWeights:

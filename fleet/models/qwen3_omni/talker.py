@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import Walk
+from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
@@ -31,8 +32,9 @@ from fleet.engine.torch.tiles import in_tiles, padded
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
 from fleet.models.qwen3_omni.config import OmniConfig
-from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, load_decoder
+from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN
+from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
 
 DECODE = Walk("decode")
 CODES = "codes"
@@ -203,15 +205,24 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
 
 
 class Talker:
-    """Program of the Talker. It holds the Thinker's embedding table too, since text arrives as ids."""
+    """Program of the Talker. It holds the Thinker's embedding table too, since text arrives as ids.
 
-    def __init__(self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int, *, tiled: bool) -> None:
+    `layers`: those of this process, with all by default. An anchor has a span of them: its passes run through `layers` and span
+    workers. It has the output head, since the code predictor needs the final rows.
+    """
+
+    taps_elsewhere = False
+
+    def __init__(
+        self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int,
+        *, tiled: bool, span: LayerSpan | None = None,
+    ) -> None:  # fmt: skip
         talker = config.talker_config
         self._tiled = tiled
-        self._decoder = load_decoder(reader, "talker.model.layers.", talker.text_config, experts, num_positions)
-        self.kv_shape = self._decoder.kv_shape
+        self.layers = load_omni_span(reader, config, "talker", span or ALL_LAYERS, experts, num_positions, with_head=True)
+        self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
+        self.num_layers = talker.text_config.num_hidden_layers
         self._codec_table = reader.get("talker.model.codec_embedding.weight")
-        self._head = reader.get("talker.codec_head.weight")
         self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         self._from_text = _resize(reader, "talker.text_projection.")
         self._from_rows = _resize(reader, "talker.hidden_projection.")
@@ -220,14 +231,14 @@ class Talker:
         self.codec_end: int = talker.codec_eos_token_id
         self._lead_ids: list[int] = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         self._tail_ids: list[int] = [talker.codec_pad_id, talker.codec_bos_id]
-        self._suppressed_V = torch.zeros(len(self._head), device=self._head.device)
+        head = self.layers.head_VH
+        assert head is not None
+        self._suppressed_V = torch.zeros(len(head), device=head.device)
         self._suppressed_V[-NUM_NEVER_DRAWN:] = -torch.inf
         self._suppressed_V[self.codec_end] = 0.0
         self._never_V = self._suppressed_V < 0
-        self._ends_V = torch.arange(len(self._head), device=self._head.device) == self.codec_end
-        self.step_shape = StepShape(
-            hidden_size=self._head.shape[1], num_codes=talker.num_code_groups, num_ids=len(self._head), salt=SALT
-        )
+        self._ends_V = torch.arange(len(head), device=head.device) == self.codec_end
+        self.step_shape = StepShape(hidden_size=head.shape[1], num_codes=talker.num_code_groups, num_ids=len(head), salt=SALT)
         specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
@@ -274,10 +285,11 @@ class Talker:
         return self._predictor.embed(F.embedding(codes_1Q[:, 0], self._codec_table), codes_1Q[:, 1:])
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TalkerTask]) -> Forwarded:
+        assert len(self._decoder.layers) == self.num_layers, "the passes of an anchor run through `layers`"
         return Forwarded(last_NH=self._decoder.forward(rows_NH, layout)[0])
 
     def draw(self, tasks: Sequence[TalkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        logits_SV = F.linear(last_SH, self._head)[: len(tasks)]
+        logits_SV = self.layers.head(last_SH)[: len(tasks)]
         draws = [task.next_draw() for task in tasks]
         first_S = draw(logits_SV, draws, suppressed_V=self._suppressed_V, one_by_one=self._tiled)
         first = first_S.tolist()
@@ -286,12 +298,15 @@ class Talker:
         framed = dict(zip(speaking, frames, strict=True))
         return [framed[at] if at in framed else task.ended_at(first[at]) for at, task in enumerate(tasks)]
 
+    def draw_from(self, tasks: Sequence[TalkerTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        raise AssertionError("a Talker draws from final rows, which its code predictor needs")
+
     def _is_frame(self, first_code: int) -> bool:
         return first_code >= 0 and first_code != self.codec_end
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, _ = self._decoder.forward(inputs.rows_BH, layout)
-        logits_BV = F.linear(last_BH, self._head)
+        logits_BV = self.layers.head(last_BH)
         first_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
         first_BH = F.embedding(first_B.clamp(min=0), self._codec_table)
         residual_BR, sum_BH = self._predictor.predict(last_BH, first_BH, self._predictor.noise_of_inputs(inputs.draws))

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import BadInput
 from fleet.core.ids import Walk
+from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of, record_answers
 from fleet.engine.torch.experts import Experts
@@ -27,8 +28,9 @@ from fleet.engine.torch.step_inputs import StepInputs, StepShape
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.audio_tower import AudioTower
 from fleet.models.qwen3_omni.config import OmniConfig
-from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, THINKER_TEXT, load_decoder
+from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
+from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
 
 PREFILL = Walk("prefill")
 WITH_ROWS = "with_rows"
@@ -127,29 +129,36 @@ class ThinkerTask(AnsweringTask):
 
 
 class Thinker:
-    """Program of the Thinker, for text and audio prompts; images and video are not supported."""
+    """Program of the Thinker, for text and audio prompts; images and video are not supported.
+
+    `layers`: those of this process, with all by default. An anchor has a span of them: its passes run through `layers` and span
+    workers. `taps_elsewhere`: a span worker has the accept layer.
+    """
 
     def __init__(
         self, reader: WeightReader, config: OmniConfig, end_ids: frozenset[int], experts: Experts, num_positions: int,
-        *, one_by_one: bool,
+        *, one_by_one: bool, span: LayerSpan | None = None, with_head: bool = False,
     ) -> None:  # fmt: skip
+        """`span`: the layers of an anchor, which has all by default; `with_head`: it has the output head in any case."""
         thinker = config.thinker_config
         self._accept_layer: int = config.talker_config.accept_hidden_layer
-        if self._accept_layer >= thinker.text_config.num_hidden_layers:
-            raise ConfigError(f"checkpoint: accept_hidden_layer {self._accept_layer} is no layer", param="checkpoint")
-        self._decoder = load_decoder(reader, reader.first_prefix(THINKER_TEXT), thinker.text_config, experts, num_positions)
-        self.kv_shape = self._decoder.kv_shape
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
-        tied = bool(thinker.text_config.tie_word_embeddings) and not reader.has("thinker.lm_head.weight")
-        self._head = self._table if tied else reader.get("thinker.lm_head.weight")
+        self.layers = load_omni_span(
+            reader, config, "thinker", span or ALL_LAYERS, experts, num_positions, with_head=with_head, embedding_VH=self._table
+        )
+        self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
+        self.num_layers = thinker.text_config.num_hidden_layers
+        own = self.layers.span
+        self.taps_elsewhere = not own.first <= self._accept_layer <= own.final
+        head = self._table if self.layers.head_VH is None else self.layers.head_VH
         self._tower = AudioTower(reader, config)
         self._audio_id: int = thinker.audio_token_id
         self.multimodal_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
         self.end_ids = end_ids
-        self._never_V = torch.zeros(len(self._head), dtype=torch.bool, device=self._head.device)
+        self._never_V = torch.zeros(len(head), dtype=torch.bool, device=head.device)
         self._ends_V = self._never_V.clone()
         self._ends_V[sorted(end_ids)] = True
-        self.step_shape = StepShape(hidden_size=self._head.shape[1], num_codes=1, num_ids=len(self._head), salt=SALT)
+        self.step_shape = StepShape(hidden_size=head.shape[1], num_codes=1, num_ids=len(head), salt=SALT)
         self._one_by_one = one_by_one
 
     def open(self, request: EngineRequest) -> ThinkerTask:
@@ -196,16 +205,20 @@ class Thinker:
         return self._tower.encode(features, mask)
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[ThinkerTask]) -> Forwarded:
+        assert len(self._decoder.layers) == self.num_layers, "the passes of an anchor run through `layers`"
         last_NH, tapped_NH = self._decoder.forward(rows_NH, layout, tap=self._accept_layer)
         return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH)
 
     def draw(self, tasks: Sequence[ThinkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        logits_SV = F.linear(last_SH, self._head)
+        return self.draw_from(tasks, self.layers.head(last_SH))
+
+    def draw_from(self, tasks: Sequence[ThinkerTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        """Draw as `draw` does, from logits that another process may have computed."""
         return draw_answers(tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one)
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)
-        tokens_B = draw_rows(F.linear(last_BH, self._head), inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        tokens_B = draw_rows(self.layers.head(last_BH), inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
         rows_BH = F.embedding(tokens_B.clamp(min=0), self._table)
         return StepOutputs(codes_BQ=tokens_B[:, None].int(), rows_BH=rows_BH, tapped_BH=tapped_BH)
 

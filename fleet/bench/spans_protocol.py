@@ -1,0 +1,94 @@
+"""Messages between the measurement of layer spans and the processes that it starts: a line of JSON each.
+
+Loads no tensor library, nor does the measurement itself.
+"""
+
+import msgspec
+
+Extents = tuple[tuple[int, int, int], ...]
+"""Rows of a pass: for each request the number of its table, the first position and the one after the last."""
+
+
+class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of the commands, each of which is answered by one `SpanReply`."""
+
+
+class Begin(SpanCommand, frozen=True, kw_only=True):
+    """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process is a span worker.
+
+    `key`: of the connections, hexadecimal. `core`: the only one to run on. `data_limit_bytes`: of the process's private writable
+    memory (RLIMIT_DATA).
+    """
+
+    config: str
+    hosts_spans: bool
+    name: str
+    key: str
+    core: int | None = None
+    data_limit_bytes: int | None = None
+
+
+class Connect(SpanCommand, frozen=True, kw_only=True):
+    """Addresses of span workers by name: of an anchor's route, in order; to a worker those that it may have to connect to."""
+
+    addresses: dict[str, tuple[str, int]]
+
+
+class Answer(SpanCommand, frozen=True, kw_only=True):
+    """Answer `num_requests` requests together, each of `num_prompt` tokens, with `num_tokens`."""
+
+    num_requests: int
+    num_prompt: int
+    num_tokens: int
+
+
+class Compute(SpanCommand, frozen=True, kw_only=True):
+    """Compute passes of rows of this width, one after another, with the own layers: nothing is received or sent.
+
+    Where the output head is, logits of each extent's last row are computed if it is in `draws`, which has a part for each pass.
+    """
+
+    passes: tuple[Extents, ...]
+    draws: tuple[tuple[bool, ...], ...]
+    row_width: int
+
+
+class ReadMemory(SpanCommand, frozen=True, kw_only=True):
+    """Read every weight of a span once, and report the memory."""
+
+
+AnyCommand = Begin | Connect | Answer | Compute | ReadMemory
+
+
+class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes. `peak`: of what was resident. Resident now: `anonymous` of no file, and `weight_files` of the checkpoint's files.
+
+    `data`: what counts for the limit. `weights`: of a span, as loaded.
+    """
+
+    peak: int
+    anonymous: int
+    weight_files: int
+    data: int
+    weights: int = 0
+
+
+class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of `Answer`.
+
+    `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`: for each pass of an anchor, the
+    time from its sending to its result, without the computation of the span workers. `passes`, `draws`: those it formed, of rows
+    of `row_width`.
+    """
+
+    seconds: float = 0.0
+    prefill_s: float = 0.0
+    num_decoded: int = 0
+    answers: tuple[tuple[int, ...], ...] = ()
+    passes: tuple[Extents, ...] = ()
+    draws: tuple[tuple[bool, ...], ...] = ()
+    row_width: int = 0
+    hop_s: tuple[float, ...] = ()
+    address: tuple[str, int] | None = None
+    memory: ProcessMemory | None = None
+    error: str = ""

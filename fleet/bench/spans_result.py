@@ -1,0 +1,122 @@
+"""Result of the measurement of layer spans: the numbers, their tables and their targets. Measures nothing."""
+
+import msgspec
+from rich.console import Group
+
+from fleet.bench.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result
+from fleet.reporting.plot import Axes, Panel, finish_bars
+from fleet.reporting.stats import Ratio, percentile
+from fleet.reporting.tables import figure, table_of, titled
+
+ONE, FORWARD, REVERSE = "one process", "forward", "reverse"
+CEILINGS = {FORWARD: "forward, computation only", REVERSE: "reverse, computation only"}
+COLORS = {ONE: PLAYED, FORWARD: FLEET, REVERSE: MANY, CEILINGS[FORWARD]: OTHER, CEILINGS[REVERSE]: TWIN}
+GAIN_TARGET, SHARE_TARGET, SINGLE_TARGET, HOP_TARGET_MS = 1.5, 0.85, 1.05, 0.3
+
+
+class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of work, by name of the arrangement of processes: tokens per second in each round.
+
+    `is_prefill`: prompts are computed, else one token at a time of `num_requests` together.
+    """
+
+    name: str
+    is_prefill: bool
+    num_requests: int
+    tokens_per_s: dict[str, tuple[float, ...]]
+
+    def best(self, arrangement: str) -> float:
+        """Return the speed of the fastest round: other processes of the machine only make a round slower."""
+        return max(self.tokens_per_s[arrangement])
+
+    def gain(self, arrangement: str) -> float:
+        """Return the speed relative to one process."""
+        return self.best(arrangement) / self.best(ONE)
+
+    def share(self, arrangement: str) -> float:
+        """Return the share of the ceiling that is reached."""
+        return self.best(arrangement) / self.best(CEILINGS[arrangement])
+
+
+class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
+    """Passes of one request through `num_workers` span workers, each from its sending to its result, without the computation."""
+
+    num_workers: int
+    pass_s: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_workers} span worker{'s' if self.num_workers > 1 else ''}"
+
+    def hop_ms(self, percent: float) -> float:
+        return percentile(self.pass_s, percent) / self.num_workers * MS
+
+
+class SpansResult(Result, frozen=True, kw_only=True):
+    """`num_equal` of `num_answers` answers are the same as those of one process. `others_cores`: background load."""
+
+    model: str
+    spans: str
+    works: tuple[SpanWork, ...]
+    hops: tuple[SpanHops, ...]
+    num_equal: int
+    num_answers: int
+    others_cores: float | None
+
+    def tables(self) -> list[Group]:
+        table = table_of("tokens/s", *(work.name for work in self.works))
+        for name in COLORS:
+            table.add_row(name, *(figure(work.best(name)) for work in self.works))
+        hops = table_of("ms per hop", "p50", "p95", "passes")
+        for each in self.hops:
+            hops.add_row(
+                each.name,
+                figure(each.hop_ms(50)),
+                figure(each.hop_ms(95)),
+                f"{len(each.pass_s)}",
+            )
+        same = f"{self.num_equal} of {self.num_answers} answers are those of one process"
+        return [
+            titled(f"{self.model}; {self.spans}; a core per process, fastest rounds; {same}", table),
+            titled("passes of a tiny model beyond its computation", hops),
+        ]
+
+    def panels(self) -> list[Panel]:
+        return [self._draw]
+
+    def targets(self) -> list[Ratio]:
+        ratios = [ratio for work in self.works for direction in CEILINGS for ratio in _ratios(work, direction)]
+        return ratios + [
+            Ratio(
+                name=f"hop, {each.name}, p50", value=each.hop_ms(50), target=HOP_TARGET_MS, at_most=True,
+                unit="ms",
+            )
+            for each in self.hops
+        ]  # fmt: skip
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]
+
+    def _draw(self, axes: Axes) -> None:
+        width = 0.8 / len(COLORS)
+        for number, (name, color) in enumerate(COLORS.items()):
+            places = [place + (number - len(COLORS) / 2) * width for place in range(len(self.works))]
+            speeds = [work.best(name) / work.best(ONE) for work in self.works]
+            axes.bar(places, speeds, width, color=color, label=name, align="edge")
+        axes.set_xticks(range(len(self.works)), [work.name for work in self.works])
+        axes.set(ylabel="speed relative to one process", title=f"layer spans: {self.spans}")
+        axes.legend(fontsize=7)
+        finish_bars(axes)
+
+
+def _ratios(work: SpanWork, direction: str) -> list[Ratio]:
+    if work.num_requests == 1 and not work.is_prefill:
+        name = f"{work.name}, {direction}: time / one process"
+        return [Ratio(name=name, value=1 / work.gain(direction), target=SINGLE_TARGET, at_most=True)]
+    share = Ratio(
+        name=f"{work.name}, {direction} / ceiling", value=work.share(direction), target=SHARE_TARGET, at_most=False
+    )  # fmt: skip
+    if not work.is_prefill:
+        return [share]
+    name = f"{work.name}, {direction} / one process"
+    return [Ratio(name=name, value=work.gain(direction), target=GAIN_TARGET, at_most=False), share]

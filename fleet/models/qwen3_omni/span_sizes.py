@@ -1,0 +1,55 @@
+"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, from the headers of weight files: no weight is read."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from fleet.core.layer_spans import LayerSpan
+from fleet.core.span_plan import ModelSizes
+from fleet.models.checkpoint import WeightReader
+from fleet.models.qwen3_omni.config import OmniConfig, TextConfig
+from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
+from fleet.models.qwen3_omni.span import DividedStage, StageDecoder
+
+TALKER_PARTS = ("talker.model.codec_embedding.", "talker.text_projection.", "talker.hidden_projection.", "talker.code_predictor.")
+"""Prefixes of what the Talker has beside its decoder and the Thinker's embedding."""
+
+
+def decoder_sizes(
+    reader: WeightReader, config: OmniConfig, stage: DividedStage, dtype: torch.dtype,
+    *, num_positions: int, buffer_bytes: int, head_on_anchor: bool = False,
+) -> ModelSizes:  # fmt: skip
+    """Return the sizes of a stage's decoder, and of what only its anchor has.
+
+    `num_positions`: those whose keys and values each process is to hold. `head_on_anchor`: the final norm and the output head are
+    the anchor's for any span, as a Talker's always are. Raises: ConfigError as `StageDecoder.of`, and for unreadable files.
+    """
+    stored = StageDecoder.of(stage, reader, config)
+
+    def bytes_of(names: Sequence[str]) -> int:
+        return sum(math.prod(reader.shape(name)) for name in names) * dtype.itemsize
+
+    numbers = range(stored.config.num_hidden_layers)
+    layers = [bytes_of(stored.weights_of(reader, LayerSpan(number, number))) for number in numbers]
+    after, head = bytes_of([stored.norm]), bytes_of([stored.head])
+    prefixes = TALKER_PARTS if stage == "talker" else (reader.first_prefix(AUDIO_TOWER),)
+    anchor = sum(bytes_of(reader.under(prefix)) for prefix in prefixes)
+    stays = head_on_anchor or stage == "talker"
+    position_bytes = stored.config.head_dim * dtype.itemsize
+    return ModelSizes(
+        layers=tuple(size + _repeated_norm_rows(stored.config) * position_bytes for size in layers),
+        embedding=bytes_of([reader.first_prefix(THINKER_EMBEDDING)]),
+        before=0,
+        after=0 if stays else after,
+        head=0 if stays else head,
+        tied=stored.tied and not stays,
+        kv_bytes=2 * stored.config.num_key_value_heads * num_positions * position_bytes,
+        buffer_bytes=buffer_bytes + 2 * num_positions * position_bytes,  # the table of rotary embeddings
+        anchor=anchor + (after + head * (not stored.tied)) * stays,
+    )
+
+
+def _repeated_norm_rows(config: TextConfig) -> int:
+    """Return how many rows more than a checkpoint a loaded layer has: the norms of queries and keys, once for each head."""
+    return config.num_attention_heads + config.num_key_value_heads - 2
