@@ -161,12 +161,13 @@ class RouteKeeper:
         generation = self._write_route(client, hops)
         added = [hop for hop in hops if hop.worker not in self._hops]
 
-        def check() -> None:
-            self._check(records, [*self._hops, *(hop.worker for hop in added)])
-            if chain.is_broken:
-                raise RouteFailure("the present route has ended")
+        def is_over() -> bool:
+            return chain.is_broken or self._is_over(records, [*self._hops, *(hop.worker for hop in added)])
 
-        set_up_route(self._settings.anchor, added, self._terms(generation), check).close()
+        set_up_route(self._settings.anchor, added, self._terms(generation), is_over).close()
+
+    def _is_over(self, records: SpanRecords, workers: Sequence[WorkerId]) -> bool:
+        return self._stopping.is_set() or not records.all_listed(workers)
 
     def _set_up(self, client: redis.Redis, records: SpanRecords) -> None:
         """Try to set up a route; note a gap, or why it failed."""
@@ -175,7 +176,7 @@ class RouteKeeper:
             hops = self._choose(records)
             names = [hop.worker for hop in hops]
             generation = self._write_route(client, hops)
-            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._check(records, names))
+            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._is_over(records, names))
         except RouteFailure as failure:
             if isinstance(failure, RouteGap):
                 self._free_workers(client)  # another anchor may have the layers that this one lacks
@@ -187,13 +188,6 @@ class RouteKeeper:
         self._slot.offer(chain)
         described = ", ".join(f"{span} on {worker}" for span, worker in zip(self._wanted(), self._hops, strict=True))
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
-
-    def _check(self, records: SpanRecords, workers: Sequence[WorkerId]) -> None:
-        """Raises: RouteFailure if the route that is being set up is not worth waiting for."""
-        if self._stopping.is_set():
-            raise RouteFailure("the anchor stops")
-        if not records.all_listed(workers):
-            raise RouteFailure("a span worker of the route is lost")
 
     def _terms(self, generation: int) -> RouteTerms:
         settings, slot = self._settings, self._slot

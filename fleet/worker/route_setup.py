@@ -45,12 +45,12 @@ class RouteTerms:
 
 
 def set_up_route(
-    anchor: WorkerId, hops: Sequence[RouteHop], terms: RouteTerms, check: Callable[[], None] = lambda: None
+    anchor: WorkerId, hops: Sequence[RouteHop], terms: RouteTerms, is_stopping: Callable[[], bool] = lambda: False
 ) -> ConnectedChain:
     """Connect to the workers, in the order of the layers, and wait until all have loaded their spans.
 
-    `check` is called while this waits, and raises RouteFailure to end it: a frozen worker answers nothing, and its connection
-    stays open. Raises: RouteFailure, errors of `check`; the connections are closed then.
+    `is_stopping` is called every `CHECK_S` while they load, and returns True to give up.
+    Raises: RouteFailure; the connections are closed then.
     """
     arrivals, connections = SpanArrivals(), list[SpanConnection]()
     try:
@@ -60,7 +60,7 @@ def set_up_route(
                     hop.address, key=hop.key, own_name=anchor, purpose=FROM_ANCHOR, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S
                 )
             )  # fmt: skip
-        ready = _place(hops, terms, connections, arrivals, check)
+        ready = _place(hops, terms, connections, arrivals, is_stopping)
     except BaseException as error:
         for connection in connections:
             connection.close()
@@ -72,7 +72,7 @@ def set_up_route(
 
 def _place(
     hops: Sequence[RouteHop], terms: RouteTerms, connections: Sequence[SpanConnection], arrivals: SpanArrivals,
-    check: Callable[[], None],
+    is_stopping: Callable[[], bool],
 ) -> list[SpanReady]:  # fmt: skip
     """Give each worker its place, and return their answers."""
     following = [*(hop.worker for hop in hops[1:]), ""]
@@ -85,9 +85,10 @@ def _place(
     ready: dict[SpanConnection, SpanReady] = {}
     until_s = time.monotonic() + LOAD_TIMEOUT_S
     while len(ready) < len(connections):
-        check()
-        if time.monotonic() > until_s:
-            raise RouteFailure("span workers did not load their layers in time")
+        if is_stopping() or time.monotonic() > until_s:
+            raise RouteFailure(
+                "the setup of the route was given up: a span worker is lost or loads for too long, or the anchor stops"
+            )
         for arrival in arrivals.take(CHECK_S):
             if isinstance(arrival, ConnectionClosed):
                 raise RouteFailure(f"span worker {arrival.connection.peer} is gone: {arrival.reason}")

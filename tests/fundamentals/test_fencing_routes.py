@@ -108,6 +108,22 @@ def test_route_records_its_workers_and_their_spans(fleet: Control) -> None:
     assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == ["1:1", "0:0"]
 
 
+def test_route_without_workers_releases_the_last_ones(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR))
+    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND)] == ["", ""]
+    assert fleet.client.hget(keys.worker(ANCHOR), "route") == b"[]"
+
+
+def test_missing_layers_are_recorded_only_for_a_listed_anchor(fleet: Control) -> None:
+    assert fleet.run(scripts.note_gap(ANCHOR, "layers 2 to 3")) == "ok"
+    assert text(fleet.client.hget(keys.worker(ANCHOR), "gap")) == "layers 2 to 3"
+    assert fleet.run(scripts.note_gap(ANCHOR, "")) == "ok"
+    fleet.kill(ANCHOR)
+    assert fleet.run(scripts.note_gap(ANCHOR, "layer 2")) == "unlisted"
+    assert fleet.client.exists(keys.worker(ANCHOR)) == 0
+
+
 def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Control) -> None:
     seen = [generation_of(set_route(fleet, anchor, worker)) for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))]
     fleet.client.delete(keys.PREFIX + "route_generation")
@@ -173,3 +189,16 @@ def test_task_that_ran_alone_and_progressed_is_granted_again(control: Control) -
     assert control.append(epoch) == "ok"
     assert suspect(control, epoch) == "lost"
     assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == ("granted", "1", "")
+
+
+def test_session_of_a_file_is_recorded_only_for_a_listed_worker(control: Control) -> None:
+    def adopt(worker: WorkerId) -> str:
+        return control.run(scripts.adopt_prefix(worker, STAGE, "talk", keep_s=60))
+
+    assert adopt(WORKER) == "ok"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}
+    assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
+    control.register(ANCHOR)
+    control.kill()
+    assert [adopt(ANCHOR), adopt(WORKER)] == ["ok", "stale"]
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): ANCHOR.encode()}
