@@ -65,12 +65,12 @@ class KillPoint:
 
 
 class ObservedLayers(SpanLayers):
-    """A worker's or an anchor's layers, with functions that are called before and after each computation."""
+    """A worker's layers, with functions that are called with the rows before and after each computation."""
 
     def __init__(self, layers: SpanLayers) -> None:
         self._layers = layers
         self.before: Callable[[Tensor], None] = lambda _: None
-        self.after: Callable[[], None] = lambda: None
+        self.after: Callable[[Tensor], None] = lambda _: None
 
     @property
     def span(self) -> LayerSpan:
@@ -83,7 +83,7 @@ class ObservedLayers(SpanLayers):
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         self.before(rows_NH)
         done = self._layers.forward(rows_NH, layout)
-        self.after()
+        self.after(done.rows_NH)
         return done
 
     def finish(self, rows_NH: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class SpanWorkerThread:
             self.error = error
         finally:
             self._listener.close()
-            self.hosting.close()
+            self.hosting.close(self.arrivals.take(0))
             for connection in self._dialed:
                 connection.close()
 
@@ -197,7 +197,7 @@ class SpanWorkerThread:
         if kill is not None and kill.point == "sent" and self._has_computed(kill.number):
             raise WorkerKilled
 
-    def _after_computation(self) -> None:
+    def _after_computation(self, _: Tensor) -> None:
         if self._stopping.is_set():
             raise WorkerKilled
         if self.kill_point is not None and self.kill_point.point == "computed" and self._has_computed(self.kill_point.number):
@@ -272,9 +272,8 @@ class SpanRoute:
     ) -> None:
         """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`."""
         self._folder, self.split = folder, split
-        own = AnchorOptions(
-            span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **{"keep_bytes": 1 << 30, **(anchor or {})}
-        )
+        more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
+        own = AnchorOptions(span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more)
         self._options = BuildOptions(stage=LM, checkpoint=folder, anchor=own, **(options or {}))
         built = build(self._options)
         assert isinstance(built.engine, LMEngine) and built.route is not None
@@ -285,6 +284,7 @@ class SpanRoute:
         self.next_kill_points: list[KillPoint] = []
         """For workers that replace others."""
         self.open_requests: set[str] = set()
+        self._spare: dict[int, SpanWorkerThread] = {}
         self.worker_at = [self.start_worker() for _ in split.workers]
         self.chain: ObservedChain | None = None
         self.num_replaced = 0
@@ -333,6 +333,18 @@ class SpanRoute:
                     self.num_replaced += 1
             if not self.connect():
                 self.chain = None
+
+    def exchange(self, place: int) -> None:
+        """End the route, and let another live worker have a place in the next one: the one that had it before, or a new one."""
+        self._spare[place], self.worker_at[place] = self.worker_at[place], self._spare.get(place) or self.start_worker()
+        if self.chain is not None:
+            self.chain.close()
+
+    def begin_lineage(self) -> None:
+        """End the route; no worker keeps rows in the next one."""
+        self._lineage = 0
+        if self.chain is not None:
+            self.chain.close()
 
     def close(self) -> None:
         for worker in self._workers.values():

@@ -1,4 +1,4 @@
-"""What a process has sent to the next one of a route: a replaced neighbour is fed from it, so that only that one computes again.
+"""Log of the passes that a process has sent to the next one of a route: a replaced neighbour is fed from it, and computes again.
 
 Knows no connection and no tensor library.
 """

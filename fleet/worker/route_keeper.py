@@ -103,7 +103,7 @@ class RouteKeeper:
                 RouteHop(worker=record.worker, address=record.address, key=record.key, span=span)
                 for record, span in zip(chosen, self._wanted(), strict=True)
             ]
-            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), self._stopping.is_set)
+            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._check(records, chosen))
         except RouteFailure as failure:
             self._note_gap(str(failure))
             return
@@ -114,6 +114,13 @@ class RouteKeeper:
         self._slot.offer(chain)
         described = ", ".join(f"{span} on {worker}" for span, worker in zip(self._wanted(), self._hops, strict=True))
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
+
+    def _check(self, records: SpanRecords, chosen: Sequence[SpanWorkerRecord]) -> None:
+        """Raises: RouteFailure if the route that is being set up is not worth waiting for."""
+        if self._stopping.is_set():
+            raise RouteFailure("the anchor stops")
+        if not records.all_listed([record.worker for record in chosen]):
+            raise RouteFailure("a span worker of the route is lost")
 
     def _terms(self, generation: int) -> RouteTerms:
         settings, slot = self._settings, self._slot

@@ -45,11 +45,12 @@ class RouteTerms:
 
 
 def set_up_route(
-    anchor: WorkerId, hops: Sequence[RouteHop], terms: RouteTerms, is_stopping: Callable[[], bool] = lambda: False
+    anchor: WorkerId, hops: Sequence[RouteHop], terms: RouteTerms, check: Callable[[], None] = lambda: None
 ) -> ConnectedChain:
     """Connect to the workers, in the order of the layers, and wait until all have loaded their spans.
 
-    Raises: RouteFailure; the connections are closed then.
+    `check` is called while this waits, and raises RouteFailure to end it: a frozen worker answers nothing, and its connection
+    stays open. Raises: RouteFailure, errors of `check`; the connections are closed then.
     """
     arrivals, connections = SpanArrivals(), list[SpanConnection]()
     try:
@@ -59,7 +60,7 @@ def set_up_route(
                     hop.address, key=hop.key, own_name=anchor, purpose=FROM_ANCHOR, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S
                 )
             )  # fmt: skip
-        ready = _place(hops, terms, connections, arrivals, is_stopping)
+        ready = _place(hops, terms, connections, arrivals, check)
     except BaseException as error:
         for connection in connections:
             connection.close()
@@ -71,7 +72,7 @@ def set_up_route(
 
 def _place(
     hops: Sequence[RouteHop], terms: RouteTerms, connections: Sequence[SpanConnection], arrivals: SpanArrivals,
-    is_stopping: Callable[[], bool],
+    check: Callable[[], None],
 ) -> list[SpanReady]:  # fmt: skip
     """Give each worker its place, and return their answers."""
     following = [*(hop.worker for hop in hops[1:]), ""]
@@ -84,7 +85,8 @@ def _place(
     ready: dict[SpanConnection, SpanReady] = {}
     until_s = time.monotonic() + LOAD_TIMEOUT_S
     while len(ready) < len(connections):
-        if is_stopping() or time.monotonic() > until_s:
+        check()
+        if time.monotonic() > until_s:
             raise RouteFailure("span workers did not load their layers in time")
         for arrival in arrivals.take(CHECK_S):
             if isinstance(arrival, ConnectionClosed):

@@ -5,7 +5,7 @@ All is driven by what arrives on the connections; `handle` is called by one thre
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -110,10 +110,11 @@ class SpanHosting:
                     return
                 self._receive(connection, message, frame.payload)
 
-    def close(self) -> None:
-        """Close every connection."""
+    def close(self, unhandled: Iterable[Arrival] = ()) -> None:
+        """Close every connection, also those that were accepted and not handled: their peers would wait for answers."""
         self._leave("this worker ends")
-        for connection in list(self._connections):
+        opened = [arrival.connection for arrival in unhandled if isinstance(arrival, ConnectionOpened)]
+        for connection in [*self._connections, *opened]:
             connection.close()
 
     def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview) -> None:
@@ -223,7 +224,7 @@ class SpanHosting:
             route.following.send(encode_span_message(message))
 
     def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
-        """Compute a pass and send it on. One that fails goes on without rows: its changes of the pool are for every worker."""
+        """Compute a pass and send it on. One that fails is sent without rows: its changes of the pool are for every worker."""
         if work.number <= route.host.last_number:
             return
         began_s = time.monotonic()

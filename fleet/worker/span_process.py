@@ -99,7 +99,8 @@ class SpanWorkerProcess(RegisteredProcess):
             run(client, scripts.fence_worker("", worker))
         finally:
             listener.close()
-            self.drop_work()
+            if self._hosting is not None:
+                self._hosting.close(arrivals.take(0))
 
     def _load(self, span: LayerSpan) -> BuiltSpan:
         """Load a span, unless an earlier incarnation has."""

@@ -95,8 +95,11 @@ def assert_nothing_held(driver: TextDriver) -> None:
     route = driver.route
     assert route is not None
     driver.engine.pool.check()
+    engine: Any = driver.engine
     assert driver.engine.stats().pages_used == 0
     driver.settle(lambda: all(worker.is_idle for worker in route.worker_at))
+    kept = engine._passes._log
+    assert not (kept.num_tables or kept.num_bytes or kept.after(0)), "the anchor keeps sent rows"
 
 
 @pytest.mark.one_in(2, "invariant spans")
@@ -254,12 +257,14 @@ def test_workers_compute_chunks_of_one_prompt_at_the_same_time(name: str, folder
         assert not barrier.broken and len(driver.tokens["long"]) == 2
 
 
-def observe_anchor(driver: TextDriver, observe: Callable[[Any], None]) -> None:
+def observe_anchor(driver: TextDriver, observe: Callable[[Tensor], None]) -> None:
+    """Call a function with the rows that leave the anchor's layers."""
     layers: Any = driver.engine.program
     layers, forward = layers.layers, layers.layers.forward
 
     def observed(rows_NH: Tensor, layout: Any) -> Any:
-        observe(rows_NH)
-        return forward(rows_NH, layout)
+        done = forward(rows_NH, layout)
+        observe(done.rows_NH)
+        return done
 
     layers.forward = observed

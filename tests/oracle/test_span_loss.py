@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from fleet.core.errors import EngineError
 from fleet.core.request import Sampling
 from tests.oracle.test_span_engine import (
-    FORWARD,
+    HIDDEN,
     PROMPT,
-    REVERSE,
     SMALL_QWEN,
     SPLITS,
     VOCAB,
@@ -22,13 +18,12 @@ from tests.oracle.test_span_engine import (
     assert_nothing_held,
     driven,
     expected,
-    observe_anchor,
     prompts_of,
     sampling_of,
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver
+from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver, single
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 POINTS = ("before", "computed", "sent")
@@ -62,6 +57,7 @@ def assert_computed_once(driver: TextDriver, worker: SpanWorkerThread) -> None:
     assert worker.host.num_rows <= wanted
 
 
+@pytest.mark.one_in(4, "span losses")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", LOSSES)
 def test_killed_workers_are_replaced_and_alone_compute_again(name: str, seed: int, folder: Path) -> None:
@@ -87,6 +83,7 @@ def kill_some(route: SpanRoute, chance: random.Random) -> None:
         route.next_kill_points.append(KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)))
 
 
+@pytest.mark.one_in(4, "span losses without rows")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", LOSSES)
 def test_without_kept_rows_all_workers_compute_again(name: str, seed: int, folder: Path) -> None:
@@ -99,3 +96,36 @@ def test_without_kept_rows_all_workers_compute_again(name: str, seed: int, folde
             assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
             assert route_of(driver).num_replaced
             assert_nothing_held(driver)
+
+
+@pytest.mark.one_in(4, "span losses among aborts")
+@pytest.mark.parametrize("keep_bytes", [1 << 30, 40 * HIDDEN * 4, 0], ids=["all rows kept", "few", "none"])
+@pytest.mark.parametrize("name", ["forward 2", "reverse 2", "head on anchor 2"])
+def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(name: str, keep_bytes: int, folder: Path) -> None:
+    chance = random.Random(f"{name} {keep_bytes}")
+    asked: dict[str, tuple[list[int], Sampling]] = {}
+    ended: set[str] = set()
+    with driven(folder, SPLITS[name], {"keep_bytes": keep_bytes}, **{**INVARIANT, "kv_pages": 14}) as driver:
+        while len(asked) < 60 or driver.open:
+            if len(driver.open) < 8 and len(asked) < 60:
+                name = f"r{len(asked)}"
+                session = chance.choice(("", "one", "two"))
+                length = chance.randrange(1, 30)
+                prompt = [*PROMPT[:length], *(chance.randrange(2, VOCAB) for _ in range(chance.randrange(1, 20)))]
+                asked[name] = prompt, sampling_of(len(asked), chance.randrange(1, 16), sampled=chance.random() < 0.5)
+                driver.submit(name, *asked[name], session)
+            if driver.open and chance.random() < 0.04:
+                ended.add(chance.choice(sorted(driver.open)))
+                driver.end(max(ended & driver.open), keep=chance.random() < 0.5)
+            if chance.random() < 0.04:
+                chance.choice(route_of(driver).worker_at).kill()
+            driver.turn()
+        assert not driver.errors and route_of(driver).num_replaced > 3
+        driver.engine.drop_cached()
+        assert_nothing_held(driver)
+        answers = {name: tokens for name, tokens in driver.tokens.items() if name not in ended}
+    whole = single(folder, **INVARIANT)
+    for name in answers:
+        whole.submit(name, *asked[name])
+    whole.run()
+    assert answers == whole.tokens and len(answers) > 20

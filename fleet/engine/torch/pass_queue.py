@@ -55,7 +55,7 @@ class PassQueue(Protocol[TaskT]):
         return math.inf
 
     def follow_route(self) -> None:
-        """Go on with the next chain of other processes, if there is one."""
+        """Continue with the next chain of other processes, if there is one."""
 
     def take_suspects(self) -> Sequence[TaskT]:
         """Return, once, the tasks of the passes that ran when another process died."""

@@ -176,7 +176,7 @@ class SpanPasses(PassQueue[TaskT]):
         return suspects
 
     def _resume(self, chain: SpanChain) -> None:
-        """Go on with another chain: each worker sends again what the next one lacks, and so does the anchor."""
+        """Continue with another chain: each worker sends again what the next one lacks, and so does the anchor."""
         if self._chain is not None:
             self._chain.close()
         self._chain, self._break_noted = chain, False

@@ -67,7 +67,7 @@ def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
 
 
 class CausalProgram:
-    """What a process with all layers and one with a span share: tasks, embedding, draws.
+    """Common part of a process with all layers and of one with a span: tasks, embedding, draws.
 
     Shapes: `embed_tokens` maps ids [N] to rows [N, H], `head` rows [S, H] to logits [S, V].
     """
