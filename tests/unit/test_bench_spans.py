@@ -39,7 +39,8 @@ def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Pat
     file = write_config(tmp_path / "spans.yaml", divisible_config(options), tmp_path / "model", ("0:1", ("2:output",)))
     with span_group("spans", file, 1, []) as group:
         reply = group.anchor.ask(Answer(num_requests=2, num_prompt=3, num_tokens=4))
-        assert reply.num_decoded == 6 and [len(ids) for ids in reply.answers] == [4, 4]
+        # One request may have several tokens when the other one has its first.
+        assert 3 <= reply.num_decoded <= 6 and [len(ids) for ids in reply.answers] == [4, 4]
         assert len(reply.hop_s) == len(reply.passes) and min(reply.hop_s) > 0
         compute = Compute(passes=reply.passes, draws=reply.draws, row_width=reply.row_width)
         for process in (group.anchor, *group.workers):
