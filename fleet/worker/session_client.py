@@ -1,6 +1,5 @@
 """Client of workers' session services, and the file of a session."""
 
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,17 +123,15 @@ class SessionClient:
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":
     """Return what a worker sends, to the end. Raises: FleetError with the worker's error, or if it is lost."""
     received: list[tuple[AnySessionMessage, memoryview]] = []
-    until_s = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < until_s:
-        for arrival in arrivals.take(until_s - time.monotonic()):
+    while arrived := arrivals.take(TIMEOUT_S):
+        for arrival in arrived:
             if isinstance(arrival, ConnectionClosed):
                 raise FleetError(f"the worker is gone: {arrival.reason}; try again")
             if isinstance(arrival, FrameReceived):
-                message = decode_session_message(arrival.frame.header)
-                if isinstance(message, SessionEnd):
-                    if message.error:
-                        raise BadInput(message.error)
-                    return received
-                received.append((message, arrival.frame.payload))
-                until_s = time.monotonic() + TIMEOUT_S
+                received.append((decode_session_message(arrival.frame.header), arrival.frame.payload))
+        last = received[-1][0] if received else None
+        if isinstance(last, SessionEnd) and last.error:
+            raise BadInput(last.error)
+        if isinstance(last, SessionEnd):
+            return received[:-1]
     raise FleetError(f"the worker did not answer within {TIMEOUT_S:g} s")
