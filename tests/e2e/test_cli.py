@@ -283,7 +283,7 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
     shown = json.loads(call_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
     counts = ("queue_depth", "lag", "workers", "draining", "standby", "starting", "running", "capacity")
-    idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0, "loaded_percent": None}
+    idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0, "loaded_percent": None, "gap": ""}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0, "refused": {}}
     table = call_cli("status", "--once", cwd=tmp_path, env=env).stdout
