@@ -98,7 +98,7 @@ def _convolve(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) ->
 def convolve_to_one_channel(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
     """Return what `_convolve` does, in float32: one matrix product with all taps, whose columns are added, each shifted.
 
-    For GPUs, on which cuDNN's kernels for one output channel are slow. The steps of a decoder take as long as before, however: the
+    For GPUs, where cuDNN is slow with one output channel. Yet the steps of a decoder take as long as before: the
     kernel that takes most of them belongs to another convolution (torch 2.11, H200, bfloat16).
     """
     taps_KC = kernel[0, :, 0].t().float()
