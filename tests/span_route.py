@@ -16,9 +16,9 @@ from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import Sampling
-from fleet.core.span_messages import Returned, SpanFetch, SpanPass, SpanReport, SpanResult, SpanStore, decode_span_message
+from fleet.core.span_messages import Returned, SpanPass, SpanReport, SpanResult, decode_span_message
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import SpanArrival, SpanChain
+from fleet.engine.span_chain import DelegatingChain, SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
@@ -215,45 +215,21 @@ def _pass_number(arrival: Arrival) -> int:
     return message.number if isinstance(message, SpanPass) else 0
 
 
-class ObservedChain(SpanChain):
+class ObservedChain(DelegatingChain):
     """A chain that counts passes in flight and bytes of rows, and checks that results arrive in order."""
 
     def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
-        self._chain, self._when_started = chain, when_started
+        super().__init__(chain)
+        self._when_started = when_started
         self._in_flight: list[int] = []
         self._completed = 0
         self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
         self.errors: list[str] = []
 
-    @property
-    def generation(self) -> int:
-        return self._chain.generation
-
-    @property
-    def num_hops(self) -> int:
-        return self._chain.num_hops
-
-    @property
-    def is_broken(self) -> bool:
-        return self._chain.is_broken
-
-    @property
-    def first_has(self) -> int:
-        return self._chain.first_has
-
     def start(self, completed: int, tables: Sequence[int]) -> None:
         self._when_started()
         self._completed = completed
         self._chain.start(completed, tables)
-
-    def close(self) -> None:
-        self._chain.close()
-
-    def layers_of(self, hop: int) -> range:
-        return self._chain.layers_of(hop)
-
-    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
-        self._chain.send_to(hop, message, *rows)
 
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         if isinstance(message, SpanPass) and message.number > self._completed:

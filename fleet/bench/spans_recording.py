@@ -6,18 +6,19 @@ from collections.abc import Sequence
 import msgspec
 
 from fleet.bench.spans_protocol import Extents, SpanReply
-from fleet.core.span_messages import SpanFetch, SpanPass, SpanReport, SpanResult, SpanStore
-from fleet.engine.span_chain import SpanArrival, SpanChain
+from fleet.core.span_messages import SpanPass, SpanReport, SpanResult
+from fleet.engine.span_chain import DelegatingChain, SpanArrival, SpanChain
 
 US = 1e-6
 
 
-class RecordingChain(SpanChain):
+class RecordingChain(DelegatingChain):
     """A chain that records each pass: its rows, and the time from its sending to its result without the workers' computation."""
 
     def __init__(self, chain: SpanChain, item_bytes: int) -> None:
         """`item_bytes`: of a number in a row."""
-        self._chain, self._item_bytes = chain, item_bytes
+        super().__init__(chain)
+        self._item_bytes = item_bytes
         self.row_width = 0
         self._sent_s: dict[int, float] = {}
         self.clear()
@@ -32,31 +33,6 @@ class RecordingChain(SpanChain):
         return msgspec.structs.replace(
             reply, passes=tuple(self.passes), draws=tuple(self.draws), row_width=self.row_width, hop_s=tuple(self.hop_s)
         )
-
-    @property
-    def generation(self) -> int:
-        return self._chain.generation
-
-    @property
-    def num_hops(self) -> int:
-        return self._chain.num_hops
-
-    @property
-    def is_broken(self) -> bool:
-        return self._chain.is_broken
-
-    @property
-    def first_has(self) -> int:
-        return self._chain.first_has
-
-    def layers_of(self, hop: int) -> range:
-        return self._chain.layers_of(hop)
-
-    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
-        self._chain.send_to(hop, message, *rows)
-
-    def start(self, completed: int, tables: Sequence[int]) -> None:
-        self._chain.start(completed, tables)
 
     def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
         if isinstance(message, SpanPass):
@@ -75,6 +51,3 @@ class RecordingChain(SpanChain):
             if isinstance(result, SpanResult) and (sent_s := self._sent_s.pop(result.number, None)) is not None:
                 self.hop_s.append(now_s - sent_s - US * sum(hop.computed_us for hop in result.times))
         return arrivals
-
-    def close(self) -> None:
-        self._chain.close()

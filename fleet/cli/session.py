@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.errors import BadInput, NotFound
 from fleet.core.ids import StageName
+from fleet.core.request import session_name
 
 if TYPE_CHECKING:
     from fleet.worker.session_client import SessionClient
@@ -38,7 +38,7 @@ def save(name: Name, file: File, stage: OfStage = None, config: ConfigFile = Non
     Example: fleet session save my-conversation conversation.safetensors
     """
     deployment = open_deployment(config, set_)
-    own_stage, key = _stage_of(deployment, stage), internal_name(name)
+    own_stage, key = _stage_of(deployment, stage), session_name(name)
     began_s = time.monotonic()
     with _client(deployment) as client:
         saved = client.save(own_stage, key, name)
@@ -58,13 +58,8 @@ def load(name: Name, file: File, stage: OfStage = None, config: ConfigFile = Non
     given = SessionFile.read(file)
     began_s = time.monotonic()
     with _client(deployment) as client:
-        client.load(_stage_of(deployment, stage), internal_name(name), given)
+        client.load(_stage_of(deployment, stage), session_name(name), given)
     _print("loaded", given.info.num_rows, file, began_s)
-
-
-def internal_name(name: str) -> str:
-    """Return the name under which the gateway keeps the conversation with this `prompt_cache_key`."""
-    return blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def _print(done: str, num_rows: int, file: Path, began_s: float) -> None:

@@ -1,5 +1,7 @@
 """A client's request, as every process reads it. Knows no HTTP and no model: stage settings are keyed by stage name."""
 
+from hashlib import blake2b
+
 import msgspec
 
 from fleet.core.ids import EdgeName, RequestId, StageName
@@ -28,6 +30,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def may_end(self, num_drawn: int) -> bool:
         """Return True if the token after `num_drawn` sampled ones may be an end token."""
         return not self.ignore_eos and num_drawn >= self.min_tokens
+
+
+def session_name(key: str) -> str:
+    """Return the internal name of the conversation that clients call `key`: a digest, which is valid in a Redis key."""
+    return blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 class AudioClip(msgspec.Struct, frozen=True, kw_only=True):

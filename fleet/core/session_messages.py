@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fleet.core.errors import UnknownWireVersion
+from fleet.core.wire_codec import WireCodec
 
 PURPOSE = "session"
 """Purpose of the connection to a worker."""
@@ -56,17 +56,5 @@ class SessionEnd(SessionMessage, frozen=True, kw_only=True):
 
 
 AnySessionMessage = SaveSession | LoadSession | SessionHead | SessionPart | SessionEnd
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(AnySessionMessage)
-
-
-def encode_session_message(message: AnySessionMessage) -> bytes:
-    return _ENCODER.encode(message)
-
-
-def decode_session_message(data: bytes) -> AnySessionMessage:
-    """Raises: UnknownWireVersion for the message of another version."""
-    try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise UnknownWireVersion(f"a message about a session cannot be read: {error}; run one version of Fleet") from error
+_CODEC: WireCodec[AnySessionMessage] = WireCodec(AnySessionMessage, "a message about a session")
+encode_session_message, decode_session_message = _CODEC.encode, _CODEC.decode

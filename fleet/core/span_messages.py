@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from fleet.core.errors import UnknownWireVersion
+from fleet.core.wire_codec import WireCodec
 
 Returned = Literal["rows", "last_rows", "logits"]
 """Results of a route's last worker: all rows of a pass; the last rows of the extents that draw; their logits."""
@@ -154,7 +154,6 @@ class SpanStore(SpanMessage, frozen=True, kw_only=True):
     layer: int
     table: int
     pages: tuple[int, ...]
-    num_rows: int
     keys: bytes
     is_last: bool
 
@@ -176,17 +175,5 @@ AnySpanMessage = (
     SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal | SpanFetch | SpanFetched
     | SpanStore | SpanStored
 )  # fmt: skip
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(AnySpanMessage)
-
-
-def encode_span_message(message: AnySpanMessage) -> bytes:
-    return _ENCODER.encode(message)
-
-
-def decode_span_message(data: bytes) -> AnySpanMessage:
-    """Raises: UnknownWireVersion for the message of another version."""
-    try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise UnknownWireVersion(f"a message between span workers cannot be read: {error}; run one version of Fleet") from error
+_CODEC: WireCodec[AnySpanMessage] = WireCodec(AnySpanMessage, "a message between span workers")
+encode_span_message, decode_span_message = _CODEC.encode, _CODEC.decode

@@ -67,6 +67,51 @@ class SpanChain(Protocol):
     def close(self) -> None: ...
 
 
+class DelegatingChain(SpanChain):
+    """A chain that passes every call on to another one: base of those that observe it."""
+
+    def __init__(self, chain: SpanChain) -> None:
+        self._chain = chain
+
+    @property
+    def generation(self) -> int:
+        return self._chain.generation
+
+    @property
+    def num_hops(self) -> int:
+        return self._chain.num_hops
+
+    @property
+    def is_broken(self) -> bool:
+        return self._chain.is_broken
+
+    @property
+    def is_lost(self) -> bool:
+        return self._chain.is_lost
+
+    @property
+    def first_has(self) -> int:
+        return self._chain.first_has
+
+    def start(self, completed: int, tables: Sequence[int]) -> None:
+        self._chain.start(completed, tables)
+
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
+        self._chain.send(message, *rows)
+
+    def take(self, timeout_s: float) -> Sequence[SpanArrival]:
+        return self._chain.take(timeout_s)
+
+    def layers_of(self, hop: int) -> range:
+        return self._chain.layers_of(hop)
+
+    def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
+        self._chain.send_to(hop, message, *rows)
+
+    def close(self) -> None:
+        self._chain.close()
+
+
 class RouteSlot:
     """Thread-safe. Holds at most one chain that the engine has not taken; one that is replaced is closed.
 

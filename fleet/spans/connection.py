@@ -183,7 +183,7 @@ class SpanConnection:
         self._backlog.clear()
         self._backlog_bytes = 0
         self._changed.notify_all()
-        # What has arrived can still be read; after it, reading ends.
+        # Bytes that have arrived can still be read; then reading ends.
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

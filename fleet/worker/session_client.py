@@ -15,7 +15,7 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
 from fleet.core.errors import BadInput, FleetError, NotFound, NoWorker
-from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.session_messages import (
     PURPOSE,
@@ -31,6 +31,7 @@ from fleet.core.session_messages import (
 )
 from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
+from fleet.worker.endpoints import endpoint_of
 
 TIMEOUT_S = 60.0
 DIAL_TIMEOUT_S = 5.0
@@ -107,16 +108,16 @@ class SessionClient:
 
     def _connect(self, worker: WorkerId) -> tuple[SpanConnection, SpanArrivals]:
         fields = pairs(self._client.hgetall(keys.worker(worker)))
-        if "session_address" not in fields:
+        endpoint = endpoint_of("session", fields, self._secret)
+        if endpoint is None:
             raise NotFound(f"worker {worker} has left, or its engine does not save sessions")
         if self._secret is not None and not self._secret.verifies(worker, fields):
             raise BadInput(f"the record of worker {worker} in Redis is not signed with security.fleet_secret")
-        host, _, port = text(fields["session_address"]).rpartition(":")
         arrivals = SpanArrivals()
+        own_name = f"session@{uuid.uuid4().hex[:8]}"
         connection = dial(
-            (host, int(port)), key=span_connection_key(self._secret, fields["session_token"]),
-            own_name=f"session@{uuid.uuid4().hex[:8]}", purpose=PURPOSE, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S,
-        )  # fmt: skip
+            endpoint.address, key=endpoint.key, own_name=own_name, purpose=PURPOSE, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S
+        )
         return connection, arrivals
 
 

@@ -3,7 +3,6 @@
 Called from the worker's loop; nothing here waits.
 """
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,10 +23,9 @@ from fleet.core.session_messages import (
     encode_session_message,
 )
 from fleet.engine.base import Engine, SavedSession, SessionCopied
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.listener import SpanListener
-
-TOKEN_BYTES = 32
+from fleet.worker.endpoints import endpoint_fields, new_token
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,28 +59,34 @@ class SessionService:
         on_loaded: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._engine, self._stage, self._checkpoint, self._on_loaded = engine, stage, checkpoint, on_loaded
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self._token = new_token()
         self._arrivals = SpanArrivals()
-        key = span_connection_key(secret, self.token)
+        key = span_connection_key(secret, self._token)
         self._listener = SpanListener(host, arrivals=self._arrivals, key=key, own_name=worker)
+        self._connections: set[SpanConnection] = set()
         self._incoming: dict[SpanConnection, IncomingSession] = {}
         self._waiting: dict[str, list[SpanConnection]] = {}
 
     @property
     def fields(self) -> dict[str, str | bytes]:
         """The part of the worker's record by which `fleet session` connects."""
-        host, port = self._listener.address
-        return {"session_address": f"{host}:{port}", "session_token": self.token}
+        return endpoint_fields("session", self._listener.address, self._token)
 
     def close(self) -> None:
+        """Close the listener and every connection; a client notices, and tries again."""
         self._listener.close()
+        for connection in self._connections:
+            connection.close()
 
     def advance(self) -> None:
         """Handle what has arrived, and answer what the engine has copied."""
         for arrival in self._arrivals.take(0):
-            if isinstance(arrival, FrameReceived):
+            if isinstance(arrival, ConnectionOpened):
+                self._connections.add(arrival.connection)
+            elif isinstance(arrival, FrameReceived):
                 self._receive(arrival)
-            elif isinstance(arrival, ConnectionClosed):
+            else:
+                self._connections.discard(arrival.connection)
                 self._incoming.pop(arrival.connection, None)
         for copied in self._engine.take_copied():
             self._answer(copied)

@@ -1,7 +1,6 @@
 """The process of a span worker: registers, loads the span that an anchor gives it, and computes passes until it is stopped."""
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 
@@ -25,6 +24,7 @@ from fleet.stages.base import BuildOptions, BuiltSpan, SpanBuilder
 from fleet.stages.builders import span_builder
 from fleet.worker.availability import Availability
 from fleet.worker.device import DeviceMonitor
+from fleet.worker.endpoints import endpoint_fields, new_token
 from fleet.worker.lease import Lease
 from fleet.worker.peers import PeerAccess
 from fleet.worker.redis_link import RedisLink
@@ -41,7 +41,6 @@ DIAL_TIMEOUT_S = 2.0
 LOADING_S = 1800.0
 DRAIN_S = 2.0
 """Time that a process which stops gives its anchor to replace it in the route."""
-TOKEN_BYTES = 32
 
 
 class RedisNeighbours:
@@ -85,7 +84,7 @@ class SpanWorkerProcess(RegisteredProcess):
             self._hosting.close()
 
     def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = new_token()
         key = span_connection_key(self._access.secret, token)
         arrivals = SpanArrivals()
         listener = SpanListener(self._access.reach.address, arrivals=arrivals, key=key, own_name=worker)
@@ -162,7 +161,7 @@ class SpanWorkerProcess(RegisteredProcess):
             self.config, self._serves, fingerprint=self._fingerprint, device=options.device, dtype=options.dtype
         )
         record: dict[str, str | bytes] = {
-            **fields, "role": self.role, "capacity": "0", "span_address": f"{address[0]}:{address[1]}", "span_token": token,
+            **fields, "role": self.role, "capacity": "0", **endpoint_fields("span", address, token),
             "span": next(iter(self._loaded), ""),
         }  # fmt: skip
         if secret is not None:

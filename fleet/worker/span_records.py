@@ -9,8 +9,9 @@ import redis
 
 from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
-from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, WorkerId
+from fleet.worker.endpoints import endpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -81,18 +82,18 @@ class SpanRecords:
         return cast(int, reply)
 
     def _parse(self, worker: WorkerId, fields: Mapping[str, bytes]) -> SpanWorkerRecord | None:
-        if "span_address" not in fields:
+        endpoint = endpoint_of("span", fields, self._secret)
+        if endpoint is None:
             return None
         if self._secret is not None and not self._secret.verifies(worker, fields):
             if worker not in self._refused:
                 self._refused.add(worker)
                 log.warning("span worker %s is not used: its record in Redis is not signed with security.fleet_secret", worker)
             return None
-        host, _, port = text(fields["span_address"]).rpartition(":")
         return SpanWorkerRecord(
             worker=worker,
-            address=(host, int(port)),
-            key=span_connection_key(self._secret, fields["span_token"]),
+            address=endpoint.address,
+            key=endpoint.key,
             span=text(fields.get("span")),
             anchor=text(fields.get("anchor")),
             stands_by=text(fields.get("standby")) == "1",

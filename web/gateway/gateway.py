@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,7 @@ from fleet.control.client import ClientStream
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
 from fleet.core.ids import EdgeName, RequestId, StageName
-from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request import RequestSpec, Sampling, session_name
 from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
 from web.gateway.answer import AnswerStream, ClientEdges
@@ -258,9 +257,8 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
 
 
 def session_of(body: ChatOptions) -> str:
-    """Internal name of the conversation: a digest of the client's name, of fixed length and valid in a Redis key."""
-    key = body.prompt_cache_key
-    return blake2b(key.encode(), digest_size=16).hexdigest() if key is not None else ""
+    """Return the internal name of the conversation, "" without one."""
+    return session_name(body.prompt_cache_key) if body.prompt_cache_key is not None else ""
 
 
 def client_edges(graph: Graph) -> ClientEdges:

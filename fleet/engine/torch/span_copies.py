@@ -88,6 +88,6 @@ def _begin(copy: SpanCopy, chain: SpanChain) -> None:
         for layer in its:
             store = SpanStore(
                 generation=chain.generation, copy=copy.number, layer=layer, table=copy.table, pages=copy.pages,
-                num_rows=len(copy.keys), keys=copy.keys.tobytes(), is_last=layer == its[-1],
+                keys=copy.keys.tobytes(), is_last=layer == its[-1],
             )  # fmt: skip
             chain.send_to(hop, store, np.ascontiguousarray(copy.layers[layer]).data)

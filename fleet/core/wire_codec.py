@@ -1,0 +1,28 @@
+"""Messages of one union of structs as MessagePack."""
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from fleet.core.errors import UnknownWireVersion
+
+MessageT = TypeVar("MessageT")
+
+
+class WireCodec(Generic[MessageT]):
+    """Codec of the messages of one kind of connection. `union`: their types; `what`: their name in an error."""
+
+    def __init__(self, union: Any, what: str) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(union)
+        self._what = what
+
+    def encode(self, message: MessageT) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, data: bytes) -> MessageT:
+        """Raises: UnknownWireVersion for the message of another version."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise UnknownWireVersion(f"{self._what} cannot be read: {error}; run one version of Fleet") from error

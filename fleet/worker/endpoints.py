@@ -1,0 +1,38 @@
+"""Addresses at which workers accept connections, as their records in Redis name them. Opens none."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fleet.control.connect import text
+from fleet.core.fleet_secret import FleetSecret, span_connection_key
+
+Service = Literal["span", "session"]
+TOKEN_BYTES = 32
+
+
+def new_token() -> bytes:
+    """Return a token that a process registers, from which the key of connections to it is derived."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def endpoint_fields(service: Service, address: tuple[str, int], token: bytes) -> dict[str, str | bytes]:
+    """Return the fields of a worker's record by which others connect to one of its services."""
+    return {f"{service}_address": f"{address[0]}:{address[1]}", f"{service}_token": token}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """The address of a worker's service, and the key of connections to it."""
+
+    address: tuple[str, int]
+    key: bytes
+
+
+def endpoint_of(service: Service, record: Mapping[str, bytes], secret: FleetSecret | None) -> Endpoint | None:
+    """Return the endpoint in a record, whose MAC the caller has verified; None if the worker has no such service."""
+    if f"{service}_address" not in record:
+        return None
+    host, _, port = text(record[f"{service}_address"]).rpartition(":")
+    return Endpoint(address=(host, int(port)), key=span_connection_key(secret, record[f"{service}_token"]))
