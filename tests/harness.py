@@ -15,7 +15,7 @@ from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
 from fleet.control import scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import connect, run
 from fleet.control.stream import ClientStream
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
 from fleet.core.request import RequestSpec, Sampling
@@ -25,10 +25,13 @@ from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool
+from fleet.worker.head_follower import HeadMemory, follow_heads
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import read_peer_access
 from fleet.worker.redis_link import RedisLink
+from fleet.worker.registration import register_worker
+from fleet.worker.training_records import RedisRecords
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
@@ -62,14 +65,18 @@ class ThreadFleet:
         transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach)
         if config.stage(serves.stage).split is not None:
             share_pool(built.engine, transfer)
+        head_memory = HeadMemory(built.heads.capacity_bytes, transfer) if built.heads is not None else None
         fields: dict[str, str | bytes] = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch)}
         record = access.record(worker, role, fields, transfer)
-        call = scripts.register(worker, role, LEASE_US, record, replicas=serves.replicas, standby=serves.standby)
-        answer = text(run(client, call))
+        stands_by = register_worker(client, self.config, serves, worker, record, lease_us=LEASE_US)
+        if built.begin_training is not None:
+            built.begin_training(RedisRecords(client, worker, self.config.graph_declaration().main_stage.name))
         loop = WorkerLoop(
             config, worker, RoleName(role), built, RedisLink(client, worker, RoleName(role), access.secret), transfer
         )
-        loop.availability.standing_by = answer == "standby"
+        loop.availability.standing_by = stands_by
+        if head_memory is not None and built.heads is not None:
+            loop.maintenance.heads = follow_heads(config, built.heads, head_memory, loop)
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -77,7 +84,7 @@ class ThreadFleet:
     def _serve(self, loop: WorkerLoop) -> None:
         """One incarnation. Once fenced it has no inbox any more, and the next read ends it."""
         try:
-            loop.run(lambda: self.stopping.is_set() or loop.worker in self.killed, lambda: None)
+            loop.run(lambda: self.stopping.is_set() or loop.worker in self.killed, _publisher(loop))
         except ResponseError:
             if loop.worker not in self.fenced:
                 raise
@@ -119,9 +126,27 @@ class ThreadFleet:
             thread.join(timeout=10)
             assert not thread.is_alive(), "a fleet thread does not end"
         for loop in self.loops:
+            if loop.maintenance.heads is not None:
+                loop.maintenance.heads.close()
             loop.transfer.close()
         for client in self.clients:
             client.close()
+
+
+def _publisher(loop: WorkerLoop) -> Callable[[], None]:
+    """Return what publishes the draft head that a worker holds, as its lease does in a process."""
+    published = ""
+
+    def publish() -> None:
+        nonlocal published
+        held = str(loop.maintenance.vitals.get("held_head", ""))
+        if held != published:
+            published = held
+            loop.link.exchange(
+                [scripts.renew(loop.worker, LEASE_US, {"held_head": held})], free_slots=0, block_ms=0
+            )  # fmt: skip
+
+    return publish
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, 
 from fleet.spans.dial import dial, prove
 from fleet.spans.handshake import DialHandshake
 from fleet.spans.listener import SpanListener
+from fleet.spans.ring import BlockReads
 from tests.support import wait_until
 
 KEY = b"k" * 32
@@ -55,9 +56,9 @@ class ListenerUnderTest:
 
 
 @contextmanager
-def serving(handshake_timeout_s: float = 5.0) -> Iterator[ListenerUnderTest]:
+def serving(handshake_timeout_s: float = 5.0, blocks: BlockReads | None = None) -> Iterator[ListenerUnderTest]:
     """Serve with a listener; afterwards close what it accepted, and check that no thread is left."""
-    arrivals = SpanArrivals()
+    arrivals = SpanArrivals(blocks)
     listener = SpanListener(
         "127.0.0.1", arrivals=arrivals, key=KEY, own_name="acceptor", handshake_timeout_s=handshake_timeout_s
     )  # fmt: skip
@@ -69,9 +70,9 @@ def serving(handshake_timeout_s: float = 5.0) -> Iterator[ListenerUnderTest]:
 
 
 @contextmanager
-def connected(served: ListenerUnderTest) -> Iterator[SpanPair]:
+def connected(served: ListenerUnderTest, blocks: BlockReads | None = None) -> Iterator[SpanPair]:
     """Open a connection to the listener, and close both ends afterwards."""
-    arrivals = SpanArrivals()
+    arrivals = SpanArrivals(blocks)
     connection = dial_as("dialer", served.listener.address, arrivals)
     pair = SpanPair(connection, arrivals, served.opened().connection, served.arrivals)
     try:

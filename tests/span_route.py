@@ -16,8 +16,8 @@ from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import Sampling
-from fleet.core.span_messages import Returned, SpanPass, SpanReport, SpanResult, decode_span_message
-from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.core.span_messages import AnySpanMessage, Returned, SpanPass, SpanReport, SpanResult, decode_span_message
+from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.span_chain import DelegatingChain, SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
@@ -25,14 +25,16 @@ from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.span_host import SpanHost
 from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.program import CausalTask
-from fleet.models.causal_lm.span import SpanModel
-from fleet.models.causal_lm.span_load import load_span
 from fleet.spans.connection import Arrival, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
+from fleet.spans.ring import BlockReads
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
-from fleet.stages.text import PREFILL, build
+from fleet.stages.builders import span_builder, stage_builder
+from fleet.stages.text import PREFILL
+from fleet.worker.loaded_spans import LoadedSpans
 from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.worker.span_hosting import SpanHosting
 
@@ -80,6 +82,10 @@ class ObservedLayers(SpanLayers):
     def kv_shape(self) -> KVShape:
         return self._layers.kv_shape
 
+    @property
+    def has_tapped_layer(self) -> bool:
+        return self._layers.has_tapped_layer
+
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
         self.before(rows_NH)
         done = self._layers.forward(rows_NH, layout)
@@ -100,27 +106,33 @@ _loading = threading.Lock()
 """While it loads a model, `transformers` changes the default dtype of the whole process."""
 
 
-def loaded_span(folder: Path, notation: str) -> SpanModel:
+def graph_of(stage: StageName) -> Graph:
+    return next(graph for graph in GRAPHS.values() if any(each.name == stage for each in graph.stages))
+
+
+def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
     """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
     with _loading:
-        return _loaded_once(folder, notation)
+        return _loaded_once(options.stage, options.checkpoint, options.numerics, span)
 
 
 @cache
-def _loaded_once(folder: Path, notation: str) -> SpanModel:
-    return load_span(folder, LayerSpan.parse(notation, "span"), torch.float32, with_embedding=False)
+def _loaded_once(stage: StageName, folder: Path, numerics: str, span: LayerSpan) -> BuiltSpan:
+    return span_builder(graph_of(stage), stage)(BuildOptions(stage=stage, checkpoint=folder, numerics=numerics), span)
 
 
 class SpanWorkerThread:
     """A span worker. `layers`: once its span is loaded."""
 
-    def __init__(self, name: str, folder: Path, options: BuildOptions, workers: "dict[WorkerId, SpanWorkerThread]") -> None:
-        self.name, self._folder, self._workers = WorkerId(name), folder, workers
-        self.arrivals = SpanArrivals()
+    def __init__(
+        self, name: str, options: BuildOptions, workers: "dict[WorkerId, SpanWorkerThread]", blocks: BlockReads | None = None
+    ) -> None:
+        self.name, self._options, self._workers = WorkerId(name), options, workers
+        self.arrivals = SpanArrivals(blocks)
         self._listener = SpanListener("127.0.0.1", arrivals=self.arrivals, key=KEY, own_name=name)
         self.address = self._listener.address
         where = open_device(device="cpu", dtype=options.dtype, numerics=options.numerics, threads=1)
-        self.hosting = SpanHosting(where, self._load, self, lambda: None)
+        self.hosting = SpanHosting(where, LoadedSpans(self._load), self, lambda: None)
         self.layers: ObservedLayers | None = None
         self.observe: Callable[[ObservedLayers], None] = lambda _: None
         self.on_pass: Callable[[int], None] = lambda _: None
@@ -143,6 +155,11 @@ class SpanWorkerThread:
     def host(self) -> SpanHost:
         assert self.hosting.route is not None, f"{self.name} has no route"
         return self.hosting.route.host
+
+    @property
+    def num_blocks_sent(self) -> int:
+        """Payloads that NIXL was to read by the worker after this one."""
+        return sum(connection.num_blocks[1] for connection in self._dialed)
 
     @property
     def is_idle(self) -> bool:
@@ -168,11 +185,11 @@ class SpanWorkerThread:
         assert not self.is_alive, f"{self.name} has not ended"
 
     def _load(self, span: LayerSpan) -> BuiltSpan:
-        model = loaded_span(self._folder, str(span))
-        self.layers = ObservedLayers(model)
+        loaded = loaded_span(self._options, span)
+        self.layers = ObservedLayers(loaded.layers)
         self.layers.after = self._after_computation
         self.observe(self.layers)
-        return BuiltSpan(layers=self.layers, num_bytes=sum(weight.nbytes for weight in model.weights().values()))
+        return BuiltSpan(layers=self.layers, num_bytes=loaded.num_bytes)
 
     def _run(self) -> None:
         torch.set_num_threads(1)
@@ -225,21 +242,23 @@ class ObservedChain(DelegatingChain):
         self._completed = 0
         self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
         self.errors: list[str] = []
+        self.loses: Callable[[AnySpanMessage], bool] = lambda _: False
+        """Returns True for a message that is lost on its way to the anchor."""
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
         self._when_started()
         self._completed = completed
         self._chain.start(completed, tables)
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
         if isinstance(message, SpanPass) and message.number > self._completed:
             self._in_flight.append(message.number)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         self.num_sent_bytes += sum(len(part) for part in rows)
-        self._chain.send(message, *rows)
+        self._chain.send(message, *rows, when_sent=when_sent)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        arrivals = self._chain.take(timeout_s)
+        arrivals = [arrival for arrival in self._chain.take(timeout_s) if not self.loses(arrival.message)]
         for arrival in arrivals:
             self.num_received_bytes += len(arrival.payload)
             if isinstance(arrival.message, SpanResult) and arrival.message.number in self._in_flight:
@@ -250,20 +269,21 @@ class ObservedChain(DelegatingChain):
 
 
 class SpanRoute:
-    """An anchor's engine with its span workers: `worker_at` by the number of the span."""
+    """An anchor, as it is `built`, with its span workers: `worker_at` by the number of the span."""
 
     def __init__(
-        self, folder: Path, split: Split, *, options: dict[str, Any] | None = None, anchor: dict[str, Any] | None = None
-    ) -> None:
-        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`."""
-        self._folder, self.split = folder, split
+        self, folder: Path, split: Split, *, options: dict[str, Any] | None = None, anchor: dict[str, Any] | None = None,
+        stage: StageName = LM, blocks: BlockReads | None = None,
+    ) -> None:  # fmt: skip
+        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`. `blocks`: see `SpanArrivals`."""
+        self.split, self._blocks = split, blocks
         more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
         own = AnchorOptions(span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more)
-        self._options = BuildOptions(stage=LM, checkpoint=folder, anchor=own, **(options or {}))
-        built = build(self._options)
-        assert isinstance(built.engine, LMEngine) and built.route is not None
-        self.engine: Engine = built.engine
-        self._slot, self._own = built.route, own
+        self._options = BuildOptions(stage=stage, checkpoint=folder, anchor=own, **(options or {}))
+        self.built = stage_builder(graph_of(stage), stage)(self._options)
+        assert isinstance(self.built.engine, LMEngine) and self.built.route is not None
+        self.engine: Engine = self.built.engine
+        self._slot, self._own = self.built.route, own
         self._workers: dict[WorkerId, SpanWorkerThread] = {}
         self._num_started = self.generation = self._lineage = 0
         self.next_kill_points: list[KillPoint] = []
@@ -276,7 +296,7 @@ class SpanRoute:
 
     def start_worker(self) -> SpanWorkerThread:
         self._num_started += 1
-        worker = SpanWorkerThread(f"span-worker-{self._num_started}", self._folder, self._options, self._workers)
+        worker = SpanWorkerThread(f"span-worker-{self._num_started}", self._options, self._workers, self._blocks)
         self._workers[worker.name] = worker
         return worker
 
@@ -293,7 +313,7 @@ class SpanRoute:
             keep_bytes=self._own.keep_bytes,
         )  # fmt: skip
         try:
-            chain = set_up_route(ANCHOR, hops, terms)
+            chain = set_up_route(ANCHOR, hops, terms, blocks=self._blocks)
         except RouteFailure:
             return False
         workers = list(self.worker_at)
@@ -348,6 +368,8 @@ class TextDriver:
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     errors: dict[str, FleetError] = field(default_factory=dict[str, FleetError])
     logits: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
+    arrays: dict[str, list[Arrays]] = field(default_factory=dict[str, list[Arrays]])
+    """Those of outputs that have no token: of a Thinker's prompt."""
     open: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
@@ -364,10 +386,16 @@ class TextDriver:
 
     def submit(self, name: str, prompt: Sequence[int], sampling: Sampling, session: str = "") -> None:
         params = {NUM_POSITIONS: str(len(prompt) + sampling.max_tokens)}
-        self.engine.submit(EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session))
-        self.engine.feed(RequestId(name), EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True))
+        request = EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session)
+        self.submit_request(request, [EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)])
+
+    def submit_request(self, request: EngineRequest, pieces: Sequence[EngineInput]) -> None:
+        name = str(request.request_id)
+        self.engine.submit(request)
+        for piece in pieces:
+            self.engine.feed(request.request_id, piece)
         self.open.add(name)
-        self.tokens[name] = []
+        self.tokens[name], self.arrays[name] = [], []
 
     def turn(self) -> Sequence[EngineOutput]:
         self.engine.take_suspects()
@@ -385,6 +413,8 @@ class TextDriver:
         name = str(output.request_id)
         if TOKEN in output.arrays:
             self.tokens[name] += output.arrays[TOKEN].tolist()
+        else:
+            self.arrays[name].append(output.arrays)
         if output.error is not None:
             self.errors[name] = output.error
         if output.final or output.error is not None:
@@ -409,9 +439,15 @@ class TextDriver:
         self.run(is_done)
 
 
-def single(folder: Path, **options: Any) -> TextDriver:
+def single(folder: Path, *, stage: StageName = LM, **options: Any) -> TextDriver:
     """Return the driver of an engine with all layers."""
-    built = build(BuildOptions(stage=LM, checkpoint=folder, **options))
+    built = stage_builder(graph_of(stage), stage)(BuildOptions(stage=stage, checkpoint=folder, **options))
     assert isinstance(built.engine, LMEngine)
     engine: Engine = built.engine
     return TextDriver(engine)
+
+
+def route_of(driver: TextDriver) -> SpanRoute:
+    """Return the route of a driver whose model is divided."""
+    assert driver.route is not None
+    return driver.route

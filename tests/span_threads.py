@@ -20,6 +20,7 @@ from fleet.stages.base import SpanBuilder
 from fleet.worker.main import WorkerProcess, build_options, build_stage
 from fleet.worker.peers import PeerAccess
 from fleet.worker.registered_process import RegisteredProcess
+from fleet.worker.span_memory import layer_sizes
 from fleet.worker.span_process import SpanWorkerProcess
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
@@ -51,7 +52,8 @@ class SpanThreads:
         config = self.config.for_role(self.config.role(STAGE))
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
-        process = WorkerProcess(config, RoleName(STAGE), self.url, built, dtype="float32", access=access)
+        sizes = layer_sizes(config, build_options(config, STAGE, self.checkpoint), built.route)
+        process = WorkerProcess(config, RoleName(STAGE), self.url, built, dtype="float32", access=access, sizes=sizes)
         self._start(process, self.add_anchor)
         return process
 

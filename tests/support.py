@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
+import psutil
 import pytest
 import redis
 
@@ -28,6 +29,13 @@ POLL_S = 0.01
 NEVER_EXPIRES = -1
 """Redis's answer to TTL for a key without an expiry; a key that is gone by now has -2."""
 T = TypeVar("T")
+
+
+def command_line(process: psutil.Process) -> tuple[str, ...]:
+    """Return the arguments of a process; none once it has ended, whether or not its parent has waited for it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return tuple(process.cmdline())
+    return ()
 
 
 def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 30.0) -> T:
@@ -188,10 +196,15 @@ class Running:
 
 
 @contextmanager
-def start_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """Start `fleet ARGUMENTS` in a session of its own, and kill its remaining processes at the end."""
+def start_cli(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
+) -> Iterator[Running]:  # fmt: skip
+    """Start `fleet ARGUMENTS` in a session of its own, and kill its remaining processes at the end.
+
+    `within`: the beginning of its command line.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "fleet.cli", *arguments],
+        [*within, sys.executable, "-m", "fleet.cli", *arguments],
         cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,
     )  # fmt: skip

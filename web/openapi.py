@@ -15,13 +15,17 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fleet.core.span_routes import SpanRoutes
 from fleet.core.telemetry import Job, Transfers
+from fleet.core.training_figures import TrainingState
 from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (
     AbortResult,
     DeadLetterList,
     DeletionResult,
+    DrafterResult,
+    DraftsList,
     JobBody,
     JobList,
     LogList,
@@ -33,6 +37,7 @@ from web.fleet_api.routes import (
     WorkerList,
     WorkerOrderResult,
 )
+from web.fleet_api.training import ForgottenResult, VersionResult
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
 from web.openai.audio_encoder import MEDIA_TYPES
@@ -123,6 +128,20 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST", "/v1/fleet/workers/{worker_id}/{order}", "Order a worker: drain, resume, stop or dump", answer=WorkerOrderResult
     ),
+    Operation("GET", "/v1/fleet/drafters", "Drafters of the stages, and how many drafts were accepted", answer=DraftsList),
+    Operation(
+        "POST", "/v1/fleet/drafters/{stage}/{drafter}", "Choose a stage's drafter: off, ngram, suffix, eagle3 or configured",
+        answer=DrafterResult,
+    ),
+    Operation("GET", "/v1/fleet/training", "The trainer, captures, and versions of the draft head", answer=TrainingState),
+    Operation("POST", "/v1/fleet/training/forget", "Let the trainer forget all samples that it holds", answer=ForgottenResult),
+    Operation(
+        "POST", "/v1/fleet/draft-versions/{number}/promote", "Draft with a version of the draft head; 0: that of the start",
+        answer=VersionResult,
+    ),
+    Operation(
+        "POST", "/v1/fleet/draft-versions/rollback", "Return to the version before the present one", answer=VersionResult
+    ),
     Operation("GET", "/v1/fleet/queues", "Queue and workers of each role", answer=QueueList),
     Operation("GET", "/v1/fleet/dead-letters", "Requests that killed workers", answer=DeadLetterList),
     Operation(
@@ -130,6 +149,9 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("DELETE", "/v1/fleet/dead-letters/{request_id}", "Delete a dead letter", answer=DeletionResult),
     Operation("GET", "/v1/fleet/transfers", "Tensors between workers, by edge", answer=Transfers),
+    Operation(
+        "GET", "/v1/fleet/routes", "Routes of divided models, their processes, and span workers in none", answer=SpanRoutes
+    ),
     Operation("GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList),
     Operation(
         "GET", "/v1/fleet/logs", "Log lines of all processes, newest first",

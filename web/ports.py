@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from fleet.control.client import GatewayRequests, JobClient, LoginStore, Operations, Telemetry, VoiceStore
+from fleet.control.client import GatewayRequests, JobClient, LoginStore, Operations, Telemetry, TrainingClient, VoiceStore
 
 
 class FleetPort(Protocol):
@@ -22,3 +22,5 @@ class FleetPort(Protocol):
     def voice(self) -> VoiceStore: ...
     @property
     def logins(self) -> LoginStore: ...
+    @property
+    def training(self) -> TrainingClient: ...

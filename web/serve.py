@@ -119,6 +119,7 @@ async def serve(
         _announce(config, listener)
         await server.serve([listener])
     finally:
+        await app.state.stop_captures()
         await client.stop()
 
 

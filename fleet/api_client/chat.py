@@ -58,6 +58,7 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | UnsetType = UNSET
     temperature: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
+    prompt_cache_key: str | UnsetType = UNSET
     fleet: StageBounds | UnsetType = UNSET
 
 

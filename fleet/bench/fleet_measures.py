@@ -20,14 +20,17 @@ from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
+from fleet.bench.links import measure_links
 from fleet.bench.load import with_background_load
 from fleet.bench.options import BenchOptions
 from fleet.bench.reference import ReferenceResult, ReferenceWork, run_in_subprocess
 from fleet.bench.report import BenchReport, draw, judge, show, write_report
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
+from fleet.bench.span_hops import measure_span_hops
 from fleet.bench.spans import measure_spans
 from fleet.bench.spans_memory import measure_too_large
+from fleet.bench.speculation import measure_speculation
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
@@ -82,8 +85,14 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
             report = replace(report, engines=measure_engines(options, progress.steps))
         if options.spans:
             report = replace(report, spans=measure_spans(options, progress.steps))
+        if options.span_hops:
+            report = replace(report, span_hops=measure_span_hops(progress.steps, small=options.small))
         if options.too_large:
             report = replace(report, too_large=measure_too_large(options, progress.steps))
+        if options.links:
+            report = replace(report, links=measure_links(options, progress.steps))
+        if options.speculation:
+            report = replace(report, speculation=measure_speculation(options, progress.steps))
         if options.sessions > 1:
             report = replace(report, voice_sessions=_measure_voice_sessions(options, progress))
         elif options.voice or options.barge_in:

@@ -31,8 +31,18 @@ What is measured
                prompt, and of decode at 1 and 32 requests, beside what both compute without any transfer. A core and a thread
                per process; without Redis. Then passes of a tiny model through 1 and 3 span workers. The model is a random one
                of 254 million parameters unless --set checkpoint= names another; with --small it is tiny
+  --span-hops  blocks of 16 KiB to 64 MiB between two processes: on a TCP connection, and through a ring of memory that NIXL reads
+               (stages.*.spans.nixl_kib), in the memory of this host and over TCP. With --small the small ones only
   --too-large  a random model of 2.8 GB in one process without a limit of memory; then, with a limit of 0.65 of its peak for each
                process (RLIMIT_DATA), in one process, and divided as planned between two: tokens per second, and memory
+  --links      decode steps of a model divided between three processes, in network namespaces whose links have a delay of 10 ms,
+               and are made for the run (Linux, as root): the time beyond the computation, beside messages of the same sizes
+               over plain TCP on these links
+  --speculation
+               one stage in one process, which answers held-out questions of Pocket's corpus with each drafter and without, at
+               batch 1, 4, 8 and 16, in fast and in invariant numerics: tokens per second, tokens of a request per pass, and
+               the share of accepted drafts by position. `suffix` has served 3,000 other questions before. With
+               --set graph=text --set checkpoint=DIR a model of your own, with --small a few questions
   --voice      spoken questions over the Realtime WebSocket in real time: from the last voiced sample to the first audio
                of the answer, and the parts of that time; questions in the fleet's own voice, or from --wav files.
                With --sessions N as many sessions run concurrently, over the API's and the console's sockets, each with
@@ -61,6 +71,7 @@ Examples
   fleet bench --hand-off --interference --png x.png cost and benefit of splitting
   fleet bench --engines --set graph=text            engines compared, where vLLM is installed
   fleet bench --spans --check                       cost and benefit of dividing a model's layers
+  fleet bench --links --check                       a divided model over slow links
   fleet bench --hand-off --config configs/thinker_pd.yaml --set checkpoint=/models/x --set device=cuda
 
 Numbers from a busy machine mean little: the report gives the background load.
@@ -99,7 +110,10 @@ class BenchOptions(argparse.Namespace):
     interference: bool
     engines: bool
     spans: bool
+    span_hops: bool
     too_large: bool
+    links: bool
+    speculation: bool
     prompt_tokens: int
     voice: bool
     sessions: int
@@ -123,13 +137,16 @@ def parse(args: list[str]) -> BenchOptions:
         parser.error("--engine fake starts a fleet for --sessions N: give that, and no --url")
     if options.sessions and options.barge_in:
         parser.error("--barge-in measures one session: give --sessions in a run of its own")
-    if options.small and not (options.gpu or options.spans or options.too_large):
-        parser.error("--small is the small size of --gpu, --spans or --too-large: give one of them too")
+    of_spans = options.spans or options.span_hops or options.too_large or options.links
+    if options.small and not (options.gpu or of_spans or options.speculation):
+        parser.error(
+            "--small is the small size of --gpu, --spans, --span-hops, --too-large, --links or --speculation: give one of them"
+        )
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
     partial = bool(options.hop or options.transfer or options.scale or options.hand_off or options.interference)
-    partial = partial or bool(options.engines or options.spans or options.too_large or spoken)
+    partial = partial or bool(options.engines or of_spans or options.speculation or spoken)
     of_a_fleet = options.url or options.up or options.config or options.overrides or options.baseline or options.twin
     if options.gpu and (partial or of_a_fleet or options.png):
         parser.error(
@@ -181,12 +198,17 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--interference", action="store_true", help="measure the delay that long prompts cause to running answers")
     also.add_argument("--engines", action="store_true", help="compare the torch engine, vLLM, and a fleet on vLLM")
     also.add_argument("--spans", action="store_true", help="measure a model whose layers are divided between processes")
+    also.add_argument("--span-hops", action="store_true", help="measure rows between span workers by TCP and by NIXL")
     also.add_argument("--too-large", action="store_true", help="measure spans of a model that is too large for one process")
+    also.add_argument("--links", action="store_true", help="measure decode steps of spans over slow links, as root")
+    also.add_argument("--speculation", action="store_true", help="measure answers with each drafter")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
     also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")
     also.add_argument("--gpu", action="store_true", help="measure the torch engine on this machine's GPU, without a fleet")
-    also.add_argument("--small", action="store_true", help="for --gpu, --spans and --too-large: a small model on the CPU")
+    also.add_argument(
+        "--small", action="store_true", help="for --gpu, --spans, --span-hops, --too-large, --links, --speculation: a small size"
+    )
     also.add_argument(
         "--wav", dest="wavs", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable"
     )

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from fleet.core.request import RequestSpec
 from fleet.reporting.background_load import BackgroundLoad
 from fleet.reporting.stats import Summary, summarise
 
+ResultT = TypeVar("ResultT")
 TAIL_LINES = 8
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Waiting OpenMP threads sleep: next to one busy process, two spinning ones slowed a small model tenfold (measured)."""
@@ -101,9 +103,20 @@ def run_in_subprocess(module: str, options: Sequence[str], work: ReferenceWork, 
 
     Raises: BenchError with the end of what it wrote to stderr.
     """
+    result, others_cores = run_script(module, options, msgspec.json.encode(work), ReferenceResult, advance)
+    return msgspec.structs.replace(result, others_cores=others_cores)
+
+
+def run_script(
+    module: str, options: Sequence[str], work: bytes, answers: type[ResultT], advance: Callable[[], None]
+) -> tuple[ResultT, float | None]:
+    """Run `python -m MODULE OPTIONS --requests FILE --out FILE`, which reads `work`; `advance` is called at each line it prints.
+
+    Return its result, JSON of the type `answers`, and the background load. Raises: BenchError with the end of its stderr.
+    """
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
         work_file, result_file, log = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
-        work_file.write_bytes(msgspec.json.encode(work))
+        work_file.write_bytes(work)
         command = [sys.executable, "-m", module, *options, "--requests", str(work_file), "--out", str(result_file)]
         background_load = BackgroundLoad()
         with log.open("w") as stderr:
@@ -124,5 +137,4 @@ def run_in_subprocess(module: str, options: Sequence[str], work: ReferenceWork, 
         if process.returncode != 0 or not result_file.is_file():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
             raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it printed nothing'}")
-        result = msgspec.json.decode(result_file.read_bytes(), type=ReferenceResult)
-        return msgspec.structs.replace(result, others_cores=background_load.cores())
+        return msgspec.json.decode(result_file.read_bytes(), type=answers), background_load.cores()

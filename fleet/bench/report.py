@@ -11,14 +11,17 @@ from fleet.bench.engines import EngineComparison
 from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
+from fleet.bench.links_result import LinksResult
 from fleet.bench.load import LoadPhase
 from fleet.bench.reference import ReferenceResult
 from fleet.bench.result import Result, machine_line, print_line, ratio_table
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.serving_report import against_baseline, against_twin, serving_panels, serving_table, twin_table
+from fleet.bench.span_hops import SpanHopsResult
 from fleet.bench.spans_memory import TooLargeResult
 from fleet.bench.spans_result import SpansResult
+from fleet.bench.speculation_result import SpeculationResult
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voice_sessions_result import VoiceSessionsResult
@@ -49,7 +52,10 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     interference: Interference | None = None
     engines: EngineComparison | None = None
     spans: SpansResult | None = None
+    span_hops: SpanHopsResult | None = None
     too_large: TooLargeResult | None = None
+    links: LinksResult | None = None
+    speculation: SpeculationResult | None = None
     voice: VoiceResult | None = None
     voice_sessions: VoiceSessionsResult | None = None
     barge_in: BargeInResult | None = None
@@ -59,7 +65,17 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> list[Result]:
         """The results of the measurements of parts, in the order of the report."""
         parts = (self.hops, self.transfer, self.scale, self.hand_offs, self.interference, self.engines, self.spans)
-        return [part for part in (*parts, self.too_large, self.voice, self.voice_sessions, self.barge_in) if part is not None]
+        parts = (
+            *parts,
+            self.span_hops,
+            self.too_large,
+            self.links,
+            self.speculation,
+            self.voice,
+            self.voice_sessions,
+            self.barge_in,
+        )
+        return [part for part in parts if part is not None]
 
     @property
     def phases(self) -> tuple[LoadPhase, ...]:

@@ -95,9 +95,11 @@ def encode_call(
     temperature: float = 0.0,
     seed: int = 0,
     stream_options: ChatStreamOptions | None = None,
+    conversation: str | None = None,
 ) -> bytes:
     """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
 
+    `conversation`: the key of the one whose turn it is; None: of none.
     Raises: BenchError for a medium that the graph does not produce.
     """
     produced = set(config.graph_declaration().media.values())
@@ -113,6 +115,7 @@ def encode_call(
         stream_options=stream_options or ChatStreamOptions(),
         temperature=temperature,
         seed=seed,
+        prompt_cache_key=conversation or UNSET,
         fleet=bounds,
     )
     return msgspec.json.encode(call)

@@ -15,7 +15,7 @@ import msgspec
 from fleet.bench.errors import BenchError
 from fleet.bench.processes import end_of
 from fleet.bench.reference import PASSIVE_WAIT
-from fleet.bench.spans_protocol import Begin, Connect, SpanCommand, SpanReply
+from fleet.bench.spans_protocol import LOOPBACK, Begin, Connect, SpanCommand, SpanReply
 from fleet.core.parent_death import signalled_with_parent
 
 MODULE = "fleet.bench.spans_run"
@@ -25,14 +25,26 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 DECODER = msgspec.json.Decoder(SpanReply)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """The beginning of a process's command line, and the address at which it listens."""
+
+    command: Sequence[str] = ()
+    host: str = LOOPBACK
+
+
+HERE = ProcessPlace()
+
+
 class SpanProcess:
     """One process, which replies to commands in their order."""
 
-    def __init__(self, begin: Begin, log: Path) -> None:
+    def __init__(self, begin: Begin, log: Path, command: Sequence[str] = ()) -> None:
+        """`command`: the beginning of its command line."""
         self.name, self._log = begin.name, log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                [*command, sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                 env={**os.environ, **PASSIVE_WAIT, **ONE_THREAD}, preexec_fn=signalled_with_parent(signal.SIGKILL),
             )  # fmt: skip
         self.send(begin)
@@ -88,19 +100,23 @@ class SpanGroup:
 
 @contextmanager
 def span_group(
-    name: str, config: Path, num_workers: int, cores: Sequence[int], *, data_limit_bytes: int | None = None
-) -> Iterator[SpanGroup]:
-    """Start processes on one of the cores each, in turn; stop them at the end of the block. Raises: BenchError."""
+    name: str, config: Path, num_workers: int, cores: Sequence[int], *, data_limit_bytes: int | None = None,
+    places: Sequence[ProcessPlace] = (),
+) -> Iterator[SpanGroup]:  # fmt: skip
+    """Start processes on one of the cores each, in turn; stop them at the end of the block. Raises: BenchError.
+
+    `places`: of the anchor and of each worker; here without them.
+    """
     key, folder = secrets.token_hex(KEY_BYTES), config.parent
     names = [name, *(f"{name}-worker-{number}" for number in range(1, num_workers + 1))]
     started: list[SpanProcess] = []
     try:
-        for number, each in enumerate(names):
+        for number, (each, place) in enumerate(zip(names, places or [HERE] * len(names), strict=True)):
             begin = Begin(
                 config=str(config), hosts_spans=number > 0, name=each, key=key, data_limit_bytes=data_limit_bytes,
-                core=cores[number % len(cores)] if cores else None,
+                core=cores[number % len(cores)] if cores else None, host=place.host,
             )  # fmt: skip
-            started.append(SpanProcess(begin, folder / f"{each}.log"))
+            started.append(SpanProcess(begin, folder / f"{each}.log", place.command))
         replies = [process.receive() for process in started]
         _connect(started, {each: reply.address for each, reply in zip(names, replies, strict=True) if reply.address})
         yield SpanGroup(anchor=started[0], workers=started[1:])

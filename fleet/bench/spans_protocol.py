@@ -5,6 +5,7 @@ Loads no tensor library, nor does the measurement itself.
 
 import msgspec
 
+LOOPBACK = "127.0.0.1"
 Extents = tuple[tuple[int, int, int], ...]
 """Rows of a pass: for each request the number of its table, the first position and the one after the last."""
 
@@ -16,14 +17,15 @@ class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Begin(SpanCommand, frozen=True, kw_only=True):
     """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process is a span worker.
 
-    `key`: of the connections, hexadecimal. `core`: the only one to run on. `data_limit_bytes`: of the process's private writable
-    memory (RLIMIT_DATA).
+    `key`: of the connections, hexadecimal. `host`: address at which a span worker listens. `core`: the only one to run on.
+    `data_limit_bytes`: of the process's private writable memory (RLIMIT_DATA).
     """
 
     config: str
     hosts_spans: bool
     name: str
     key: str
+    host: str = LOOPBACK
     core: int | None = None
     data_limit_bytes: int | None = None
 
@@ -77,8 +79,8 @@ class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
     """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of `Answer`.
 
     `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`: for each pass of an anchor, the
-    time from its sending to its result, without the computation of the span workers. `passes`, `draws`: those it formed, of rows
-    of `row_width`.
+    time from its sending to its result, without the computation of the span workers; `sent_s`: when each was sent, by a clock of
+    the anchor. `passes`, `draws`: those it formed, of rows of `row_width`.
     """
 
     seconds: float = 0.0
@@ -89,6 +91,7 @@ class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
     draws: tuple[tuple[bool, ...], ...] = ()
     row_width: int = 0
     hop_s: tuple[float, ...] = ()
+    sent_s: tuple[float, ...] = ()
     address: tuple[str, int] | None = None
     memory: ProcessMemory | None = None
     error: str = ""

@@ -29,7 +29,6 @@ from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_
 if TYPE_CHECKING:
     from fleet.stages.base import BuiltSpan
 
-HOST = "127.0.0.1"
 DIAL_S = 5.0
 GENERATION = 1
 WAIT_S = 0.2
@@ -107,6 +106,7 @@ class MeasuredSpanWorker:
     def __init__(self, begin: Begin) -> None:
         from fleet.engine.torch.build import open_device
         from fleet.stages.builders import span_builder
+        from fleet.worker.loaded_spans import LoadedSpans
         from fleet.worker.main import build_options
         from fleet.worker.span_hosting import SpanHosting
 
@@ -121,8 +121,8 @@ class MeasuredSpanWorker:
         self._neighbours = NamedNeighbours(key, begin.name, self._arrivals)
         options = self._options
         where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-        self._hosting = SpanHosting(where, self._load, self._neighbours, lambda: None)
-        self.listener = SpanListener(HOST, arrivals=self._arrivals, key=key, own_name=begin.name)
+        self._hosting = SpanHosting(where, LoadedSpans(self._load), self._neighbours, lambda: None)
+        self.listener = SpanListener(begin.host, arrivals=self._arrivals, key=key, own_name=begin.name)
 
     def _load(self, span: LayerSpan) -> "BuiltSpan":
         self._loaded = self._build(self._options, span)

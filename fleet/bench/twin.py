@@ -3,6 +3,7 @@
 The fleet's answers are compared with the twin's. It only moves items from stage to stage, as the graph says.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from fleet.graphs import ChunkPolicy, Edge, Graph
 from fleet.stages.base import BuiltStage, EdgeItem, TaskAdapter
 
 Policy = Callable[[Edge], ChunkPolicy]
+AWAIT_S = 0.01
 Answers = dict[RequestId, dict[EdgeName, list[Arrays]]]
 
 
@@ -104,12 +106,13 @@ class SlowTwin:
         for spec in specs:
             self._open(run, spec, (blobs or {}).get(spec.id))
         while run.open_edges:
-            ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
-            if not ready:
-                raise AssertionError(f"no stage is ready, and these edges have not ended: {sorted(run.open_edges)}")
-            for name in ready:
+            self.before_turn()
+            for name in self._ready_stages(run):
                 for output in self._built[name].engine.step():
                     yield from self._deliver(run, name, output)
+
+    def before_turn(self) -> None:
+        """Handle what happens beside the stages, before each turn of them: nothing here."""
 
     def abort(self, request: RequestId) -> None:
         """Abort a request of the current stream in every stage."""
@@ -117,6 +120,17 @@ class SlowTwin:
         for stage in self._built.values():
             stage.engine.abort(request)
         self._run.open_edges = {(edge, other) for edge, other in self._run.open_edges if other != request}
+
+    def _ready_stages(self, run: _TwinRun) -> list[StageName]:
+        """Return the stages that can compute now, of those with span workers also after a wait for their passes."""
+        ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
+        waiting = [stage.engine for stage in self._built.values() if stage.engine.due_in_s() < math.inf]
+        if not ready and not waiting:
+            raise AssertionError(f"no stage is ready, and these edges have not ended: {sorted(run.open_edges)}")
+        if not ready:
+            for engine in waiting:
+                engine.await_pass(AWAIT_S)
+        return ready
 
     def _edges(self, spec: RequestSpec) -> list[Edge]:
         return [edge for edge in self._graph.edges_for(spec.outputs) if edge.source in self._built]
@@ -154,6 +168,8 @@ class SlowTwin:
             self._fail(request, output.error)
             return
         adapter = run.adapters[name, request]
+        if adapter.is_stopped():
+            return
         for item in adapter.produce(output):
             yield from self._forward(run, request, item)
         if adapter.is_stopped():

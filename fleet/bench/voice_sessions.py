@@ -5,6 +5,7 @@ sessions run in this process, whose CPU is reported apart from the fleet's. Know
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -173,9 +174,9 @@ def _read_cpu(pid: int | None) -> _CpuTimes:
     own = psutil.Process().cpu_times()
     cpu_s: dict[str, float] = {}
     for process in psutil.Process(pid).children(recursive=True) if pid is not None else []:
-        times = process.cpu_times()
-        name = _process_name(process.cmdline())
-        cpu_s[name] = cpu_s.get(name, 0.0) + times.user + times.system
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            times, name = process.cpu_times(), _process_name(process.cmdline())
+            cpu_s[name] = cpu_s.get(name, 0.0) + times.user + times.system
     return _CpuTimes(at_s=time.monotonic(), own_s=own.user + own.system, cpu_s=cpu_s)
 
 

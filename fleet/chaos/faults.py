@@ -11,11 +11,12 @@ import msgspec
 import psutil
 
 from fleet.chaos.errors import ChaosError
-from fleet.chaos.event_log import EventLog, OpenHandOff
+from fleet.chaos.event_log import EventLog
 from fleet.chaos.processes import ExtraProcesses, find_processes, listening_port
 from fleet.chaos.recovery import Recovery
 from fleet.chaos.redis_faults import RedisFaults
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind
+from fleet.chaos.save_clock import SaveClock
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind, Moment
 from fleet.chaos.watch import FleetWatch, Member
 from fleet.core.ids import StageName
 
@@ -26,15 +27,16 @@ TAKEN_OVER_S = 0.5
 CLIENTS_RESUME_S = 15.0
 """Time for the clients of a frozen gateway to resume at another."""
 BUSY_TIMEOUT_S = 3.0
-HAND_OFF_TIMEOUT_S = 20.0
-"""Wait for a hand-off, after which the fault is injected without one."""
+MOMENT_TIMEOUT_S = 20.0
+"""Wait for a hand-off or a save, after which the fault is injected without one."""
 POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. `requests`: those of whose tasks the target owned one; among conductors the target is the leader.
 
-    `aimed`: it waited for a hand-off; `in_hand_off`: that hand-off was unconfirmed when the signal was sent.
+    `moment`: that for which it waited; `in_moment`: that hand-off was unconfirmed, or that save under way, when the signal was
+    sent.
     Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
     `recovered_s`: time until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
     """
@@ -46,8 +48,8 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     until_s: float
     recovered_s: float | None
-    aimed: bool = False
-    in_hand_off: bool = False
+    moment: Moment = Moment.ANY
+    in_moment: bool = False
     recovery: Recovery = Recovery()
 
     @property
@@ -57,18 +59,30 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FaultTarget:
+    """`is_open`: returns True while the moment lasts for which the fault waited."""
+
     member: Member
     process: psutil.Process
-    hand_off: OpenHandOff | None = None
+    is_open: Callable[[], bool] = lambda: False
+
+    @staticmethod
+    def of(worker: str, is_open: Callable[[], bool]) -> "_FaultTarget | None":
+        """Return the process of a worker without a search through all processes, since the moment lasts milliseconds."""
+        member = Member.of(worker)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return _FaultTarget(member=member, process=psutil.Process(member.pid), is_open=is_open)
+        return None
 
 
 class FaultInjector:
     """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL is restarted by its keeper."""
 
     def __init__(
-        self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses, redis_faults: RedisFaults | None = None
-    ) -> None:
+        self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses, redis_faults: RedisFaults | None = None,
+        saves: SaveClock | None = None,
+    ) -> None:  # fmt: skip
         self._watch, self._event_log, self._extras, self._redis_faults = watch, event_log, extras, redis_faults
+        self._saves = saves
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
@@ -101,8 +115,7 @@ class FaultInjector:
         )
 
     def _inject(self, fault: Fault) -> InjectedFault:
-        aimed = self._in_hand_off(fault.role) if fault.in_hand_off else None
-        target = aimed or self._busiest(fault.role)
+        target = self._at_moment(fault) or self._busiest(fault.role)
         member, process = target.member, target.process
         replacement = _command(fault.role, process)
         fault_us, at_s = self._event_log.now_us(), self._now_s()
@@ -115,7 +128,7 @@ class FaultInjector:
                 process.suspend()
             case _:
                 raise AssertionError(f"{fault.kind} is no fault in a process")
-        in_hand_off = target.hand_off is not None and self._event_log.is_open(target.hand_off)
+        in_moment = target.is_open()
         if fault.kind is FaultKind.STOP:
             in_time = self._resume(process, member)
         else:
@@ -136,23 +149,37 @@ class FaultInjector:
             at_s=at_s,
             until_s=until_s,
             recovered_s=recovered_s,
-            aimed=fault.in_hand_off,
-            in_hand_off=in_hand_off,
+            moment=fault.moment,
+            in_moment=in_moment,
             recovery=recovery,
         )
 
+    def _at_moment(self, fault: Fault) -> _FaultTarget | None:
+        """Wait for the moment of a fault; return the role's process, or None if there is none in time or its worker has ended."""
+        match fault.moment:
+            case Moment.HAND_OFF:
+                return self._in_hand_off(fault.role)
+            case Moment.SAVE:
+                return self._in_save(fault)
+            case Moment.ANY:
+                return None
+
     def _in_hand_off(self, role: str) -> _FaultTarget | None:
-        """Return the role's side of the next hand-off, or None if there is none in time or its worker has ended."""
+        """Return the role's side of the next hand-off."""
         stage = StageName(role.partition(".")[0])
         from_source = self._watch.hands_off(role)
-        hand_off = self._event_log.next_hand_off(stage, from_source=from_source, timeout_s=HAND_OFF_TIMEOUT_S)
-        if hand_off is None:
+        hand_off = self._event_log.next_hand_off(stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S)
+        return None if hand_off is None else _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
+
+    def _in_save(self, fault: Fault) -> _FaultTarget | None:
+        """Return the worker whose rows the next save copies, or one of the span workers that have a part of them."""
+        assert self._saves is not None, "a run whose faults wait for saves has conversations that are saved"
+        saves = self._saves
+        save = saves.next_save(fault.role.partition(".")[0], share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
+        workers = [] if save is None else save.workers_of(fault.role)
+        if save is None or not workers:
             return None
-        # No search through all processes here: the hand-off lasts milliseconds.
-        member = Member.of(hand_off.worker)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return _FaultTarget(member=member, process=psutil.Process(member.pid), hand_off=hand_off)
-        return None
+        return _FaultTarget.of(workers[int(fault.severity * 1000) % len(workers)], lambda: saves.is_open(save))
 
     def _busiest(self, role: str) -> _FaultTarget:
         """Return the process with most tasks, after a short wait for one that has any.

@@ -24,9 +24,11 @@ from fleet.chaos.processes import ExtraProcesses
 from fleet.chaos.redis_faults import HOLD_S, RedisFaults, check_available
 from fleet.chaos.redis_servers import RedisServers, find_clock_library, redis_servers
 from fleet.chaos.relay import Relay
-from fleet.chaos.report import ChaosSetup, Verdict, judge, show
-from fleet.chaos.requests import make_bodies
+from fleet.chaos.report import INVARIANT, ChaosSetup, Verdict, judge, show
+from fleet.chaos.requests import make_bodies, make_save_tasks
+from fleet.chaos.saves import SAVE_S, SaveLoad, SaveSurroundings
 from fleet.chaos.schedule import CONDUCTOR, REDIS, FaultKind
+from fleet.chaos.session_files import SessionFiles
 from fleet.chaos.voice import VoiceLoad
 from fleet.chaos.watch import FleetWatch, Residue, own_redis_url
 from fleet.config.settings import read_settings
@@ -39,7 +41,7 @@ from fleet.reporting.files import write_json
 from fleet.reporting.machine import describe_machine
 from fleet.reporting.progress import Meter, meter
 
-EXTRAS_LOG, REDIS_FOLDER = "chaos.log", "bench-redis-"
+EXTRAS_LOG, REDIS_FOLDER, SAVES_FOLDER = "chaos.log", "bench-redis-", "saves"
 SILENCE_S = 5.0
 """Time-out of a client's connection where gateways are frozen, after which it resumes at another."""
 SETTLE_S = 15.0
@@ -120,6 +122,10 @@ def _save_log(folder: Path, path: Path, progress: Meter) -> None:
     progress.say(f"the log of the fleet's processes is {path}")
 
 
+def _no_step() -> None:
+    """Count nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosRun:
     """One fleet under test, from ready to judged."""
@@ -142,19 +148,31 @@ class ChaosRun:
             urls = [self.target.url, *self._start_gateways(extras, faults)]
             watch = stack.enter_context(closing(FleetWatch(config, len(urls), redis_url)))
             event_log = stack.enter_context(closing(EventLog(redis_url)))
-            injector = FaultInjector(watch, event_log, extras, faults)
+            silence_s = SILENCE_S if plan.has_silent_gateways else None
+            gateways = Gateways(urls, read_settings().api_key, silence_s)
+            saves = self._saves(setup.model, gateways, redis_url)
+            injector = FaultInjector(watch, event_log, extras, faults, saves.clock)
             self.progress.steps("waiting until the fleet is complete", None)
             if not injector.wait_until_complete():
                 raise ChaosError("the fleet did not become complete, although no fault was injected")
-            silence_s = SILENCE_S if plan.has_silent_gateways else None
-            gateways = Gateways(urls, read_settings().api_key, silence_s)
             bodies = make_bodies(setup.model, config, plan.options)
-            undisturbed = self._record_reference(gateways, bodies)
+            undisturbed = self._record_reference(gateways, bodies, saves)
             voice = VoiceLoad(urls, read_settings().api_key, setup.model, plan.options.voice, plan.options.seed)
-            disturbed, injected = self._disturb(gateways, undisturbed, bodies, injector, voice)
-            sessions = voice.finish()
+            disturbed, injected = self._disturb(gateways, undisturbed, bodies, injector, voice, saves)
+            sessions, conversations = voice.finish(), saves.finish()
             residue = self._settle(watch)
-        return judge(setup, undisturbed.outcomes, disturbed, sessions, injected, plan.total_faults, residue)
+        return judge(setup, undisturbed.outcomes, disturbed, sessions, injected, plan.total_faults, residue, conversations)
+
+    def _saves(self, model: str, gateways: Gateways, redis_url: str) -> SaveLoad:
+        """Prepare the conversations that are saved; none if the plan has none."""
+        config, plan = self.target.config, self.plan
+        folder = config.data_dir / SAVES_FOLDER
+        make_private_folder(folder)
+        around = SaveSurroundings(
+            gateways=gateways, store=SessionFiles(redis_url, config), stages=plan.saved_stages, folder=folder,
+            exact=config.numerics == INVARIANT, longest_s=SAVE_S + config.lease.worker_ttl_s,
+        )  # fmt: skip
+        return SaveLoad(make_save_tasks(model, config, plan.options.seed, plan.num_saved), around)
 
     def _redis_faults(self, stack: ExitStack) -> RedisFaults | None:
         if self.servers is None:
@@ -173,10 +191,12 @@ class ChaosRun:
         extras.start(gateway_command(port), relayed)
         return [f"http://127.0.0.1:{port}"]
 
-    def _record_reference(self, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
-        """Record the answers without faults. Raises: ChaosError if the fleet loses one."""
+    def _record_reference(self, gateways: Gateways, bodies: list[bytes], saves: SaveLoad) -> ChaosLoad:
+        """Record the answers, and the files of conversations, without faults. Raises: ChaosError if the fleet loses one."""
         concurrency = self.plan.options.concurrency
         self._load_undisturbed("warm-up", gateways, bodies[:concurrency])
+        if self.plan.num_saved:
+            saves.record_reference(self.progress.steps("undisturbed conversations, saved", self.plan.num_saved))
         return self._load_undisturbed(f"undisturbed requests, {concurrency} at a time", gateways, bodies)
 
     def _load_undisturbed(self, label: str, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
@@ -188,25 +208,30 @@ class ChaosRun:
         return load
 
     def _disturb(
-        self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector, voice: VoiceLoad
-    ) -> tuple[list[Outcome], list[InjectedFault]]:
+        self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector, voice: VoiceLoad,
+        saves: SaveLoad,
+    ) -> tuple[list[Outcome], list[InjectedFault]]:  # fmt: skip
         plan, options = self.plan, self.plan.options
         expected = [reference.answers[request] for request in range(len(bodies))]
         load = ChaosLoad(gateways, bodies, expected, may_forget=plan.may_forget)
         beside = f" and {options.voice} voice sessions" if options.voice else ""
+        beside += f" and {plan.num_saved} conversations that are saved" if plan.num_saved else ""
         injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time{beside}", plan.total_faults)
 
         def report(fault: InjectedFault) -> None:
             injected()
             after = "not recovered" if fault.recovered_s is None else f"recovered after {fault.recovered_s:.1f} s"
             in_redis = f"repaired after {fault.until_s - fault.at_s:.1f} s"
-            in_process = f"{len(fault.requests)} requests" + (", in a hand-off" if fault.in_hand_off else "")
+            in_process = f"{len(fault.requests)} requests" + (f", in a {fault.moment}" if fault.in_moment else "")
             affected = in_redis if fault.role == REDIS else in_process
             self.progress.say(f"{fault.at_s:6.1f} s  {fault.signal} {fault.target} ({affected}): {after}")
 
         try:
             load.start(options.concurrency, self.progress.steps("requests answered under faults", None))
-            with voice.running(self.progress.steps("voice turns answered under faults", None)):
+            with (
+                voice.running(self.progress.steps("voice turns answered under faults", None)),
+                saves.running(load.now_s, self.progress.steps("saves under faults", None) if plan.num_saved else _no_step),
+            ):
                 done = injector.inject_all(plan.schedule(), load.now_s, report)
             self.progress.steps("the last answers", None)
             return load.finish(), done

@@ -1,6 +1,6 @@
 """Options of `fleet chaos`, checked before anything is started. Starts nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,15 +13,17 @@ from fleet.chaos.schedule import (
     REDIS_KINDS,
     Fault,
     FaultKind,
+    Moment,
     draw_faults,
     draw_redis_faults,
     mix,
 )
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
+from fleet.core.ids import StageName
 from fleet.reporting.files import check_report_folders
 
-DEFAULT_REPLICAS = 2
+DEFAULT_REPLICAS, DEFAULT_SAVES = 2, 2
 MIN_SOAK_REQUESTS = 100
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length of a spoken answer: about five seconds."""
@@ -42,6 +44,7 @@ class ChaosOptions:
     how: str
     spacing_s: float
     voice: int
+    saves: int | None
     json: Path | None
     png: Path | None
 
@@ -74,17 +77,19 @@ class ChaosPlan:
     """The checked options, with those of chaos among their overrides, and what follows from them for a deployment.
 
     Invariants: `roles` are those of the deployment, the conductor or the gateway, each once; `kinds` are those of faults in
-    processes of these roles, `redis_kinds` the others, each once; `halves` are the roles that serve one half of a stage.
-    `num_faults`, `num_redis_faults`: of these kinds.
+    processes of these roles, `redis_kinds` the others, each once. `moments`: that for which every other fault in a role waits.
+    `num_faults`, `num_redis_faults`: of these kinds. `num_saved`: conversations that are saved, at each of `saved_stages`.
     """
 
     options: ChaosOptions
     num_faults: int
     num_redis_faults: int
     roles: tuple[str, ...]
-    halves: tuple[str, ...]
+    moments: Mapping[str, Moment]
     kinds: tuple[FaultKind, ...]
     redis_kinds: tuple[FaultKind, ...]
+    num_saved: int = 0
+    saved_stages: tuple[str, ...] = ()
 
     @property
     def total_faults(self) -> int:
@@ -108,7 +113,7 @@ class ChaosPlan:
     def schedule(self) -> list[Fault]:
         """Draw the faults from the seed."""
         seed, spacing_s = self.options.seed, self.options.spacing_s
-        in_processes = draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.halves) if self.kinds else []
+        in_processes = draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.moments) if self.kinds else []
         return mix(seed, in_processes, draw_redis_faults(seed, self.num_redis_faults, self.redis_kinds, spacing_s))
 
 
@@ -144,15 +149,50 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
     roles = _parse_list("--roles", options.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY])
     kinds, redis_kinds = _parse_kinds(options.how)
     num_faults, num_redis_faults = _count_faults(options, len(roles), len(kinds), len(redis_kinds))
+    saved_stages = _saved_stages(config)
+    num_saved = _count_saved(options, config, saved_stages)
     return ChaosPlan(
         options=replace(options, overrides=chaos_overrides(config, options.overrides, voice=options.voice > 0)),
         num_faults=num_faults,
         num_redis_faults=num_redis_faults,
         roles=roles,
-        halves=tuple(str(role.name) for role in config.roles() if role.name in roles and _is_half(config, role)),
+        moments=_moments(config, roles, saved_stages if num_saved else ()),
         kinds=kinds,
         redis_kinds=redis_kinds,
+        num_saved=num_saved,
+        saved_stages=saved_stages if num_saved else (),
     )
+
+
+def _moments(config: FleetConfig, roles: Sequence[str], saved_stages: Sequence[str]) -> dict[str, Moment]:
+    own = [role for role in config.roles() if role.name in roles]
+    halves = {str(role.name): Moment.HAND_OFF for role in own if _is_half(config, role)}
+    return halves | {str(role.name): Moment.SAVE for role in own if role.stage in saved_stages}
+
+
+def _saved_stages(config: FleetConfig) -> tuple[str, ...]:
+    """Return the stages of which conversations can be saved: of the divided ones, if there are any."""
+    caching = [stage.name for stage in config.graph_declaration().stages if stage.default_sampling]
+    able = [name for name in caching if config.stage(name).split is None and config.engine_of(name) == "torch"]
+    return tuple([name for name in able if _is_divided(config, name)] or able)
+
+
+def _is_divided(config: FleetConfig, stage: StageName) -> bool:
+    return any(role.hosts_spans for role in config.roles_of(stage))
+
+
+def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[str]) -> int:
+    """Return the number of conversations to save: by default some where layers are divided."""
+    keeps = bool(stages) and config.limits.max_cached_conversations > 0 and config.lease.prefix_cache_s > 0
+    if options.saves is None:
+        return DEFAULT_SAVES if keeps and any(_is_divided(config, StageName(stage)) for stage in stages) else 0
+    if options.saves and not keeps:
+        raise ChaosError(
+            f"--saves {options.saves}: no stage of this fleet has conversations that can be saved; that needs a stage without "
+            "split on the engine torch, lease.prefix_cache_s and limits.max_cached_conversations",
+            param="--saves",
+        )
+    return options.saves
 
 
 def _parse_kinds(how: str) -> tuple[tuple[FaultKind, ...], tuple[FaultKind, ...]]:
@@ -177,6 +217,8 @@ def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
     for name, value in (counts | {"--kills-per-role": options.kills_per_role}).items():
         if value is not None and value < 1:
             raise ChaosError(f"{name} {value}: give a whole number of at least 1", param=name)
+    if options.saves is not None and options.saves < 0:
+        raise ChaosError(f"--saves {options.saves}: give a number of conversations, 0 or more", param="--saves")
     if options.voice < 0:
         raise ChaosError(f"--voice {options.voice}: give a number of voice sessions, 0 or more", param="--voice")
     if not 0 <= options.spacing_s < float("inf"):

@@ -11,7 +11,9 @@ from fleet.chaos.load import Outcome
 from fleet.chaos.pauses import FaultGroup, Pauses, by_detection, by_kind, is_open_during, pauses_of
 from fleet.chaos.recovery import DETECTED_BY
 from fleet.chaos.requests import is_sampled
-from fleet.chaos.schedule import REDIS, SIGNALS
+from fleet.chaos.save_report import SaveReport, reason_lines, report_saves, saves_table
+from fleet.chaos.saves import SavedConversation
+from fleet.chaos.schedule import REDIS, SIGNALS, Moment
 from fleet.chaos.voice import ChaosSession
 from fleet.chaos.watch import Residue
 from fleet.reporting.machine import Machine
@@ -45,8 +47,8 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     """One run.
 
     `open_requests`: those that were open when a signal was sent, or started while a process was stopped. `faults_by_role`: counts
-    by role and signal. `aimed`: faults that waited for a hand-off; `in_hand_off`: those that hit one. `refusals`: answers with
-    status 503, after each of which the client tried again.
+    by role and signal. `aimed`: faults that waited for a moment, by its name; `in_moment`: those that hit it. `refusals`: answers
+    with status 503, after each of which the client tried again. `saves`: None without conversations that are saved.
     """
 
     passed: bool
@@ -64,12 +66,14 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     kinds: tuple[FaultGroup, ...]
     detections: tuple[FaultGroup, ...]
     faults_by_role: dict[str, dict[str, int]]
-    aimed: int
-    in_hand_off: int
+    aimed: dict[str, int]
+    in_moment: dict[str, int]
     faults: tuple[InjectedFault, ...]
     faults_left: int
     residue: Residue
     sessions: tuple[ChaosSession, ...]
+    saves: SaveReport | None
+    conversations: tuple[SavedConversation, ...]
     undisturbed: tuple[Outcome, ...]
     disturbed: tuple[Outcome, ...]
 
@@ -82,6 +86,7 @@ def judge(
     faults: Sequence[InjectedFault],
     num_faults: int,
     residue: Residue,
+    conversations: Sequence[SavedConversation] = (),
 ) -> Verdict:
     """A run passes if nothing is lost, changed, different or left over, and the fleet recovered from every fault.
 
@@ -97,7 +102,9 @@ def judge(
     alone = {role for role, count in setup.replicas.items() if count == 1 and not setup.standby.get(role)}
     turns = [turn for session in sessions for turn in session.turns]
     spoken = not any(turn.lost or turn.different for turn in turns) and not any(session.forgotten for session in sessions)
-    complete = not lost and not changed and spoken and residue.is_empty
+    saves = report_saves(conversations, faults)
+    saved = saves is None or not saves.wrong
+    complete = not lost and not changed and spoken and saved and residue.is_empty
     return Verdict(
         passed=complete and recovered and not (different and setup.numerics == INVARIANT),
         **msgspec.structs.asdict(setup),
@@ -115,12 +122,14 @@ def judge(
         kinds=by_kind(disturbed, faults, alone),
         detections=by_detection(disturbed, faults, alone),
         faults_by_role=_count_by_role(faults),
-        aimed=sum(fault.aimed for fault in faults),
-        in_hand_off=sum(fault.in_hand_off for fault in faults),
+        aimed=dict(Counter(fault.moment for fault in faults if fault.moment is not Moment.ANY)),
+        in_moment=dict(Counter(fault.moment for fault in faults if fault.in_moment)),
         faults=tuple(faults),
         faults_left=num_faults - len(faults),
         residue=residue,
         sessions=tuple(sessions),
+        saves=saves,
+        conversations=tuple(conversations),
         undisturbed=tuple(undisturbed),
         disturbed=tuple(disturbed),
     )
@@ -137,8 +146,8 @@ def _count_by_role(faults: Sequence[InjectedFault]) -> dict[str, dict[str, int]]
 def show(verdict: Verdict, console: Console) -> None:
     colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
     tables = (
-        _answers_table(verdict), _voice_table(verdict), _faults_table(verdict), _redis_table(verdict), _pauses_table(verdict),
-        _affected_table(verdict),
+        _answers_table(verdict), _voice_table(verdict), saves_table(verdict.saves) if verdict.saves else None,
+        _faults_table(verdict), _redis_table(verdict), _pauses_table(verdict), _affected_table(verdict),
     )  # fmt: skip
     for table in tables:
         if table is not None:
@@ -147,8 +156,10 @@ def show(verdict: Verdict, console: Console) -> None:
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
     if verdict.numerics != INVARIANT and verdict.different:
         console.print(_rounding_line(verdict), highlight=False, soft_wrap=True)
-    if verdict.aimed:
-        line = f"{verdict.aimed} faults waited for a hand-off, {verdict.in_hand_off} were injected before it was confirmed"
+    for line in reason_lines(verdict.saves) if verdict.saves else ():
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    for moment, count in verdict.aimed.items():
+        line = f"{count} faults waited for a {moment}, {verdict.in_moment.get(moment, 0)} were injected before its end"
         console.print(line, highlight=False, soft_wrap=True)
     load = f"{verdict.model}, {verdict.concurrency} requests at a time, seed {verdict.seed}"
     console.print(f"[{colour}]chaos {word}[/] ({load})", highlight=False, soft_wrap=True)
@@ -292,7 +303,8 @@ def _failures(verdict: Verdict) -> list[str]:
         if fault.recovered_s is None
     ]
     left = [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else []
-    voice = (unheard, altered, forgotten)
+    unsaved = list(verdict.saves.wrong) if verdict.saves else []
+    voice = (unheard, altered, forgotten, unsaved)
     busy = list(verdict.residue.busy)
     return [line for lines in (lost, changed, different, *voice, keys, busy, broken, left) for line in _limited(lines)]
 

@@ -6,10 +6,13 @@ from fleet.api_client.chat import ChatStreamOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.serving import encode_call, stage_bounds
 from fleet.chaos.options import ChaosOptions
+from fleet.chaos.saves import SaveTask
 from fleet.config import FleetConfig
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
 """Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for many."""
+SAVED_PROMPTS = 6
+"""Prompts that are joined to that of a conversation which is saved: a longer copy."""
 SOAK_TOKENS, SOAK_FRAMES = (6, 12), (10, 40)
 TEMPERATURE = 0.9
 
@@ -22,6 +25,28 @@ def is_sampled(request: int) -> bool:
 def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
     """Encode the requests, with audio where the graph produces it."""
     return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES)
+
+
+def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> list[SaveTask]:
+    """Make conversations of one turn with a long prompt, every other one sampled."""
+    rng = random.Random(f"saves {seed}")
+    tasks: list[SaveTask] = []
+    for number in range(count):
+        prompt, draws, tokens = " ".join(rng.sample(PROMPTS, SAVED_PROMPTS)), rng.randrange(2**31), rng.randint(*MAX_TOKENS)
+        name, temperature = f"chaos-{seed}-{number}", TEMPERATURE if is_sampled(number) else 0.0
+        bounds = {
+            stage: {**bound, "temperature": temperature}
+            for stage, bound in stage_bounds(config, tokens, rng.randint(*FRAMES)).items()
+        }
+        body, body_loaded = (
+            encode_call(
+                model, prompt, config, bounds, temperature=temperature, seed=draws, conversation=key,
+                stream_options=ChatStreamOptions(include_event_ids=True),
+            )
+            for key in (name, f"{name}-loaded")
+        )  # fmt: skip
+        tasks.append(SaveTask(name=name, body=body, loaded=f"{name}-loaded", body_loaded=body_loaded))
+    return tasks
 
 
 def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> list[bytes]:

@@ -1,7 +1,7 @@
 """The schedule of faults, drawn from a seed so that a run can be repeated. Pure."""
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,39 +36,51 @@ LABELS = {kind: SIGNALS.get(kind, kind.value) for kind in FaultKind}
 """Names of the kinds in reports."""
 
 
+class Moment(StrEnum):
+    """ANY: none in particular. HAND_OFF: a task is in transfer between the halves of the role's stage. SAVE: the rows of a
+    conversation are copied from a worker of the role's stage.
+    """
+
+    ANY = "any"
+    HAND_OFF = "hand-off"
+    SAVE = "save"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault to inject into one process of `role`, or into Redis, `pause_s` seconds after the fleet has recovered.
 
-    `in_hand_off`: wait until a task is in transfer between the halves of the role's stage. `severity`, from 0 to 1: the size of a
-    fault of Redis, for example how much of its log is cut off.
+    `moment`: wait for it. `severity`, from 0 to 1: the size of a fault of Redis, for example how much of its log is cut off; the
+    share of a save's usual duration after which a fault in it is injected.
     """
 
     role: str
     kind: FaultKind
     pause_s: float
-    in_hand_off: bool = False
+    moment: Moment = Moment.ANY
     severity: float = 0.0
 
 
 def draw_faults(
-    seed: int, count: int, roles: Sequence[str], kinds: Sequence[FaultKind], spacing_s: float, halves: Collection[str] = ()
-) -> list[Fault]:
+    seed: int, count: int, roles: Sequence[str], kinds: Sequence[FaultKind], spacing_s: float,
+    moments: Mapping[str, Moment] | None = None,
+) -> list[Fault]:  # fmt: skip
     """Draw rounds of every kind for every role, each in its own order, with pauses of 0.5 to 1.5 times `spacing_s`.
 
-    `halves`: the roles that serve one half of a split stage; every other fault of such a role waits for a hand-off.
+    `moments`: every other fault of such a role waits for its moment.
     Invariants: `len(roles)` successive faults of a round hit every role once; a whole round has every kind for every role once.
     """
-    rng = random.Random(seed)
-    in_hand_off = {role: rng.random() < 0.5 for role in roles if role in halves}
+    rng, moments = random.Random(seed), moments or {}
+    waits = {role: rng.random() < 0.5 for role in roles if role in moments}
     faults: list[Fault] = []
     while len(faults) < count:
         for role, kind in _draw_round(rng, roles, kinds):
             pause_s = spacing_s * rng.uniform(0.5, 1.5)
-            waits = in_hand_off.get(role, False)
-            faults.append(Fault(role=role, kind=kind, pause_s=pause_s, in_hand_off=waits))
-            if role in in_hand_off:
-                in_hand_off[role] = not waits
+            moment = moments[role] if waits.get(role) else Moment.ANY
+            severity = rng.random() if moment is Moment.SAVE else 0.0
+            faults.append(Fault(role=role, kind=kind, pause_s=pause_s, moment=moment, severity=severity))
+            if role in waits:
+                waits[role] = not waits[role]
     return faults[:count]
 
 

@@ -33,6 +33,14 @@ Kills = Annotated[int | None, typer.Option(help="Faults in all.", show_default="
 KillsPerRole = Annotated[
     int | None, typer.Option(metavar="N", help="Faults per role, and of each kind in Redis, in place of --kills.")
 ]
+Saves = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Conversations that are saved again and again beside the requests, as by `fleet session save`.",
+        show_default="2 where a stage's layers are divided",
+    ),
+]
 Spacing = Annotated[float, typer.Option(metavar="S", help="Seconds from recovery to the next fault, times 0.5 to 1.5.")]
 Soak = Annotated[
     int | None,
@@ -52,7 +60,7 @@ Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The run as a pic
 def chaos(
     config: ConfigFile = None, set_: Overrides = None, seed: Seed = 0, requests: Requests = 16,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
-    voice: Annotated[int, typer.Option(metavar="N", help="Voice sessions beside the requests.")] = 0,
+    voice: Annotated[int, typer.Option(metavar="N", help="Voice sessions beside the requests.")] = 0, saves: Saves = None,
     kills: Kills = None, kills_per_role: KillsPerRole = None, roles: Roles = "", how: Hows = "", spacing: Spacing = 1.0,
     soak: Soak = None, minutes: Annotated[float, typer.Option(metavar="M", help="Duration of a soak.")] = 20.0,
     check: Check = False, json: Json = None, png: Png = None,
@@ -63,15 +71,18 @@ def chaos(
     and numerics=invariant unless --set says otherwise; a running fleet is not touched. Each request, greedy or sampled, is first
     answered without faults. Then all are sent again and again, while faults are injected by a schedule drawn from --seed: each
     into the replica with most tasks, or into the leading conductor, and the next only once the fleet is complete again. Where a
-    stage is split, every other fault in a half of it waits for a hand-off. A client whose gateway is lost resumes its answer at
-    the other one, with Last-Event-ID; one that is refused with 503 sends its request again. Faults in Redis last longer than a
-    lease, and are repaired. Voice sessions ask one question after another over WS /v1/realtime, and resume too.
+    stage is split, every other fault in a half of it waits for a hand-off; where its conversations are saved, for a save. A
+    client whose gateway is lost resumes its answer at the other one, with Last-Event-ID; one that is refused with 503 sends its
+    request again. Faults in Redis last longer than a lease, and are repaired. Voice sessions ask one question after another
+    over WS /v1/realtime, and resume too.
 
-    The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and what is left at the end. Each
-    answer is also read once more from its beginning, and must not have changed. Spoken answers must be those of the log, and a
-    voice session must have every question and answer at its end. With --set numerics=fast rounding depends on the batch, so
-    differences from the undisturbed answers are counted by kind, and do not fail the run. Pauses are reported by fault, by role
-    and by detection, next to the undisturbed ones, and do not fail the run either.
+    The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and what is left at the end.
+    Each answer is also read once more from its beginning, and must not have changed. Spoken answers must be those of the log,
+    and a voice session must have every question and answer at its end. A save may fail, with an error that says why and without
+    a change of the file; each file must have the rows of the undisturbed conversation, and the last ones must load. With --set
+    numerics=fast rounding depends on the batch, so differences from the undisturbed answers are counted by kind, and do not
+    fail the run. Pauses are reported by fault, by role and by detection, next to the undisturbed ones, and do not fail the run
+    either.
 
     Exit status: 0 nothing was lost, different or left, and the fleet recovered each time; 1 otherwise, or an option is invalid.
 
@@ -95,7 +106,8 @@ def chaos(
     if soak is None:
         status = run(ChaosOptions(
             config=config, overrides=overrides, seed=seed, requests=requests, concurrency=concurrency, kills=kills,
-            kills_per_role=kills_per_role, roles=roles, how=how, spacing_s=spacing, voice=voice, json=json, png=png,
+            kills_per_role=kills_per_role, roles=roles, how=how, spacing_s=spacing, voice=voice, saves=saves,
+            json=json, png=png,
         ), command)  # fmt: skip
     else:
         status = run_soak(SoakOptions(

@@ -2,7 +2,6 @@
 
 import fcntl
 import importlib
-import importlib.util
 import os
 import re
 import shutil
@@ -28,12 +27,9 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
     A hub name is downloaded once, into the hub's own cache.
     Raises: ConfigError if the folder is missing or holds no weights, or the download fails.
     """
-    shipped = get_graph(config.graph).shipped
+    shipped = get_graph(config.graph).shipped_folder()
     if config.checkpoint == AUTO and shipped is not None:
-        package, _, folder = shipped.partition(":")
-        spec = importlib.util.find_spec(package)  # does not import the package, unlike importlib.resources
-        assert spec is not None and spec.submodule_search_locations is not None, f"{package} is not a package"
-        return _check_folder(Path(spec.submodule_search_locations[0]) / folder)
+        return _check_folder(shipped)
     if config.checkpoint in (AUTO, TINY):
         return _check_folder(_tiny(config))
     folder = Path(config.checkpoint).expanduser()

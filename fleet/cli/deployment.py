@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
 CONNECT_TIMEOUT_S = 2.0
-_OWN = re.compile(r"redis|jobs|checkpoints|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log|preload.*")
+_OWN = re.compile(r"redis|jobs|checkpoints|drafts|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log|preload.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

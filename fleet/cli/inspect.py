@@ -13,6 +13,7 @@ import yaml
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
+from fleet.core.span_routes import SpanRoutes, routes_of
 from fleet.graphs import DEFAULT_GRAPH
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def status(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Show roles and their queues, workers, roles without a worker, and the number of live requests.
+    """Show roles and their queues, workers, roles without a worker, the number of live requests, and routes of divided models.
 
     Per role: tasks queued for a worker, the age of the oldest, how many of them no worker has read yet (lag), workers that
     receive tasks, tasks running and capacity. A worker that is leaving, on standby or starting adds no capacity.
+
+    Per process of a route: its layers, and how long a pass is computed in it, waits for it and is sent from it.
 
     On a terminal the tables are refreshed until Ctrl-C; elsewhere they are printed once.
 
@@ -90,15 +93,18 @@ class FleetState:
     missing_roles: tuple[str, ...]
     num_live: int
     refused: dict[str, str]
+    spans: SpanRoutes
 
 
 async def _read_state(client: "FleetClient") -> FleetState:
+    workers = tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id)))
     return FleetState(
         roles=tuple(await client.telemetry.roles()),
-        workers=tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id))),
+        workers=workers,
         missing_roles=tuple(await client.telemetry.missing_roles()),
         num_live=await client.telemetry.num_live(),
         refused=await client.telemetry.refused_workers(),
+        spans=routes_of(workers),
     )
 
 
@@ -110,14 +116,17 @@ def _as_json(state: FleetState) -> dict[str, object]:
     ]
     roles = [msgspec.to_builtins(role) for role in state.roles]
     rest = {"missing_roles": list(state.missing_roles), "live_requests": state.num_live, "refused": state.refused}
-    return {"roles": roles, "workers": workers, **rest}
+    routes, unused = msgspec.to_builtins((state.spans.routes, state.spans.unused))
+    return {"roles": roles, "workers": workers, **rest, "routes": routes, "unused_span_workers": unused}
 
 
 def _render(state: FleetState) -> "Group":
     from rich.console import Group
 
+    from fleet.cli.route_tables import route_tables
+
     refused = [f"refused: {worker}: {why}" for worker, why in state.refused.items()]
-    return Group(_role_table(state), _worker_table(state), *refused)
+    return Group(_role_table(state), _worker_table(state), *route_tables(state.spans), *refused)
 
 
 def _role_table(state: FleetState) -> "Table":

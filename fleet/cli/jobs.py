@@ -67,7 +67,7 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
 @app.command("add", hidden=True)
 @app.command()
 def submit(
-    kind: Annotated[str, typer.Argument(help="The kind of job: bench.")],
+    kind: Annotated[str, typer.Argument(help="The kind of job: bench or train.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="The arguments of the job.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -76,13 +76,16 @@ def submit(
 
     A job measures this deployment and writes to its own folder; the command `fleet bench` has more options. A bench job
     takes measure (serving, voice, barge-in, scale, hop or transfer), requests, concurrency, max_tokens, frames, warm_up,
-    sessions, streams, scale_seconds, hops and check, which mean what the options of `fleet bench` mean.
+    sessions, streams, scale_seconds, hops and check, which mean what the options of `fleet bench` mean. A train job is
+    `fleet train --corpus`: it takes samples and name.
 
     Examples:
 
       fleet jobs submit bench requests=20
 
       fleet jobs submit bench measure=scale streams=10,300
+
+      fleet jobs submit train samples=500
     """
     from fleet.control.jobs import submit as submit_job
 

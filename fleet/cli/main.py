@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from fleet.cli import bench, dead_letters, inspect, jobs, pocket, serve, session, spans
+from fleet.cli import bench, dead_letters, draft, inspect, jobs, pocket, serve, session, spans, train
 from fleet.cli.chaos import chaos
 from fleet.cli.doctor import doctor
 from fleet.cli.up import up
@@ -33,6 +33,8 @@ app.add_typer(dead_letters.app)
 app.add_typer(session.app)
 app.add_typer(inspect.checkpoint_app)
 app.add_typer(spans.app)
+app.add_typer(draft.app)
+app.add_typer(train.app)
 app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)
 app.command()(chaos)

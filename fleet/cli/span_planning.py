@@ -10,13 +10,13 @@ import torch
 
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size
 from fleet.core.errors import ConfigError
-from fleet.core.span_buffers import PassLimits, buffer_bytes
+from fleet.core.span_buffers import PassLimits
 from fleet.core.span_plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
 from fleet.engine.torch.build import DTYPES
 from fleet.graphs import Stage
 from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers
 from fleet.stages.base import BuildOptions
-from fleet.stages.span_sizes import span_row_width, span_sizes
+from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,13 @@ class PlanRequest:
     @property
     def num_positions(self) -> int:
         return self.num_pages * self.options.page_size_tokens
+
+    @property
+    def limits(self) -> PassLimits:
+        return PassLimits(
+            max_batch=self.options.max_batch, prefill_chunk_tokens=self.options.prefill_chunk_tokens,
+            num_positions=self.num_positions, window=self.window, keep_bytes=self.keep_bytes if len(self.budgets) > 1 else 0,
+        )  # fmt: skip
 
     @property
     def min_pages(self) -> int:
@@ -103,23 +110,17 @@ def make_plan(request: PlanRequest) -> MadePlan:
 
 
 def _read_sizes(request: PlanRequest, dtype: torch.dtype) -> ModelSizes:
-    # A pool has one page more than it lends, for padding.
-    positions = request.num_positions + request.options.page_size_tokens
-    sizes = span_sizes(
-        request.graph, request.stage.name, request.options.checkpoint, dtype, num_positions=positions, buffer_bytes=0
+    return process_sizes(
+        request.graph, request.stage.name, request.options.checkpoint, dtype, limits=request.limits,
+        page_size=request.options.page_size_tokens, device_kind=request.device_kind,
     )  # fmt: skip
-    return replace(sizes, buffer_bytes=sizes.buffer_bytes + _buffers(request, sizes, dtype))
 
 
 def _buffers(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
-    options = request.options
-    width = span_row_width(request.graph, request.stage.name, options.checkpoint)
-    limits = PassLimits(
-        max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens, num_positions=request.num_positions,
-        window=request.window, keep_bytes=request.keep_bytes if len(request.budgets) > 1 else 0,
+    return pass_buffer_bytes(
+        request.graph, request.stage.name, request.options.checkpoint, dtype, sizes, limits=request.limits,
+        device_kind=request.device_kind,
     )  # fmt: skip
-    num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)
-    return buffer_bytes(limits, device_kind=request.device_kind, row_width=width, num_ids=num_ids, itemsize=dtype.itemsize)
 
 
 def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:

@@ -85,7 +85,7 @@ def _model_lines(made: MadePlan) -> Iterator[str]:
     request, options = made.request, made.request.options
     model = f"{len(made.sizes.layers)} layers in {options.dtype} on {request.device_kind}"
     yield f"{options.checkpoint}: stage {options.stage}, {model}"
-    counted = "" if request.kv_pages or options.kv_pages else ", which the longest request within the limits needs"
+    counted = ", which the longest request within the limits needs" if request.num_pages == request.min_pages else ""
     pages = f"{request.num_pages} pages of {options.page_size_tokens}{counted}"
     yield f"keys and values of {request.num_positions} positions ({pages}); buffers: an upper bound"
 

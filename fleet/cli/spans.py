@@ -11,7 +11,7 @@ from fleet.cli.checkpoint import resolve_configuration
 from fleet.cli.deployment import open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
-from fleet.config.schema import SpansConfig
+from fleet.config.schema import KV_PAGES, SpansConfig
 from fleet.core.byte_sizes import parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
@@ -109,11 +109,13 @@ def _request(
     with contextlib.redirect_stdout(sys.stderr):
         folder = resolve_configuration(config)
     options = build_options(config, name, folder, is_here=False)
-    page = options.page_size_tokens
-    num_pages = -(-positions // page) if positions else options.kv_pages or -(-options.min_positions // page)
+    page, stage_of_graph = options.page_size_tokens, config.graph_declaration().stage(name)
+    # On a GPU the number is by default a share of it. Only the main stage's requests have a length limit of their own.
+    default_pages = options.kv_pages or (-(-options.min_positions // page) if stage_of_graph.main else KV_PAGES)
     spans = config.stage(name).spans or SpansConfig(anchor="0:output")
     return PlanRequest(
-        graph=config.graph, stage=config.graph_declaration().stage(name), options=options, num_pages=num_pages,
+        graph=config.graph, stage=stage_of_graph, options=options,
+        num_pages=-(-positions // page) if positions else default_pages,
         budgets=budgets, anchor_is_last=anchor_is_last, keep_bytes=spans.keep_mib << 20,
         window=spans.window or len(budgets) + 1, changed=changed, kv_pages=config.stage(name).kv_pages,
     )  # fmt: skip

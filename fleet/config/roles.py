@@ -15,7 +15,8 @@ class Role:
     """A role: the walks of a stage that it serves. After the last of them a task is handed off to role `next`, if there is one.
 
     `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is lost. `hosts_spans`: its
-    workers own no task, and compute layers for the stage's other role.
+    workers own no task, and compute layers for the stage's other role. `optional`: no answer needs it; one worker of it is active
+    at a time, and all others stand by.
     """
 
     name: RoleName
@@ -25,6 +26,7 @@ class Role:
     standby: int = 0
     next: RoleName | None = None
     hosts_spans: bool = False
+    optional: bool = False
 
 
 def part_role_name(stage: StageName, which: str) -> RoleName:

@@ -7,37 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from fleet.config import placement, values
+from fleet.config.fields import Device, Devices, Folder, Items, Mebibytes, Port, Share, Span, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.values import Number, Whole
+from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.core.layer_spans import LayerSpan
+from fleet.core.speculation_figures import OFF
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
-
-Text = Annotated[str, BeforeValidator(values.text)]
-Folder = Annotated[Path, BeforeValidator(values.folder)]
-Device = Annotated[str, BeforeValidator(values.device)]
-Devices = Annotated[str | tuple[str, ...], BeforeValidator(values.devices)]
-Host = Annotated[str, BeforeValidator(values.host)]
-Origin = Annotated[str, BeforeValidator(values.origin)]
-Port = Annotated[int, BeforeValidator(values.port)]
-Span = Annotated[str, BeforeValidator(values.span)]
-Switch = Annotated[bool, BeforeValidator(values.switch)]
-Share = Annotated[float, BeforeValidator(Number(0, 1, above=True))]
-Mebibytes = Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))]
-Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
-"""Counts of tokens, frames or chunks; a count above a million is treated as a mistake."""
-
-MODEL_ALIASES = (
-    "tts-1", "tts-1-hd", "gpt-4o-mini-tts",
-    "whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe",
-    "gpt-realtime", "gpt-realtime-mini", "gpt-realtime-1.5", "gpt-realtime-2", "gpt-realtime-2.1", "gpt-realtime-2.1-mini",
-    "gpt-4o-realtime-preview", "gpt-4o-mini-realtime-preview",
-)  # fmt: skip
-"""Default model names of clients of the audio and Realtime APIs. Chat models are not among them; see `web.model_name`."""
 
 KV_PAGES = 1024
 """KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
@@ -47,10 +28,6 @@ ARENA_MIB, REQUEST_CAP_MIB = 64, 32
 """Defaults without a split stage."""
 MAX_ACK_STRIDE = 16
 RENEWALS = 5
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PolicyConfig(Strict):
@@ -120,31 +97,117 @@ class VllmConfig(Strict):
 class SpansConfig(Strict):
     """Division of a stage's layers among an anchor, which is the stage's worker, and span workers; see `core/layer_spans.py`.
 
+    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of them then: those that
+    `fleet up` starts, for each anchor, and for which the first division waits. `anchor` auto: the first layers; as many as leave
+    equal shares to one worker more than `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or
+    the host has it.
+
     `standby`: span workers beyond those of `workers`, each of which replaces one that is lost. `window`: the most passes in
     flight; None: two more than there are workers. `wire_dtype`: of rows between processes; auto: that of the stage. `keep_mib`:
-    of sent rows that each process keeps, from which a worker is fed that takes the place of a lost one.
+    of sent rows that each process keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a
+    pass from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
     """
 
     anchor: Span = "0:output"
-    workers: tuple[Span, ...] = ()
+    workers: Annotated[tuple[Span, ...], BeforeValidator(values.worker_spans)] = ()
+    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
+    memory_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] | None = None
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     keep_mib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] = 256
+    nixl_kib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_auto(cls, given: object) -> object:
+        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not given is automatic too."""
+        found = {"workers": values.AUTO} if given == values.AUTO else given
+        if isinstance(found, dict) and found.get("workers") in (values.AUTO, (values.AUTO,), [values.AUTO]):
+            return {"anchor": values.AUTO, **found}
+        return found
+
+    @property
+    def is_auto(self) -> bool:
+        """True if the workers' spans follow from their number."""
+        return self.workers == (values.AUTO,)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of the span workers of one anchor, without those that stand by."""
+        return self.replicas if self.is_auto else len(self.workers)
 
     @property
     def anchor_span(self) -> LayerSpan:
+        """The anchor's span, which must be known: see `of_model`."""
         return LayerSpan.parse(self.anchor, "anchor")
 
     @property
     def worker_spans(self) -> tuple[LayerSpan, ...]:
-        """Return the workers' spans in the order of the layers."""
-        return tuple(sorted((LayerSpan.parse(each, "workers") for each in self.workers), key=lambda span: span.first))
+        """Return the workers' spans, if they are given, in the order of the layers."""
+        given = () if self.is_auto else self.workers
+        return tuple(sorted((LayerSpan.parse(each, "workers") for each in given), key=lambda span: span.first))
 
     @property
     def has_head_on_anchor(self) -> bool:
-        """True if the workers return rows: the anchor then has the output head, wherever its layers are."""
-        return not any(span.has_output for span in self.worker_spans)
+        """True if given spans leave the output head to the anchor, wherever its layers are: the workers then return rows."""
+        return not self.is_auto and not any(span.has_output for span in self.worker_spans)
+
+    def of_model(self, num_layers: int) -> "SpansConfig":
+        """Return the division with the anchor's span for a model of so many layers."""
+        if self.anchor != values.AUTO:
+            return self
+        share = max(1, num_layers // (self.replicas + 2))
+        return self.model_copy(update={"anchor": str(LayerSpan(0, share - 1))})
+
+
+class SpeculationConfig(Strict):
+    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers stay the same, and come sooner.
+
+    `drafter`: see `engine/torch/drafters.py`. `num_drafts`: the most of them for one request in one pass; measured times decide
+    how many there are. `table_tokens`: of the answers from which `suffix` guesses, in each worker. `head`: folder of
+    the draft head with which `eagle3` guesses.
+    """
+
+    drafter: Annotated[Literal["off", "ngram", "suffix", "eagle3"], BeforeValidator(values.drafter)] = OFF
+    num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
+    table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
+    head: Folder | None = None
+
+
+class TrainingConfig(Strict):
+    """Training of a draft head while answers are served; see `docs/training.md`.
+
+    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers that gateways capture.
+    `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its time that a worker of the main
+    stage spends on captures while answers wait. `folder`: of checkpoints and versions, which all trainers must see; None:
+    `drafts` under the data folder.
+
+    `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time. `passes`: how often a sample is
+    trained on, on average. `checkpoint_windows`: windows between two checkpoints while samples arrive. `replay_samples`,
+    `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by which versions are compared, and
+    which are never trained on. `promote` auto: a version that is better than the present one by `margin` tokens takes its place.
+    `floor`: a version whose guesses are right less often than this share of those of the last one gives way to it; 0: never.
+    """
+
+    enabled: Switch = False
+    share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.0
+    max_in_flight: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
+    compute_share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.03
+    folder: Folder | None = None
+    window_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
+    batch_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 2
+    num_steps: Annotated[int, BeforeValidator(Whole(1, 15))] = 5
+    learning_rate: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1e-3
+    passes: Annotated[int, BeforeValidator(Whole(1, 1000))] = 4
+    checkpoint_windows: Annotated[int, BeforeValidator(Whole(1, 100_000))] = 16
+    replay_samples: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 2048
+    replay_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] = 1024
+    held_out: Annotated[float, BeforeValidator(Number(0, 0.5))] = 0.1
+    draft_vocab_size: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 32_000
+    promote: Literal["manual", "auto"] = "manual"
+    margin: Annotated[float, BeforeValidator(Number(0, 15))] = 0.05
+    floor: Annotated[float, BeforeValidator(Number(0, 1))] = 0.8
 
 
 class StageConfig(Strict):
@@ -175,6 +238,7 @@ class StageConfig(Strict):
     transition_source: Literal["producer", "conductor"] | None = None
     split: SplitConfig | None = None
     spans: SpansConfig | None = None
+    speculation: SpeculationConfig = SpeculationConfig()
     sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
     extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
@@ -197,65 +261,6 @@ class Limits(Strict):
     speech_piece_tokens: Annotated[int, BeforeValidator(Whole(2, 1_000_000))] = 48
     max_cached_conversations: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
     max_redis_memory_percent: Annotated[float, BeforeValidator(Number(0, 100, above=True))] = 85.0
-
-
-class WebConfig(Strict):
-    """The gateway. `tls_cert` and `tls_key` are PEM files, set together; `tls` creates a certificate in the data folder instead.
-
-    `allowed_hosts`: names by which browsers may address this gateway beside its own; see `web/http/hosts.py`.
-    `allowed_origins`: origins whose pages may call the API from a browser; see `web/http/origins.py`.
-    `model_aliases`: other names under which the model answers; `/v1/models` lists it under its own name only.
-    `max_leading_silence_ms`: the longest silence before the first voiced sample of a spoken answer; None: unlimited.
-    `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a
-    client that does not read, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time, and
-    as much again for unfinished WebSocket messages.
-    `open_metrics`: `/metrics` is served without the API key although one is set.
-    """
-
-    host: Host = "127.0.0.1"
-    port: Port = 8000
-    allowed_hosts: tuple[Host, ...] = ()
-    allowed_origins: tuple[Origin, ...] = ()
-    model_name: Text | None = None
-    model_aliases: tuple[Text, ...] = MODEL_ALIASES
-    max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60
-    read_only: Switch = False
-    open_metrics: Switch = False
-    max_connections: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 4096
-    max_connections_per_address: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1024
-    header_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 10.0
-    body_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
-    send_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
-    body_memory_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 128
-    tls: Literal["self-signed"] | None = None
-    tls_cert: Folder | None = None
-    tls_key: Folder | None = None
-
-    @property
-    def scheme(self) -> str:
-        return "https" if self.tls is not None or self.tls_cert is not None else "http"
-
-
-class VoiceConfig(Strict):
-    """Voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting` clients wait in a queue; others are refused.
-
-    `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a session waits for a client whose
-    connection was lost. `speculate_ms`: the silence after which a response is started early, to be discarded if speech continues;
-    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session ends after this time without input from its
-    client and without a response. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
-    open or queued at one time, on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to
-    short-lived secrets; the rest is reserved for the API key and the console.
-    """
-
-    max_sessions: Items = 64
-    max_waiting: Annotated[int, BeforeValidator(Whole(0, 100_000))] = 64
-    send_ahead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
-    reconnect_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
-    speculate_ms: Annotated[int, BeforeValidator(Whole(0, 10_000))] = 200
-    max_session_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 3600.0
-    idle_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 900.0
-    sessions_per_secret: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1
-    secret_share: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 0.75
 
 
 class RedisConfig(Strict):
@@ -352,6 +357,12 @@ class FleetConfig(Strict):
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()
     security: SecurityConfig = SecurityConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @property
+    def drafts_dir(self) -> Path:
+        """The folder of the trainer's checkpoints and of versions of the draft head."""
+        return (self.training.folder or self.data_dir / "drafts").absolute()
 
     @property
     def redis_data_dir(self) -> Path:
@@ -367,14 +378,19 @@ class FleetConfig(Strict):
         return get_graph(self.graph)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles of all stages, in the order of the stages."""
-        return tuple(role for stage in self.graph_declaration().stages for role in self.roles_of(stage.name))
+        """Return the roles of all stages, in the order of the stages; those of the trainer only if there is one."""
+        graph = self.graph_declaration()
+        stages = graph.all_stages if self.training.enabled else graph.stages
+        return tuple(role for stage in stages for role in self.roles_of(stage.name))
 
     def roles_of(self, name: StageName) -> tuple[Role, ...]:
         """Return the stage's roles in the order in which a task passes through them."""
         walks, given = self.graph_declaration().stage(name).walks, self.stage(name)
         if given.split is None:
-            whole = Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby)
+            optional = self.graph_declaration().is_optional(name)
+            whole = Role(
+                name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby, optional=optional
+            )
             return (whole, *self._span_roles(name))
         prefill, decode = given.split.prefill, given.split.decode
         first, last = part_role_name(name, PREFILL_HALF), part_role_name(name, DECODE_HALF)
@@ -387,7 +403,7 @@ class FleetConfig(Strict):
         spans = self.stage(name).spans
         if spans is None or not spans.workers:
             return ()
-        role, number = part_role_name(name, SPAN), len(spans.workers) * self.stage(name).replicas
+        role, number = part_role_name(name, SPAN), spans.num_workers * self.stage(name).replicas
         return (Role(name=role, stage=name, walks=(), replicas=number, standby=spans.standby, hosts_spans=True),)
 
     def role(self, name: str) -> Role:

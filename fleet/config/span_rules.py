@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fleet.config.problems import Place, Problem
 from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
+from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
 from fleet.core.layer_spans import LayerSpan, RoutePlan, plan_route, topology_of
@@ -44,11 +45,28 @@ def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
 
 def problems_of_spans(stage: StageName, spans: SpansConfig, num_layers: int | None = None) -> Iterator[Problem]:
     """Yield the mistakes in a division of a model with so many layers; None: of any model that the spans may divide."""
-    here, anchor = _place(stage), spans.anchor_span
+    here = _place(stage)
+    if not spans.is_auto:
+        for key, given in (("replicas", spans.replicas != 1), ("memory_mib", spans.memory_mib is not None)):
+            if given:
+                yield Problem((*here, key), "is for automatic spans only; set workers: auto, or remove it")
+    elif num_layers is not None:
+        spans = spans.of_model(num_layers)
+    if spans.anchor != AUTO:
+        yield from _problems_of_known(here, spans, num_layers)
+    elif not spans.is_auto:
+        yield Problem(
+            (*here, "anchor"), "auto is for automatic spans of workers only; set workers: auto, or write the anchor's span"
+        )
+
+
+def _problems_of_known(here: Place, spans: SpansConfig, num_layers: int | None) -> Iterator[Problem]:
+    """Yield the mistakes in a division with a known span of the anchor."""
+    anchor = spans.anchor_span
     beyond = None if num_layers is None else _first_beyond(here, spans, num_layers)
     if beyond is not None:
         yield beyond
-    elif anchor.first == 0 and anchor.last is None:
+    elif anchor.first == 0 and (anchor.last is None or (spans.is_auto and anchor.last + 1 == num_layers)):
         if spans.workers:
             yield Problem((*here, "workers"), f"the anchor has all layers ({anchor}); give it fewer, or remove workers")
         elif not anchor.has_output:
@@ -57,7 +75,7 @@ def problems_of_spans(stage: StageName, spans: SpansConfig, num_layers: int | No
         yield Problem((*here, "anchor"), mistake)
     elif not spans.workers and anchor.last is not None:
         yield Problem((*here, "workers"), f"no worker has the layers after {anchor.last}; list the spans of workers for them")
-    else:
+    elif not spans.is_auto:
         yield from _problems_of_route((*here, "workers"), spans, num_layers)
 
 
@@ -106,8 +124,8 @@ def _plan(spans: SpansConfig, num_layers: int | None) -> RoutePlan:
 
 
 def _worker_spans(spans: SpansConfig) -> Sequence[LayerSpan]:
-    """Return the spans of workers in the order of the list."""
-    return [LayerSpan.parse(each, "workers") for each in spans.workers]
+    """Return the given spans of workers in the order of the list."""
+    return [] if spans.is_auto else [LayerSpan.parse(each, "workers") for each in spans.workers]
 
 
 def _place(stage: StageName) -> Place:

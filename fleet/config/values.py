@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fleet.core.errors import ConfigError
 from fleet.core.layer_spans import LayerSpan
+from fleet.core.speculation_figures import OFF
 
 MAX_PORT = 65535
 _MAX_HOST_LEN = 253
@@ -160,6 +161,33 @@ def span(value: object) -> str:
     except ConfigError as error:
         raise ValueError(error.message.removeprefix("span: ")) from error
     return notation
+
+
+AUTO = "auto"
+
+
+def span_or_auto(value: object) -> str:
+    """Accept a span of layers, or `auto`."""
+    return AUTO if value == AUTO else span(value)
+
+
+def drafter(value: object) -> object:
+    """Accept a name, and `off` as YAML reads it without quotes: false."""
+    return OFF if value is False else value
+
+
+def worker_spans(value: object) -> object:
+    """Accept a list of spans, or `auto`, as the list `[auto]`."""
+    if value == AUTO:
+        return (AUTO,)
+    if isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) > 1 and AUTO in value:
+        raise ValueError("auto stands for all spans of workers; write workers: auto, or each span")
+    return value
+
+
+def spans(value: object) -> object:
+    """Accept `auto` for a division of which nothing is given."""
+    return {"workers": AUTO} if value == AUTO else value
 
 
 def devices(value: object) -> str | tuple[str, ...]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Self, cast
 
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -24,6 +25,7 @@ from fleet.control.redis_status import RedisStatus
 from fleet.control.requests import SLICE, GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
+from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
 from fleet.core.background import keep_running
 from fleet.core.errors import RedisUnreachable
@@ -38,6 +40,7 @@ __all__ = [
     "JobClient",
     "LoginStore",
     "Operations",
+    "TrainingClient",
     "Saved",
     "Telemetry",
     "VoiceStore",
@@ -64,6 +67,7 @@ class FleetClient:
         self.jobs = JobClient(url, config.data_dir)
         self.voice = VoiceStore(self._redis, config.voice, self._membership)
         self.logins = LoginStore(self._redis)
+        self.training = TrainingClient(self._redis, config)
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
 
@@ -99,9 +103,17 @@ class FleetClient:
     async def open_connections(self) -> None:
         """Open all connections that a burst may need: it then waits for none, and more open files later on mean a leak.
 
-        Raises: RedisUnreachable.
+        One after the other: with TLS each of thirty concurrent handshakes would last as long as all of them, which on a loaded
+        machine exceeds the time limit of each. Raises: RedisUnreachable.
         """
-        await answer_of(asyncio.gather(*(self._redis.ping() for _ in range(MAX_CONNECTIONS))))
+        pool = self._redis.connection_pool
+        opened: list[AbstractConnection] = []
+        try:
+            for _ in range(MAX_CONNECTIONS):
+                opened.append(await answer_of(pool.get_connection()))
+        finally:
+            for connection in opened:
+                await pool.release(connection)
 
     async def stop(self) -> None:
         """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then aborted."""

@@ -21,11 +21,11 @@ from rq.serializers import JSONSerializer
 
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, Conflict, NotFound
-from fleet.core.jobs import REPORT_FILES, BenchArguments, read_arguments
+from fleet.core.jobs import REPORT_FILES, JobArguments, read_arguments
 from fleet.core.telemetry import Job, JobProgress
 
 QUEUE = "fleet"
-FUNCTIONS = {"bench": "fleet.jobs.bench.run"}
+FUNCTIONS = {"bench": "fleet.jobs.bench.run", "train": "fleet.jobs.train.run"}
 """Kind -> function, which has one argument, the kind's arguments as a JSON object, and returns JSON."""
 TIMEOUT_S = 3600
 KEPT_S = 7 * 24 * 3600
@@ -73,7 +73,7 @@ def retry(connection: Redis, job_id: str) -> Job:
     view = _view(found, None)
     if view.arguments is None:
         raise Conflict(f"job {job_id} is of another version; submit it again with this one's arguments", param="job_id")
-    return submit(connection, view.kind, view.arguments.as_json())
+    return submit(connection, view.kind, view.arguments)
 
 
 def stop(connection: Redis, job_id: str) -> None:
@@ -124,7 +124,7 @@ def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
     return {job_id for job_id, is_kept in zip(job_ids, pipe.execute(), strict=True) if is_kept}
 
 
-def recorded_arguments(job: RqJob) -> BenchArguments:
+def recorded_arguments(job: RqJob) -> JobArguments:
     """Return the checked arguments of a record. Raises: BadInput if `submit` of this version did not write it."""
     kind = next((kind for kind, function in FUNCTIONS.items() if function == job.func_name), "")
     if not kind or job.instance is not None or job.kwargs or len(job.args) != 1:
@@ -213,9 +213,9 @@ def _view(job: RqJob, latest: Result | None) -> Job:
     )
 
 
-def _arguments(job: RqJob) -> BenchArguments | None:
+def _arguments(job: RqJob) -> dict[str, object] | None:
     try:
-        return recorded_arguments(job)
+        return recorded_arguments(job).as_json()
     except (BadInput, DeserializationError):
         return None
 

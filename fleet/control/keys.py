@@ -34,6 +34,9 @@ LOGS_DROPPED = PREFIX + "logs:dropped"
 INDEX_ALL = PREFIX + "index:all"
 VOICES = PREFIX + "voices"
 LOGINS = PREFIX + "logins"
+DRAFTERS = PREFIX + "drafters"
+TRAINING = PREFIX + "training"
+DRAFT_VERSIONS = PREFIX + "draft_versions"
 
 
 def worker(worker_id: WorkerId) -> str:
@@ -157,7 +160,8 @@ TABLE: tuple[Row, ...] = (
         "incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the lease's duration"),
     Row("worker:{id}", "hash", "lease", "register",
         "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an operator's order; of an "
-        "anchor its route and what it lacks, of a span worker its anchor and span"),
+        "anchor its route, what it lacks and which workers it needs, of a span worker its anchor, span and memory; of both the "
+        "figures of their passes"),
     Row("worker:{id}:tasks", "set", "lease", "claim", "request|stage that it owns, or that is reserved for it"),
     Row("role_workers:{role}:{status}", "zset", "index", "register, renew, drain, order, fence_worker",
         "index: listed workers of a role that accept tasks, leave, were ordered off or stand by -> lease deadline, us"),
@@ -216,6 +220,12 @@ TABLE: tuple[Row, ...] = (
         "ended request|its audio edges -> time at which that audio and its prompt's are deleted, us"),
     Row("refused", "zset", "forever", "register", "worker and cause of refusal -> time, us; of the last hour, bounded"),
     Row("route_generation", "string", "forever", "set_route", "the generation of the newest route; grows"),
+    Row("drafters", "hash", "forever", "gateway, fleet draft, promote_version",
+        "stage -> drafter that an operator chose; its version of the draft head, and the one before"),
+    Row("training", "hash", "forever", "note_checkpoint, gateway, fleet train",
+        "name, time and trainer of the last durable checkpoint; counts of captures by outcome; orders to forget samples"),
+    Row("draft_versions", "hash", "forever", "add_version, promote_version",
+        "number -> version of the draft head; last number; hash -> number; why a worker replaced it"),
     Row("refusal_logged", "string", "retention", "submit, admission",
         "request whose refusal for the queue bound was logged within the last seconds"),
     Row("conductor:last", "string", "forever", "lead", "last leader, until it resigns or its death is observed"),

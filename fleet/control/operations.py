@@ -9,18 +9,30 @@ import redis.asyncio
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import answer_of, run_async, text
+from fleet.control.connect import answer_of, run_async, text, texts
 from fleet.control.dead_letters import DeadLetter, spec_of
 from fleet.control.telemetry.queues import find_letter
 from fleet.core.clock import now_us
-from fleet.core.errors import Conflict, NotFound
+from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
+from fleet.core.speculation_figures import CONFIGURED, DRAFTERS, OFF
 from fleet.core.telemetry import WorkerOrder
+from fleet.graphs import Graph
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
 """Submits a request without a client; its answer is read to its end, so that its log is complete."""
+
+
+def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
+    """Raises: NotFound for a stage whose drafts are not verified, BadInput for an unknown drafter."""
+    stages = [each.name for each in graph.stages if each.verifies_drafts]
+    if stage not in stages:
+        raise NotFound(f"stage: no drafts are verified for {quoted(stage)}; give one of {', '.join(stages)}", param="stage")
+    if drafter not in (OFF, *DRAFTERS, CONFIGURED):
+        message = f"drafter: {quoted(drafter)} is none of {', '.join((OFF, *DRAFTERS, CONFIGURED))}"
+        raise BadInput(message, param="drafter")
 
 
 class Operations:
@@ -55,7 +67,8 @@ class Operations:
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
         """Order a worker to drain, resume, stop or dump its threads. Repeating an order is no conflict."""
-        answer = text(await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order))))
+        raw = await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order)))
+        answer, *reasons = texts(raw) if isinstance(raw, list) else [text(cast(bytes, raw))]
         match answer:
             case "ok":
                 return
@@ -65,14 +78,22 @@ class Operations:
                 raise Conflict(f"{worker} is leaving already; start another with `fleet worker`", param="worker_id")
             case "needed":
                 role = role_of(WorkerId(worker))
+                why = "".join(reasons) or f"no other worker of {role} is free to replace it"
                 raise Conflict(
-                    f"{worker} computes layers of a model, and no other worker of {role} is free to replace it; start one with "
-                    f"`fleet worker {role}`", param="worker_id",
-                )  # fmt: skip
+                    f"{worker} computes layers of a model, and {why}; start one with `fleet worker {role}`", param="worker_id"
+                )
             case "gone":
                 raise Conflict(f"{worker} is gone; start another with `fleet worker`", param="worker_id")
             case _:
                 raise NotFound(f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are", param="worker_id")
+
+    async def choose_drafter(self, stage: str, drafter: str) -> None:
+        """Let the workers of a stage draft with `drafter`, from their next half second on."""
+        check_drafter(self._graph, stage, drafter)
+        if drafter == CONFIGURED:
+            await answer_of(self._redis.hdel(keys.DRAFTERS, stage))
+        else:
+            await answer_of(self._redis.hset(keys.DRAFTERS, stage, drafter))
 
     async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
         """Revoke a task from its owner, to be granted again. `epoch`: the caller's view of it; 0: any."""

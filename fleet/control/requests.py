@@ -345,7 +345,7 @@ class GatewayRequests:
             grace_us=self._grace_us,
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
-            audio=[edge for edge in spec.outputs if graph.media[edge] != "text"],
+            audio=[edge for edge in spec.outputs if graph.media.get(edge) == "audio"],
             retention_s=self._config.retention_s,
             first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
         )

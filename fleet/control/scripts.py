@@ -4,6 +4,7 @@ The header of each script in `lua/` lists the values that it compares and writes
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +44,8 @@ SCRIPTS = (
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
-    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "suspect_task", "adopt_prefix",
+    "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "note_standby", "suspect_task", "adopt_prefix",
+    "note_checkpoint", "add_version", "promote_version",
 )  # fmt: skip
 
 
@@ -331,9 +333,38 @@ def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:
     return Call("set_route", (anchor, *chain.from_iterable(hops)))
 
 
-def note_gap(anchor: WorkerId, gap: str) -> Call:
-    """Record the layers that an anchor's route lacks; "" for none."""
-    return Call("note_gap", (anchor, gap))
+def note_gap(anchor: WorkerId, gap: str, losses: Mapping[WorkerId, str] | None = None) -> Call:
+    """Record the layers that an anchor's route lacks; "" for none.
+
+    `losses`: why its span workers cannot leave, of those that cannot; None: each needs one in its place.
+    """
+    return Call("note_gap", (anchor, gap, "" if losses is None else json.dumps(losses)))
+
+
+def note_checkpoint(trainer: WorkerId, name: str) -> Call:
+    """Make a checkpoint the last durable one. Answers "ok", or "unlisted" once another trainer may be active."""
+    return Call("note_checkpoint", (trainer, name))
+
+
+def add_version(trainer: WorkerId, sha256: str, version: bytes) -> Call:
+    """Add a version of the draft head, encoded with number 0. `trainer`: "" for an operator.
+
+    Answers the version with its number, the known one of the same hash, or "unlisted".
+    """
+    return Call("add_version", (trainer, sha256, version))
+
+
+def promote_version(worker: WorkerId, stage: StageName, expected: int | None, number: int, reason: str) -> Call:
+    """Let a stage draft with another version of the draft head; 0: that of the start. `worker`: "" for an operator.
+
+    `expected`: the present one; None: any. Answers "ok", "stale" if another one is present, "unknown" or "unlisted".
+    """
+    return Call("promote_version", (worker, stage, "" if expected is None else expected, number, reason))
+
+
+def note_standby(anchor: WorkerId, worker: WorkerId, span: str) -> Call:
+    """Record the span that an unused worker has loaded to stand by."""
+    return Call("note_standby", (anchor, worker, span))
 
 
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:

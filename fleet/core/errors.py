@@ -190,10 +190,23 @@ class SpanUnreachable(FleetError):
     retryable = True
 
 
+class SessionInterrupted(FleetError):
+    """The rows of a conversation were not copied: a worker was lost meanwhile, or does not answer."""
+
+    code = "session_interrupted"
+    retryable = True
+
+
 class EngineError(FleetError):
     """The engine failed one request; the rest of its batch continues."""
 
     code = "engine_error"
+
+
+class SampleRefused(FleetError):
+    """A training sample does not fit the draft head or its target, or has values that are not finite; it is dropped."""
+
+    code = "sample_refused"
 
 
 class SpanPrefixMismatch(EngineError):

@@ -72,10 +72,25 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return msgspec.to_builtins(self)
 
 
-KINDS: dict[str, type[BenchArguments]] = {"bench": BenchArguments}
+class TrainArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of a job of kind `train`: a training run over `samples` questions of Pocket's corpus, answered by the fleet.
+
+    `name`: of the run, as the source of its version; "": that of the job.
+    """
+
+    samples: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    name: Annotated[str, Meta(max_length=80, pattern=r"^[\w .-]*$")] = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the arguments that differ from their defaults, as JSON values."""
+        return msgspec.to_builtins(self)
 
 
-def read_arguments(kind: str, arguments: object) -> BenchArguments:
+JobArguments = BenchArguments | TrainArguments
+KINDS: dict[str, type[BenchArguments] | type[TrainArguments]] = {"bench": BenchArguments, "train": TrainArguments}
+
+
+def read_arguments(kind: str, arguments: object) -> JobArguments:
     """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the remedy."""
     if kind not in KINDS:
         raise BadInput(f"kind: unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")

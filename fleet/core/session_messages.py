@@ -1,5 +1,7 @@
 """Messages between `fleet session` and the worker that caches a conversation; keys and values follow as raw bytes."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from fleet.core.wire_codec import WireCodec
@@ -27,6 +29,11 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
 
 
+def missing_parts(info: SessionInfo, parts: Collection[str]) -> list[str]:
+    """Return the names of the parts that a session needs and that are not among `parts`."""
+    return sorted({"keys", *(str(layer) for layer in range(info.num_layers))} - set(parts))
+
+
 class SaveSession(SessionMessage, frozen=True, kw_only=True):
     """Order to send the cached rows."""
 
@@ -50,9 +57,10 @@ class SessionPart(SessionMessage, frozen=True, kw_only=True):
 
 
 class SessionEnd(SessionMessage, frozen=True, kw_only=True):
-    """End of the parts, or of the operation. `error`: why it failed, "" if it did not."""
+    """End of the parts, or of the operation. `error`: why it failed, "" if it did not; `code`: of that error."""
 
     error: str = ""
+    code: str = ""
 
 
 AnySessionMessage = SaveSession | LoadSession | SessionHead | SessionPart | SessionEnd

@@ -24,7 +24,7 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Positions `start` to `stop` of the table numbered `table`, consecutive rows of the pass.
 
     `pages`: of the table, up to `stop`. `before`: hash of the rows before `start`; `keys`: of the extent's rows, 8 bytes each.
-    `draws`: a draw follows its last row.
+    `draws`: a draw follows its last row. `taps`: tapped rows of it are wanted.
     """
 
     table: int
@@ -34,10 +34,13 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     before: int
     keys: bytes
     draws: bool
+    taps: bool = False
 
 
 class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Times of one worker for a pass, in microseconds: from its arrival to the computation, and of that."""
+    """Times of one worker for a pass, in microseconds: from its arrival to the computation, and of that, until what is sent is in
+    the host's memory as bytes.
+    """
 
     waited_us: int
     computed_us: int
@@ -86,7 +89,7 @@ class SpanResult(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanTapped(SpanMessage, frozen=True, kw_only=True):
-    """The tapped rows of a pass follow, one for each position of the tables."""
+    """The tapped rows of a pass follow, one for each position of the tables. No tables: the pass failed, and has none."""
 
     number: int
     tables: tuple[int, ...]
@@ -107,6 +110,19 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
     wire_dtype: str
     lineage: int
     keep_bytes: int
+
+
+class SpanPrepare(SpanMessage, frozen=True, kw_only=True):
+    """Order to load a span beside the one that a worker computes, for a later route. `generation`: of none."""
+
+    span: str
+
+
+class SpanPrepared(SpanMessage, frozen=True, kw_only=True):
+    """A worker has loaded a span beside its own. `error`: why it could not, "" if it could."""
+
+    span: str
+    error: str = ""
 
 
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
@@ -133,18 +149,24 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetch(SpanMessage, frozen=True, kw_only=True):
-    """Order to send the keys and values of a table's first rows. `copy`: number of this copy. `pages`: of the table."""
+    """Order to send the keys and values of a table's first rows. `copy`: number of this copy. `pages`: of the table.
+
+    `before`: hash of these rows; a worker that has others, or has lost them, refuses.
+    """
 
     copy: int
+    table: int
     pages: tuple[int, ...]
     num_rows: int
+    before: int
 
 
 class SpanFetched(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer follow."""
+    """The rows of one layer follow. `error`: why those of no layer do, None if they do."""
 
     copy: int
     layer: int
+    error: SpanError | None = None
 
 
 class SpanStore(SpanMessage, frozen=True, kw_only=True):
@@ -159,10 +181,10 @@ class SpanStore(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStored(SpanMessage, frozen=True, kw_only=True):
-    """A worker has stored all layers of a table. `error`: why it could not, "" if it could."""
+    """A worker has stored all layers of a table. `error`: why it could not, None if it could."""
 
     copy: int
-    error: str = ""
+    error: SpanError | None = None
 
 
 class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
@@ -173,7 +195,7 @@ class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
 
 AnySpanMessage = (
     SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal | SpanFetch | SpanFetched
-    | SpanStore | SpanStored
+    | SpanStore | SpanStored | SpanPrepare | SpanPrepared
 )  # fmt: skip
 _CODEC: WireCodec[AnySpanMessage] = WireCodec(AnySpanMessage, "a message between span workers")
 encode_span_message, decode_span_message = _CODEC.encode, _CODEC.decode

@@ -4,7 +4,7 @@ The anchor holds the embedding, and, if it is last, the output head; otherwise t
 model whose workers cannot. Every process holds the keys and values of its own layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -77,9 +77,13 @@ class SpanPlan:
         return sum(each.lacking_bytes for each in self.spans)
 
 
+NO_PROCESS = -1
+"""Place of an anchor that is not among the processes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`: its place."""
+    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`: its place, or `NO_PROCESS`."""
 
     sizes: ModelSizes
     budgets: tuple[int | None, ...]
@@ -92,7 +96,7 @@ class _Processes:
 
     def planned(self, process: int, first: int, stop: int) -> PlannedSpan:
         """Return the span of a process that has the layers from `first` to before `stop`."""
-        is_last, is_anchor = process == len(self.budgets) - 1, process == self.anchor
+        is_last, is_anchor = stop == self.num_layers, process == self.anchor
         span = LayerSpan(first, stop - 1, has_output=is_last and (is_anchor or not self.head_on_anchor))
         has_head = span.has_output or (is_anchor and self.head_on_anchor)
         num_bytes = self.sizes.bytes_of(span, is_anchor=is_anchor, with_head=has_head)
@@ -103,13 +107,16 @@ class _Processes:
     def fits(self, process: int, first: int, stop: int) -> bool:
         return not self.planned(process, first, stop).lacking_bytes
 
-    def furthest_stop(self, process: int, first: int, limit: int) -> int | None:
-        """Return the last layer before which a process that begins at `first` can stop; None if it cannot have even one layer."""
-        return max((stop for stop in range(first + 1, limit + 1) if self.fits(process, first, stop)), default=None)
-
-    def earliest_first(self, process: int, stop: int, limit: int) -> int | None:
-        """Return the first layer that a process which stops before `stop` can have; None as `furthest_stop`."""
-        return min((first for first in range(limit, stop) if self.fits(process, first, stop)), default=None)
+    def possible_stops(self, process: int, firsts: Iterable[int]) -> set[int]:
+        """Return the layers before which a process can stop that begins at one of `firsts`: all, since a following one may be too
+        small for the layer at which the furthest ends.
+        """
+        return {
+            stop
+            for first in firsts
+            for stop in range(first + 1, self.num_layers + 1)
+            if self.fits(process, first, stop)
+        }  # fmt: skip
 
 
 def plan_spans(
@@ -123,7 +130,20 @@ def plan_spans(
     budgets = (*worker_budgets, anchor_budget) if anchor_is_last else (anchor_budget, *worker_budgets)
     processes = _Processes(sizes, budgets, len(budgets) - 1 if anchor_is_last else 0, head_on_anchor)
     assert processes.num_layers >= len(budgets), f"{len(budgets)} processes for {processes.num_layers} layers"
-    cuts = _best_cuts(len(budgets), processes.num_layers, processes.planned)
+    cuts = _best_cuts(len(budgets), range(processes.num_layers), processes.planned)
+    return SpanPlan(spans=tuple(processes.planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
+
+
+def plan_workers(sizes: ModelSizes, layers: range, budgets: Sequence[int], *, head_on_anchor: bool = False) -> SpanPlan:
+    """Divide the layers that the anchor lacks among span workers, in their order: none has more layers than needed, and of equal
+    divisions the fullest process is as empty as possible.
+
+    A plan that does not fit is the one that lacks least. There must be as many layers as workers. The last one has the output
+    head if its last layer is the model's and not `head_on_anchor`.
+    """
+    assert len(layers) >= len(budgets) > 0, f"{len(budgets)} workers for {len(layers)} layers"
+    processes = _Processes(sizes, tuple(budgets), NO_PROCESS, head_on_anchor)
+    cuts = _best_cuts(len(budgets), layers, processes.planned, most_layers_first=True)
     return SpanPlan(spans=tuple(processes.planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
 
 
@@ -139,44 +159,56 @@ def further_worker_bytes(
     processes = _Processes(sizes, (*before, None, *after), len(before) + 1 if anchor_is_last else 0, head_on_anchor)
     if processes.num_layers < len(processes.budgets):
         return None
-    first: int | None = 0
-    for process in range(len(before)):
-        first = processes.furthest_stop(process, first, processes.num_layers - len(processes.budgets) + process + 1)
-        if first is None:
-            return None
-    stop = processes.earliest_first(len(before) + 1, processes.num_layers, first + 1) if after else processes.num_layers
-    return None if stop is None else processes.planned(len(before), first, stop).num_bytes
+    further, end = len(before), processes.num_layers
+    firsts = {0}
+    for process in range(further):
+        firsts = processes.possible_stops(process, firsts)
+    stops = [stop for stop in range(end) if processes.fits(further + 1, stop, end)] if after else [end]
+    spans = [processes.planned(further, first, stop) for first in firsts for stop in stops if first < stop]
+    return min((span.num_bytes for span in spans), default=None)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Division:
-    """Layers divided among the first processes. The smallest is the best: what lacks, then the fill of the fullest process."""
+    """Layers divided among the first processes. The smallest is the best: what lacks, then the most layers of a process, if they
+    count, then the fill of the fullest process.
+    """
 
     num_lacking: int
+    most_layers: int
     fullest: float
     cuts: tuple[int, ...]
 
 
-def _best_cuts(num_processes: int, num_layers: int, planned: Callable[[int, int, int], PlannedSpan]) -> tuple[int, ...]:
-    """Return the layers at which processes begin, and the number of layers, of the best division.
+def _best_cuts(
+    num_processes: int, layers: range, planned: Callable[[int, int, int], PlannedSpan], *, most_layers_first: bool = False
+) -> tuple[int, ...]:
+    """Return the layers at which processes begin, and the end of the layers, of the best division.
 
-    `planned(process, first, stop)` is the span of a process.
+    `planned(process, first, stop)` is the span of a process. `most_layers_first`: see `_Division`.
     """
-    best = {0: _Division(0, 0.0, (0,))}
-    """For each number of layers of the processes so far: their best division."""
+    best = {layers.start: _Division(0, 0, 0.0, (layers.start,))}
+    """For each end of the layers of the processes so far: their best division."""
     for process in range(num_processes):
         num_left = num_processes - 1 - process
-        stops = range(process + 1, num_layers - num_left + 1) if num_left else (num_layers,)
-        best = {stop: _extended(best, stop, lambda first, stop, process=process: planned(process, first, stop)) for stop in stops}
-    return best[num_layers].cuts
+        stops = range(layers.start + process + 1, layers.stop - num_left + 1) if num_left else (layers.stop,)
+        best = {
+            stop: _extended(best, stop, lambda first, stop, process=process: planned(process, first, stop), most_layers_first)
+            for stop in stops
+        }
+    return best[layers.stop].cuts
 
 
-def _extended(best: Mapping[int, _Division], stop: int, planned: Callable[[int, int], PlannedSpan]) -> _Division:
+def _extended(
+    best: Mapping[int, _Division], stop: int, planned: Callable[[int, int], PlannedSpan], most_layers_first: bool
+) -> _Division:
     """Return the best division of the layers before `stop`, of which the last process has those that the others leave."""
     found: list[_Division] = []
     for division in best.values():
-        if division.cuts[-1] < stop:
-            own = planned(division.cuts[-1], stop)
+        first = division.cuts[-1]
+        if first < stop:
+            own = planned(first, stop)
+            most_layers = max(division.most_layers, stop - first) if most_layers_first else 0
             num_lacking, fullest = division.num_lacking + own.lacking_bytes, max(division.fullest, own.fill)
-            found.append(_Division(num_lacking, fullest, (*division.cuts, stop)))
+            found.append(_Division(num_lacking, most_layers, fullest, (*division.cuts, stop)))
     return min(found)

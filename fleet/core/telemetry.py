@@ -3,13 +3,14 @@
 Units: `*_us` are microseconds since 1970 on Redis's clock, 0 if it has not happened. Knows no Redis and no HTTP.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
-from fleet.core.jobs import BenchArguments
+from fleet.core.span_figures import SpanPart
+from fleet.core.speculation_figures import SpeculationFigures
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
@@ -64,7 +65,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have), late (its lease has lapsed, and
     it is not fenced yet), left (it deregistered), died (its keeper saw the process end), lapsed (fenced after its lease).
     `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival, since it joined; None before
-    the first. `tasks`: those it owns.
+    the first. `tasks`: those it owns. `part`: of a worker that has a part of a divided model.
+    `speculation`: of one that can verify drafts.
     Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV pool, `pages_kept` of
     `pages_used` cached for later turns, which have saved its engine `rows_reused` rows; `slots_used` of its transfer arena;
     `cpu_percent` of one core. `gpu` is the name of its GPU: memory used by all processes and reserved by this one, and its
@@ -102,6 +104,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     hop_p95_us: int | None = None
     tasks: tuple[TaskRef, ...] = ()
     transfer: WorkerTransfer | None = None
+    part: SpanPart | None = None
+    speculation: SpeculationFigures | None = None
 
     @property
     def gone(self) -> bool:
@@ -257,13 +261,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as in rq; unreadable if its
     record is damaged.
 
-    `arguments` None: a record of another version, which no worker of this one runs. `files`: names of the `REPORT_FILES` that it
-    wrote. `result` is the JSON result of its function once it is finished; `error` the last line of `traceback`.
+    `arguments`: those that differ from their defaults; None: a record of another version, which no worker of this one runs.
+    `files`: names of the `REPORT_FILES` that it wrote. `result` is the JSON result of its function once it is finished; `error`
+    the last line of `traceback`.
     """
 
     id: str
     kind: str
-    arguments: BenchArguments | None
+    arguments: dict[str, Any] | None
     state: str
     created_us: int
     started_us: int = 0

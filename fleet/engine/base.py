@@ -17,6 +17,9 @@ from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
+from fleet.core.span_figures import SpanFigures
+from fleet.core.speculation_figures import OFF, SpeculationFigures
+from fleet.core.training_figures import TrainingFigures
 
 Arrays = Mapping[str, np.ndarray]
 TOKEN = "token"
@@ -33,6 +36,8 @@ class EngineRequest:
     first one on and joined along axis 0: they are returned again without being drawn, and later outputs continue them.
     `session`: after a normal end, the computed rows are cached for the session's next request, which reuses those that it begins
     with. Without a name nothing is cached or reused.
+    `captured`: names of `fleet.core.captures`: nothing is drawn; these rows of every position, those of `history` included, are
+    the outputs, float32 [n, width]. Such a request runs in time that others leave.
     """
 
     request_id: RequestId
@@ -40,6 +45,7 @@ class EngineRequest:
     params: Mapping[str, str] = field(default_factory=dict[str, str])
     history: Arrays = field(default_factory=dict[str, np.ndarray])
     session: str = ""
+    captured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,7 @@ class EngineStats:
     """`running`: requests submitted and not ended; `ready`: those that the next step can run. Pages are 0 without a KV pool.
 
     `pages_cached`: the part of `pages_used` that caches prefixes of sessions. `rows_reused`: cached rows reused since the start.
+    `span_figures`: of an anchor's passes. `speculation`: None without it. `training`: of a trainer.
     """
 
     running: int
@@ -125,6 +132,9 @@ class EngineStats:
     pages_total: int = 0
     pages_cached: int = 0
     rows_reused: int = 0
+    span_figures: SpanFigures | None = None
+    speculation: SpeculationFigures | None = None
+    training: TrainingFigures | None = None
 
 
 class Engine(Protocol):
@@ -140,6 +150,15 @@ class Engine(Protocol):
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         """Append input and return how many of its rows are reused from the session. Unknown (ended) requests are ignored."""
         ...
+
+    def use_drafter(self, name: str) -> None:
+        """Let another drafter guess from the next step on, `off`: none. Raises: BadInput for a name that the engine lacks."""
+        if name != OFF:
+            raise BadInput(f"drafter: this engine has none, {name!r} neither; use {OFF}", param="drafter")
+
+    def forget_samples(self) -> int:
+        """Forget all samples that a trainer holds; return their number."""
+        return 0
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         """Make `step()` skip a request (which has no credit), or resume it."""

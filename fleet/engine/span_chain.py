@@ -4,7 +4,7 @@ Knows no connection, no tensor library and no Redis.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,10 +14,11 @@ from fleet.core.span_messages import AnySpanMessage, SpanFetch, SpanPass, SpanRe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanArrival:
-    """A message from a worker of the route, with its rows."""
+    """A message from a worker of the route, with its rows. `at_s`: of its arrival, by `time.monotonic`."""
 
     message: AnySpanMessage
     payload: memoryview
+    at_s: float
 
 
 class SpanChain(Protocol):
@@ -48,8 +49,16 @@ class SpanChain(Protocol):
         """Let the workers send again what others lack; see `SpanStart`."""
         ...
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
-        """Send a pass, or a report, to the first worker, without waiting; the rows must not change afterwards."""
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes that were received from the workers, and sent to them."""
+        ...
+
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+        """Send a pass, or a report, to the first worker, without waiting; the rows must not change afterwards.
+
+        `when_sent` is called once it is sent, by any thread.
+        """
         ...
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
@@ -96,8 +105,12 @@ class DelegatingChain(SpanChain):
     def start(self, completed: int, tables: Sequence[int]) -> None:
         self._chain.start(completed, tables)
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
-        self._chain.send(message, *rows)
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        return self._chain.num_bytes
+
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+        self._chain.send(message, *rows, when_sent=when_sent)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
         return self._chain.take(timeout_s)

@@ -1,6 +1,8 @@
 """Declaration of a graph: stages, walks, edges, chunk policies. Pure data; knows no process and no tensor library."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from fleet.core.errors import ConfigError
@@ -62,7 +64,8 @@ class Edge:
     """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` ones are pulled by NIXL, the rest are sent
     inline.
 
-    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that carry audio.
+    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that carry audio. `never_inline`:
+    remote tensors that find no room to be pulled from fail their request, instead of being sent inline.
     """
 
     name: EdgeName
@@ -70,6 +73,7 @@ class Edge:
     target: StageName
     tensors: dict[str, str] = field(default_factory=dict[str, str])
     remote: tuple[str, ...] = ()
+    never_inline: bool = False
     policy: ChunkPolicy = EACH
     credits: int = 64
     item_ms: float = 0.0
@@ -95,7 +99,8 @@ class Stage:
 
     `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
     uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
-    builder reads. `reads_prompt_audio`: its workers receive the samples of the prompt with each task.
+    builder reads. `reads_prompt_audio`: its workers receive the samples of the prompt with each task. `verifies_drafts`: its
+    engine torch can verify guessed tokens of its answers.
     """
 
     name: StageName
@@ -106,6 +111,7 @@ class Stage:
     span_head: bool = True
     main: bool = False
     reads_prompt_audio: bool = False
+    verifies_drafts: bool = False
     engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])
@@ -118,7 +124,9 @@ class Graph:
     `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a script, measures the
     reference; `full_size`: "module:function" that builds the stages at their published size with random weights. `shipped`:
     "package:folder" of a trained checkpoint in Fleet's package, or None. `media`: the content of each client edge ("text",
-    "audio").
+    "audio") of an answer.
+
+    `optional_stages`: those that no answer needs: a deployment is ready without their workers.
     """
 
     name: str
@@ -130,23 +138,44 @@ class Graph:
     shipped: str | None = None
     baseline: str | None = None
     full_size: str | None = None
+    optional_stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
-        names = {stage.name for stage in self.stages} | {CLIENT}
+        names = {stage.name for stage in self.all_stages} | {CLIENT}
         for edge in self.edges:
             for end in (edge.source, edge.target):
                 if end not in names:
                     raise ConfigError(f"graph {self.name}: edge {edge.name} ends at unknown stage {end}", param="edges")
 
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        return self.stages + self.optional_stages
+
+    @property
+    def main_stage(self) -> Stage:
+        return next(stage for stage in self.stages if stage.main)
+
+    def is_optional(self, name: StageName) -> bool:
+        return any(stage.name == name for stage in self.optional_stages)
+
     def stage(self, name: StageName) -> Stage:
-        for stage in self.stages:
+        for stage in self.all_stages:
             if stage.name == name:
                 return stage
-        known = ", ".join(s.name for s in self.stages)
+        known = ", ".join(s.name for s in self.all_stages)
         raise ConfigError(f"graph {self.name} has no stage {name}; it has {known}", param="stage")
 
     def edge(self, name: EdgeName) -> Edge:
         return next(edge for edge in self.edges if edge.name == name)
+
+    def shipped_folder(self) -> Path | None:
+        """Return the folder of the shipped checkpoint, if there is one. Does not import its package."""
+        if self.shipped is None:
+            return None
+        package, _, folder = self.shipped.partition(":")
+        spec = find_spec(package)
+        assert spec is not None and spec.submodule_search_locations is not None, f"{package} is not a package"
+        return Path(spec.submodule_search_locations[0]) / folder
 
     def edges_from(self, stage: StageName) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.source == stage)
@@ -168,4 +197,4 @@ class Graph:
     def stages_for(self, outputs: tuple[EdgeName, ...]) -> tuple[StageName, ...]:
         """Return the stages of a request for these client edges, in declaration order."""
         active = {edge.source for edge in self.edges_for(outputs)}
-        return tuple(stage.name for stage in self.stages if stage.name in active)
+        return tuple(stage.name for stage in self.all_stages if stage.name in active)

@@ -2,6 +2,7 @@
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
+from fleet.graphs.training import capture_edges, trainer_of
 
 THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
 PREFILL, LAST_PREFILL, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
@@ -18,15 +19,21 @@ QWEN3_OMNI = Graph(
         Stage(
             name=THINKER,
             builder="fleet.stages.qwen3_omni.thinker:build",
+            span_builder="fleet.stages.qwen3_omni.thinker:build_span",
+            layer_counter="fleet.stages.qwen3_omni.thinker:count_layers",
             walks=(PREFILL, DECODE),
             main=True,
             reads_prompt_audio=True,
+            verifies_drafts=True,
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
         Stage(
             name=TALKER,
             builder="fleet.stages.qwen3_omni.talker:build",
+            span_builder="fleet.stages.qwen3_omni.talker:build_span",
+            layer_counter="fleet.stages.qwen3_omni.talker:count_layers",
+            span_head=False,  # its code predictor needs the last hidden row
             walks=(PREFILL, LAST_PREFILL, DECODE),
             default_sampling={"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096},
         ),
@@ -66,5 +73,7 @@ QWEN3_OMNI = Graph(
         ),
         # PCM16 mono samples at 24 kHz.
         Edge(name=EdgeName("audio"), source=CODE2WAV, target=CLIENT, tensors={"pcm": "int16"}, credits=256),
+        *capture_edges(THINKER),
     ),
+    optional_stages=(trainer_of("fleet.stages.qwen3_omni.trainer:build"),),
 )

@@ -2,6 +2,7 @@
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+from fleet.graphs.training import capture_edges, trainer_of
 
 LM = StageName("lm")
 
@@ -18,9 +19,14 @@ TEXT = Graph(
             layer_counter="fleet.stages.text:count_layers",
             walks=(Walk("prefill"), Walk("decode")),
             main=True,
+            verifies_drafts=True,
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
     ),
-    edges=(Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),),
+    edges=(
+        Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),
+        *capture_edges(LM),
+    ),
+    optional_stages=(trainer_of("fleet.stages.text_trainer:build"),),
 )

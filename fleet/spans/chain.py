@@ -1,6 +1,6 @@
 """The connections of an anchor to the span workers of its route."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fleet.core.span_messages import (
     SpanFetch,
@@ -55,8 +55,12 @@ class ConnectedChain(SpanChain):
             start = SpanStart(generation=self._generation, following_has=has, completed=completed, tables=tuple(tables))
             connection.send(encode_span_message(start))
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview) -> None:
-        self._connections[0].send(encode_span_message(message), *rows)
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        return self._arrivals.num_bytes
+
+    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+        self._connections[0].send(encode_span_message(message), *rows, when_sent=when_sent)
 
     def layers_of(self, hop: int) -> range:
         ready = self._ready[hop]
@@ -66,8 +70,11 @@ class ConnectedChain(SpanChain):
         self._connections[hop].send(encode_span_message(message), *rows)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        received = [arrival.frame for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]
-        return [SpanArrival(message=decode_span_message(frame.header), payload=frame.payload) for frame in received]
+        received = [arrival for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]
+        return [
+            SpanArrival(message=decode_span_message(each.frame.header), payload=each.frame.payload, at_s=each.at_s)
+            for each in received
+        ]
 
     def close(self) -> None:
         self.expect_end()

@@ -10,6 +10,11 @@ from fleet.core.errors import FleetError
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_PAYLOAD_BYTES = 2 * 2**30
 MAGIC = b"FSP1"
+READS_BLOCKS, RING, BLOCK_AT, BLOCK_READ = b"FSPA", b"FSPM", b"FSPB", b"FSPF"
+"""Frames with another meaning, in place of `MAGIC`: the sender reads blocks; the name and metadata of its NIXL agent; a frame
+whose payload is a block of the ring, as `ring.BLOCK`; the oldest block has been read.
+"""
+KINDS = frozenset((MAGIC, READS_BLOCKS, RING, BLOCK_AT, BLOCK_READ))
 ByteSource = bytes | bytearray | memoryview
 """C-contiguous memory of any shape and item type; an array of NumPy has a memoryview as `data`."""
 PREFIX = struct.Struct(">4sIQ")
@@ -22,13 +27,14 @@ class BadFrame(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class SpanFrame:
-    """One received frame. `payload` is memory of its own, which no later frame overwrites; it may be empty."""
+    """One received frame, of one of `KINDS`. `payload` is memory of its own, which no later frame overwrites; it may be empty."""
 
     header: bytes
     payload: memoryview
+    kind: bytes = MAGIC
 
 
-def frame_parts(header: bytes, buffers: Sequence[ByteSource]) -> tuple[list[memoryview], int]:
+def frame_parts(header: bytes, buffers: Sequence[ByteSource], kind: bytes = MAGIC) -> tuple[list[memoryview], int]:
     """Return the bytes of a frame as parts that share the memory of `header` and `buffers`, and their total length.
 
     Raises: TypeError if a buffer is not C-contiguous.
@@ -37,7 +43,7 @@ def frame_parts(header: bytes, buffers: Sequence[ByteSource]) -> tuple[list[memo
     payload_len = sum(view.nbytes for view in views)
     assert len(header) <= MAX_HEADER_BYTES, f"a header has {len(header)} bytes, limit {MAX_HEADER_BYTES}"
     assert payload_len <= MAX_PAYLOAD_BYTES, f"a payload has {payload_len} bytes, limit {MAX_PAYLOAD_BYTES}"
-    parts = [memoryview(PREFIX.pack(MAGIC, len(header), payload_len)), memoryview(header), *views]
+    parts = [memoryview(PREFIX.pack(kind, len(header), payload_len)), memoryview(header), *views]
     return [part for part in parts if part.nbytes], PREFIX.size + len(header) + payload_len
 
 
@@ -57,7 +63,7 @@ def read_frame(stream: BufferedIOBase) -> SpanFrame | None:
     if len(prefix) < PREFIX.size:
         raise BadFrame("the peer closed the connection in the middle of a frame")
     magic, header_len, payload_len = PREFIX.unpack(prefix)
-    if magic != MAGIC:
+    if magic not in KINDS:
         raise BadFrame(
             f"the peer sent {magic!r} in place of a frame, which begins with {MAGIC!r}; run one version of Fleet on both"
         )
@@ -69,7 +75,7 @@ def read_frame(stream: BufferedIOBase) -> SpanFrame | None:
     header, payload = stream.read(header_len), _allocate(payload_len)
     if len(header) < header_len or stream.readinto(payload) < payload_len:
         raise BadFrame("the peer closed the connection in the middle of a frame")
-    return SpanFrame(header, memoryview(payload))
+    return SpanFrame(header, memoryview(payload), magic)
 
 
 def _allocate(num_bytes: int) -> bytearray:

@@ -15,6 +15,7 @@ from fleet.core.request import RequestSpec
 from fleet.core.span_messages import Returned
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.span_chain import RouteSlot
+from fleet.train.records import TrainingRecords
 
 if TYPE_CHECKING:
     from fleet.engine.torch.span_model import SpanLayers
@@ -90,6 +91,40 @@ class AnchorOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """`drafter`: its name, or `off`. `num_drafts`: the most for one request in one pass. `table_tokens`: see `AnswerTable`.
+
+    `head`: folder of a draft head, for the drafter `eagle3`.
+    """
+
+    drafter: str
+    num_drafts: int
+    table_tokens: int = 0
+    head: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """Options of the trainer; see `TrainingConfig`. `num_slots`: the most samples that wait to be acknowledged. `margin`: None:
+    the trainer promotes no version.
+    """
+
+    folder: Path
+    num_slots: int
+    window_samples: int = 8
+    batch_samples: int = 2
+    num_steps: int = 5
+    learning_rate: float = 1e-3
+    passes: int = 4
+    checkpoint_windows: int = 16
+    replay_samples: int = 2048
+    replay_bytes: int = 1 << 30
+    held_out: float = 0.1
+    draft_vocab_size: int = 32_000
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
@@ -97,6 +132,9 @@ class BuildOptions:
     largest request that the deployment admits.
     `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
     is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage. `anchor`: of one over span workers.
+    `speculation`: None where drafts cannot be verified. `capture_share`: of its time for captures; None: it computes none.
+    `most_draft_ids`: see `TrainingConfig.draft_vocab_size`.
+    `training`: of the trainer.
     """
 
     stage: StageName
@@ -115,9 +153,34 @@ class BuildOptions:
     threads: int = 1
     half: Half = ""
     anchor: AnchorOptions | None = None
+    speculation: SpeculationOptions | None = None
+    capture_share: float | None = None
+    most_draft_ids: int = 32_000
+    training: TrainingOptions | None = None
     window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
     progress: Callable[[float], None] = lambda _: None
     extra: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+
+
+class HeadExchange(Protocol):
+    """Exchange of a stage's draft head for another version. Packed heads: see `models/eagle3/files.py`."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The size of the largest packed head."""
+        ...
+
+    def prepare(self, data: bytes, sha256: str) -> object:
+        """Load a packed head; called in any thread. Raises: ConfigError if it cannot be used here."""
+        ...
+
+    def use(self, prepared: object, version: int) -> None:
+        """Use a prepared head from the next pass on; None: that of the start. Called in the loop's thread."""
+        ...
+
+    def read_local(self, sha256: str) -> bytes | None:
+        """Return a packed head that is stored on this host."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +188,8 @@ class BuiltStage:
     """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded.
 
     `num_added_rows`: the most rows that the stage computes beside those of a request's prompt before its first output.
-    `route`: of an anchor, where its engine finds the chain of its span workers.
+    `route`: of an anchor, where its engine finds the chain of its span workers. `begin_training`: of a trainer; called with the
+    fleet's records by each incarnation of the worker. `heads`: of a stage that drafts with, or trains, versions of a draft head.
     """
 
     engine: Engine
@@ -133,6 +197,8 @@ class BuiltStage:
     num_added_rows: int = 0
     weight_names: tuple[str, ...] = ()
     route: RouteSlot | None = None
+    begin_training: Callable[[TrainingRecords], None] | None = None
+    heads: HeadExchange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

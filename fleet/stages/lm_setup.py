@@ -1,25 +1,37 @@
 """Common parts of the builders of autoregressive stages: device, checkpoint, memory for keys and values, batch loop, end ids."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+import torch
 
 from fleet.core.errors import ConfigError
+from fleet.engine.base import Engine
 from fleet.engine.span_chain import RouteSlot
 from fleet.engine.torch.build import ComputeDevice, open_device
+from fleet.engine.torch.drafters import Drafter, NgramDrafter, SuffixDrafter
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
-from fleet.engine.torch.program import GraphProgram, GraphTaskT, Program, TaskT
+from fleet.engine.torch.program import DraftedProgram, DraftedTask, GraphProgram, GraphTaskT, Program, TaskT
 from fleet.engine.torch.span_passes import SpanPasses, SpanPassOptions, SpanProgram
+from fleet.engine.torch.speculation import Speculation
 from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import CheckpointReader
+from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.models.eagle3.drafter import HeadDrafter, check_fit
+from fleet.models.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
+from fleet.models.eagle3.head import Eagle3Head
+from fleet.models.target_hash import hash_of_target
 from fleet.processing.end_ids import read_end_ids
-from fleet.stages.base import BuildOptions
+from fleet.stages.base import BuildOptions, HeadExchange
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +62,9 @@ class StageSetup:
 
     def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
         """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request."""
-        pool = self._pool(program)
+        pool, speculation = self._pool_and_speculation(program)
         runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
-        return LMEngine(program, pool, LocalPasses(runner), self._limits)
+        return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
 
     def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
         """Return the loop of a program whose decode step is a graph, captured where the device can.
@@ -60,15 +72,19 @@ class StageSetup:
         With `on_cpu`, a CPU runs the operations of the graph one by one.
         """
         runs_one_by_one = on_cpu and self.where.device.type == "cpu"
-        if not (runs_one_by_one or can_capture(self.where.device, self.where.dtype)):
+        can_run_graphs = runs_one_by_one or can_capture(self.where.device, self.where.dtype)
+        if not can_run_graphs:
             return self.loop(program)
-        pool = self._pool(program)
-        runner = GraphRunner(program, pool, buckets_up_to(self.options.max_batch))
-        return LMEngine(program, pool, LocalPasses(runner), self._limits)
+        pool, speculation = self._pool_and_speculation(program)
+        # A captured step does not return the rows that a draft head reads.
+        runner = GraphRunner(
+            program, pool, buckets_up_to(self.options.max_batch), lambda: speculation is not None and speculation.reads_features
+        )  # fmt: skip
+        return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
 
     def anchor_loop(self, program: SpanProgram[TaskT], num_layers: int) -> tuple[LMEngine[TaskT], RouteSlot]:
         """Return the loop of a program whose other layers are in span workers, and where it finds their chain."""
-        anchor, pool = self.options.anchor, self._pool(program, mirrored=True)
+        anchor, pool = self.options.anchor, self._pool(program.kv_shape, mirrored=True)
         assert anchor is not None, "not an anchor"
         route = RouteSlot(num_layers=num_layers, num_pages=pool.num_pages, page_size=pool.page_size)
         options = SpanPassOptions(
@@ -80,18 +96,52 @@ class StageSetup:
         )
         return LMEngine(program, pool, SpanPasses(program, pool, route, options), self._limits), route
 
+    def _pool_and_speculation(self, program: Program[TaskT]) -> tuple[KVPool, Speculation | None]:
+        """Return the pool, which has a layer more for a draft head, and the drafters of a program that verifies drafts.
+
+        Raises: ConfigError for a draft head that does not fit the program.
+        """
+        own, shape, trains = self.options.speculation, program.kv_shape, self.options.capture_share is not None
+        drafted = cast("DraftedProgram[DraftedTask]", program)
+        layer_ids = default_layer_ids(shape.num_layers) if trains else ()
+        head = self._configured_head(shape)
+        if head is not None and layer_ids and head.config.layer_ids != layer_ids:
+            wanted = ", ".join(map(str, layer_ids))
+            raise _refusal(self.options, "speculation.head", f"training needs a head that reads the layers {wanted}; remove it")
+        if head is not None or trains:
+            drafted.read_features(layer_ids if head is None else head.config.layer_ids)
+        if own is None:
+            return self._pool(shape), None
+        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(own.table_tokens)}
+        if head is None and not trains:
+            return self._pool(shape), Speculation(drafters, own.drafter, own.num_drafts)
+        pool = self._pool(dataclasses.replace(shape, num_layers=shape.num_layers + 1))
+        drafters["eagle3"] = HeadDrafter(head, pool, lambda ids_S: drafted.draft_rows(ids_S.tolist()))
+        return pool, Speculation(drafters, own.drafter, own.num_drafts)
+
+    def _configured_head(self, shape: KVShape) -> Eagle3Head | None:
+        """Load the draft head that the deployment names. Raises: ConfigError if it does not fit the stage's model."""
+        own = self.options.speculation
+        if own is None or own.head is None:
+            return None
+        target = hash_of_target(self.options.checkpoint)
+        head = in_dtype(load_head(own.head, device=self.where.device, target_hash=target), self.options.dtype)
+        check_fit(head.config, shape, str(own.head))
+        return head
+
     @property
     def _limits(self) -> LoopLimits:
         return LoopLimits(
             max_batch=self.options.max_batch,
             prefill_chunk_tokens=self.options.prefill_chunk_tokens,
             max_positions=self.num_positions or None,
+            capture_share=self.options.capture_share,
         )
 
-    def _pool(self, program: Program[TaskT], *, mirrored: bool = False) -> KVPool:
+    def _pool(self, shape: KVShape, *, mirrored: bool = False) -> KVPool:
         return KVPool(
-            program.kv_shape,
-            num_pages=self._num_pages(program.kv_shape),
+            shape,
+            num_pages=self._num_pages(shape),
             page_size=self.options.page_size_tokens,
             dtype=self.where.dtype,
             device=self.where.device,
@@ -124,6 +174,52 @@ class StageSetup:
             "%s: %d KV pages, %d positions, %.1f GiB in %s, beside %s", options.stage, pages, positions, size, beside, weights
         )
         return pages
+
+
+def exchange_of(options: BuildOptions, engine: Engine, config: Callable[[KVShape], Eagle3Config]) -> HeadExchange | None:
+    """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`: of a new head, by the shape of
+    keys and values.
+    """
+    if not isinstance(engine, LMEngine) or engine.speculation is None:
+        return None
+    drafter = engine.speculation.drafter_of("eagle3")
+    if not isinstance(drafter, HeadDrafter):
+        return None
+    wanted = config(engine.pool.shape)
+    if drafter.head is not None:  # its layers are those that the program reads
+        wanted = dataclasses.replace(wanted, layer_ids=drafter.head.config.layer_ids)
+    return DraftHeads(drafter, engine.speculation, wanted, options.dtype, engine.pool.data.device)
+
+
+class DraftHeads(HeadExchange):
+    """Exchange of the draft head of a batch loop between two passes."""
+
+    def __init__(
+        self, drafter: HeadDrafter, speculation: Speculation, config: Eagle3Config, dtype: str, device: torch.device
+    ) -> None:  # fmt: skip
+        self._drafter, self._speculation, self._config = drafter, speculation, config
+        self._dtype, self._device, self._first = dtype, device, drafter.head
+
+    @property
+    def capacity_bytes(self) -> int:
+        return packed_bytes(self._config)
+
+    def prepare(self, data: bytes, sha256: str) -> object:
+        """Load a packed head. Raises: ConfigError if it is damaged, another one, or does not fit the stage's model."""
+        head, found = unpack_head(data, device=self._device, target_hash=self._config.target_hash)
+        if found != sha256:
+            raise ConfigError(f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256")
+        own, wanted = head.config, self._config
+        for name in ("num_layers", "hidden_size", "num_kv_heads", "head_dim", "layer_ids", "vocab_size"):
+            if getattr(own, name) != getattr(wanted, name):
+                message = f"draft head: made for {name} {getattr(own, name)}, this model has {getattr(wanted, name)}"
+                raise ConfigError(message, param=name)
+        return in_dtype(head, self._dtype)
+
+    def use(self, prepared: object, version: int) -> None:
+        """Draft with a prepared head from the next pass on; with None, with the one of the start."""
+        self._drafter.exchange(self._first if prepared is None else cast(Eagle3Head, prepared))
+        self._speculation.on_new_head(version)
 
 
 def _refusal(options: BuildOptions, name: str, message: str) -> ConfigError:

@@ -1,10 +1,11 @@
-"""Sizes of the stages whose layers can be divided, from a checkpoint's configuration and the headers of its weight files.
+"""Sizes of the stages whose layers can be divided, by a checkpoint's configuration alone.
 
 One row per stage. Knows no budget and no deployment.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -12,10 +13,15 @@ import torch
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
+from fleet.core.span_buffers import PassLimits, buffer_bytes
 from fleet.core.span_plan import ModelSizes
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import model_sizes
+from fleet.models.qwen3_omni.config import decoder_config
+from fleet.models.qwen3_omni.config import read_config as read_omni_config
+from fleet.models.qwen3_omni.span_sizes import stage_sizes
 
 
 class ReadsSizes(Protocol):
@@ -36,9 +42,19 @@ def _hidden_size(folder: Path) -> int:
     return int(read_config(folder).hidden_size)
 
 
+def _thinker_width(folder: Path) -> int:
+    return decoder_config(read_omni_config(folder), "thinker").hidden_size
+
+
+def _talker_width(folder: Path) -> int:
+    return decoder_config(read_omni_config(folder), "talker").hidden_size
+
+
 _STAGES: dict[tuple[str, StageName], SizedStage] = {
     (TEXT.name, LM): SizedStage(sizes=model_sizes, row_width=_hidden_size),
-}  # fmt: skip
+    (QWEN3_OMNI.name, THINKER): SizedStage(sizes=partial(stage_sizes, "thinker"), row_width=_thinker_width),
+    (QWEN3_OMNI.name, TALKER): SizedStage(sizes=partial(stage_sizes, "talker"), row_width=_talker_width),
+}
 
 
 def span_sizes(
@@ -55,6 +71,29 @@ def span_sizes(
 def span_row_width(graph: str, stage: StageName, checkpoint: Path) -> int:
     """Return how many numbers a row between the layers of a stage's model has. Raises: ConfigError as `span_sizes`."""
     return _sized(graph, stage).row_width(checkpoint)
+
+
+def process_sizes(
+    graph: str, stage: StageName, checkpoint: Path, dtype: torch.dtype, *, limits: PassLimits, page_size: int, device_kind: str
+) -> ModelSizes:  # fmt: skip
+    """Return the sizes of a stage's model, with the keys and values of `limits.num_positions` and the buffers of their passes.
+
+    Raises: ConfigError as `span_sizes`.
+    """
+    # A pool has one page more than it lends, for padding.
+    positions = limits.num_positions + page_size
+    sizes = span_sizes(graph, stage, checkpoint, dtype, num_positions=positions, buffer_bytes=0)
+    buffers = pass_buffer_bytes(graph, stage, checkpoint, dtype, sizes, limits=limits, device_kind=device_kind)
+    return replace(sizes, buffer_bytes=sizes.buffer_bytes + buffers)
+
+
+def pass_buffer_bytes(
+    graph: str, stage: StageName, checkpoint: Path, dtype: torch.dtype, sizes: ModelSizes, *, limits: PassLimits, device_kind: str
+) -> int:  # fmt: skip
+    """Return the memory of a process beside its weights and its KV pool; see `core/span_buffers.py`."""
+    width = span_row_width(graph, stage, checkpoint)
+    num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)
+    return buffer_bytes(limits, device_kind=device_kind, row_width=width, num_ids=num_ids, itemsize=dtype.itemsize)
 
 
 def _sized(graph: str, stage: StageName) -> SizedStage:

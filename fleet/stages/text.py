@@ -17,12 +17,15 @@ from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.program import SALT, CausalAnchor, CausalLM
 from fleet.models.causal_lm.span_load import load_span
+from fleet.models.causal_lm.span_trial import try_division
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
+from fleet.stages.capture import capturing
+from fleet.stages.lm_setup import end_ids_of, exchange_of, prepare_stage, vllm_options
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
+from fleet.stages.text_head import head_config
 
 ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
@@ -31,11 +34,14 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     engine, names, route = (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
+    captures = capturing(options, lambda: count_layers(options.checkpoint))
 
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
-        return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TaskAdapter:
+        own = TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
+        return captures(spec, own)
 
-    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route)
+    heads = exchange_of(options, engine, lambda shape: head_config(options.checkpoint, shape, options.most_draft_ids))
+    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
@@ -58,6 +64,7 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], Route
         weights.check()
         model = CausalLM(folder, end_ids, device=where.device, dtype=where.dtype, tiled=where.tiled)
         return setup.loop(model), tuple(weights.under("")), None
+    try_division(folder, tiled=where.tiled)
     program = CausalAnchor(
         folder, end_ids, anchor.span, device=where.device, dtype=where.dtype, tiled=where.tiled,
         with_head=anchor.returned != "logits",

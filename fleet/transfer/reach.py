@@ -37,6 +37,13 @@ SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
 """With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of 4.3 MB."""
 LOOPBACK = "127.0.0.0/8"
 NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
+
+
+def has_rdma() -> bool:
+    """Return True if this host has a network device that reads another host's memory by itself."""
+    return RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir())
+
+
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 NO_DEVICES_USED = "all"

@@ -28,7 +28,7 @@ from fleet.worker.grants import GrantIntake
 from fleet.worker.hand_off import OFFER_LEASE_S, AbandonedImports, Offers
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.inbox import Inbox
-from fleet.worker.maintenance import Maintenance
+from fleet.worker.maintenance import ConfiguredDrafter, Maintenance
 from fleet.worker.outbox import Outbox, is_urgent
 from fleet.worker.pending_calls import PendingCall, ignore_reply, is_unwritten
 from fleet.worker.receiver import Receiver
@@ -79,6 +79,7 @@ class WorkerLoop:
         self.maintenance = Maintenance(
             self.engine, transfer, link, self.tasks, self.receiver, self.pull_tally, self.intake, self.hand_offs,
             self.cached_sessions, self._outbox, consumers,
+            ConfiguredDrafter(self.stage, config.stage(self.stage).speculation.drafter, config.training.floor),
         )  # fmt: skip
         self._outage = outage or Outage(f"worker {worker}")
         self._pacing = Pacing()
@@ -166,7 +167,7 @@ class WorkerLoop:
         last = {output.request_id: output for output in outputs}
         for output in outputs:
             task = self.tasks.get(output.request_id)
-            if task is None:
+            if task is None or task.is_over():  # draws after a stop string that the same step reached
                 continue
             self.hand_offs.record_resumption(task, began_us)
             task.cached_rows += output.num_reused

@@ -15,6 +15,7 @@ from fleet.config.placement import default_share, device_of
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
 from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
+from fleet.config.values import AUTO
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
@@ -23,13 +24,25 @@ from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.layer_spans import Topology, topology_of
 from fleet.core.log_labels import Labels
 from fleet.core.span_messages import Returned
-from fleet.stages.base import AnchorOptions, BuildOptions, BuiltStage, Half, VllmSettings
-from fleet.stages.builders import stage_builder
+from fleet.core.span_plan import ModelSizes
+from fleet.graphs import Stage
+from fleet.graphs.training import TRAINER
+from fleet.stages.base import (
+    AnchorOptions,
+    BuildOptions,
+    BuiltStage,
+    Half,
+    SpeculationOptions,
+    TrainingOptions,
+    VllmSettings,
+)
+from fleet.stages.builders import layer_counter, stage_builder
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import pool_on_gpu, share_pool
+from fleet.worker.head_follower import HeadFollower, HeadMemory, follow_heads
 from fleet.worker.lease import Lease
 from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
@@ -37,14 +50,21 @@ from fleet.worker.peers import PeerAccess, read_peer_access
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.route_division import AutomaticDivision, GivenDivision
 from fleet.worker.route_keeper import RouteKeeper, RouteSettings
 from fleet.worker.session_service import SessionService
+from fleet.worker.span_blocks import block_reads
 from fleet.worker.span_check import check_spans
+from fleet.worker.span_memory import layer_sizes
+from fleet.worker.training_records import RedisRecords
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 FINGERPRINT_BYTES = 1024 * 1024
+NEEDS_NIXL = (
+    "training.enabled: rows for training never pass through Redis, and NIXL is not available here; install it, or set false"
+)
 NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
 
@@ -80,10 +100,9 @@ def build_options(
         raise ConfigError(
             f"{field}: {own.vllm.tensor_parallel_size} devices share the model, and none is here; set 1", param=field
         )
-    defaults = BuildOptions(stage=stage, checkpoint=checkpoint)
-    kind = device.partition(":")[0]
+    defaults, kind = BuildOptions(stage=stage, checkpoint=checkpoint), device.partition(":")[0]
     fills_gpu = kind == "cuda" and config.engine_of(stage) == "torch"
-    needed = [positions for positions, _ in needed_positions(config, graph.stage(stage))]
+    needed, share = [positions for positions, _ in needed_positions(config, graph.stage(stage))], own.gpu_memory_utilization
     return BuildOptions(
         stage=stage,
         checkpoint=checkpoint,
@@ -98,13 +117,15 @@ def build_options(
             address=address,
         ),
         half=half,
-        anchor=anchor_options(own, dtype),
+        anchor=anchor_options(config, stage, lambda: layer_counter(graph, stage)(checkpoint), dtype),
+        speculation=speculation_options(graph.stage(stage), own, half),
+        capture_share=capture_share(config, graph.stage(stage)),
+        most_draft_ids=config.training.draft_vocab_size,
+        training=training_options(config) if graph.is_optional(stage) else None,
         max_batch=own.max_batch,
         prefill_chunk_tokens=own.prefill_chunk_tokens or default_chunk_tokens(own, kind),
         kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
-        gpu_memory_utilization=default_share(config, device)
-        if own.gpu_memory_utilization is None
-        else own.gpu_memory_utilization,
+        gpu_memory_utilization=default_share(config, device) if share is None else share,
         min_positions=max(needed, default=defaults.min_positions),
         page_size_tokens=own.page_size_tokens,
         threads=own.threads,
@@ -114,20 +135,50 @@ def build_options(
     )
 
 
+def speculation_options(stage: Stage, own: StageConfig, half: Half) -> SpeculationOptions | None:
+    """Return None where drafts cannot be verified, and for workers that compute prompts only."""
+    given = own.speculation
+    if not stage.verifies_drafts or own.spans is not None or half == "prefill":
+        return None
+    return SpeculationOptions(
+        drafter=given.drafter, num_drafts=given.num_drafts, table_tokens=given.table_tokens, head=given.head
+    )
+
+
+def capture_share(config: FleetConfig, stage: Stage) -> float | None:
+    """Return the share of its time that a stage may spend on captures while answers wait; None: it computes none."""
+    return config.training.compute_share if config.training.enabled and stage.main else None
+
+
+def training_options(config: FleetConfig) -> TrainingOptions:
+    given = config.training
+    return TrainingOptions(
+        folder=config.drafts_dir, num_slots=config.stage(TRAINER).max_batch, window_samples=given.window_samples,
+        batch_samples=given.batch_samples, num_steps=given.num_steps, learning_rate=given.learning_rate, passes=given.passes,
+        checkpoint_windows=given.checkpoint_windows, replay_samples=given.replay_samples,
+        replay_bytes=given.replay_mib << 20, held_out=given.held_out, draft_vocab_size=given.draft_vocab_size,
+        margin=given.margin if given.promote == "auto" else None,
+    )  # fmt: skip
+
+
 def default_chunk_tokens(own: StageConfig, device_kind: str) -> int:
     """Return the rows of a prompt in one pass. Processes that divide the layers compute different passes at the same time, and
     each waits for its first one: the more processes, the smaller the passes.
     """
-    whole, num_processes = PREFILL_CHUNK_TOKENS[device_kind], 1 + (len(own.spans.workers) if own.spans is not None else 0)
+    whole, num_processes = PREFILL_CHUNK_TOKENS[device_kind], 1 + (own.spans.num_workers if own.spans is not None else 0)
     return max(MIN_CHUNK_TOKENS, whole // num_processes)
 
 
-def anchor_options(own: StageConfig, dtype: str) -> AnchorOptions | None:
-    spans = own.spans
+def anchor_options(config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str) -> AnchorOptions | None:
+    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`: of its model."""
+    spans = config.stage(stage).spans
     if spans is None or not spans.workers:
         return None
+    if spans.anchor == AUTO:
+        spans = spans.of_model(num_layers())
     is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
-    from_workers: Returned = "last_rows" if spans.has_head_on_anchor else "logits"
+    head_on_anchor = spans.has_head_on_anchor or not config.graph_declaration().stage(stage).span_head
+    from_workers: Returned = "last_rows" if head_on_anchor else "logits"
     return AnchorOptions(
         span=spans.anchor_span, returned="rows" if is_last else from_workers, window=spans.window,
         wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
@@ -186,15 +237,16 @@ class WorkerProcess(RegisteredProcess):
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
         device: str = "", dtype: str = "", labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
-        access: PeerAccess | None = None,
+        access: PeerAccess | None = None, sizes: ModelSizes | None = None,
     ) -> None:  # fmt: skip
-        """`access`: the access of peers; None: read from the configuration.
+        """`access`: the access of peers; None: read from the configuration. `sizes`: of the layers that span workers divide.
 
         `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like `dtype`. `when_joined` is called
         by each incarnation once it is registered.
         """
         super().__init__(config, role, redis_url, labels)
         self.built, self.fingerprint, self.device, self.dtype = built, fingerprint, device, dtype
+        self.sizes = sizes
         self.access = access or read_peer_access(config)
         self.arena = arena_size(config, config.role(role).stage, built)
         self.device_monitor = DeviceMonitor(device)
@@ -226,14 +278,21 @@ class WorkerProcess(RegisteredProcess):
         try:
             if transfer.backend == REDIS:
                 check_inline(self.config, self.arena)
+                if self.config.training.enabled:
+                    raise ConfigError(NEEDS_NIXL, param="training.enabled")
             if is_split:
                 share_pool(engine, transfer, settings.buffer_device)
+            head_memory = HeadMemory(self.built.heads.capacity_bytes, transfer) if self.built.heads is not None else None
             stands_by = self._register(client, worker, transfer, sessions)
             self.when_joined()
+            if self.built.begin_training is not None:
+                self.built.begin_training(RedisRecords(client, worker, self.config.graph_declaration().main_stage.name))
             link = RedisLink(client, worker, self.role, self.access.secret)
             self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer, self.outage)
             self.loop.availability.standing_by = stands_by
             self.loop.sessions = sessions
+            if head_memory is not None:
+                self.loop.maintenance.heads = self._head_follower(self.loop, head_memory)
             if order is not None:
                 run(client, scripts.order(worker, order))
             if route is not None:
@@ -244,11 +303,17 @@ class WorkerProcess(RegisteredProcess):
             run(client, scripts.fence_worker("", worker))  # its tasks continue elsewhere, and none is suspected
             raise
         finally:
+            if self.loop is not None and self.loop.maintenance.heads is not None:
+                self.loop.maintenance.heads.close()
             if route is not None:
                 route.stop()
             if sessions is not None:
                 sessions.close()
             transfer.close()
+
+    def _head_follower(self, loop: WorkerLoop, memory: HeadMemory) -> HeadFollower:
+        assert self.built.heads is not None, "a stage without a draft head"
+        return follow_heads(self.config, self.built.heads, memory, loop)
 
     def _session_service(self, worker: WorkerId) -> SessionService | None:
         """Return the service to `fleet session`, of a worker that caches conversations and can copy them."""
@@ -268,12 +333,23 @@ class WorkerProcess(RegisteredProcess):
     def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
         """Return what keeps the route of an anchor."""
         stage, slot = self.config.role(self.role).stage, self.built.route
-        spans, anchor = self.config.stage(stage).spans, anchor_options(self.config.stage(stage), self.dtype)
-        if slot is None or spans is None or anchor is None:
+        spans = self.config.stage(stage).spans
+        if slot is None or spans is None:
             return None
+        anchor = anchor_options(self.config, stage, lambda: slot.num_layers, self.dtype)
+        assert anchor is not None, "a route without span workers"
+        spans = spans.of_model(slot.num_layers)
+        assert not spans.is_auto or self.sizes is not None, "layers of unknown sizes"
+        division = (
+            GivenDivision(stage, spans, slot.num_layers)
+            if self.sizes is None
+            else AutomaticDivision(stage, spans, self.sizes, head_on_anchor=anchor.returned == "last_rows")
+        )
         settings = RouteSettings(
-            anchor=worker, stage=stage, role=part_role_name(stage, SPAN), spans=spans, returned=anchor.returned,
-            wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes, no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
+            anchor=worker, stage=stage, role=part_role_name(stage, SPAN), division=division, sizes=self.sizes,
+            returned=anchor.returned, wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes,
+            no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
+            blocks=block_reads(self.config, stage, self.access.reach),
         )  # fmt: skip
         return RouteKeeper(
             self.redis_url, settings, slot, self.access.secret, lambda: self.loop is not None and self.loop.computes()
@@ -309,9 +385,13 @@ class WorkerProcess(RegisteredProcess):
     def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer, sessions: SessionService | None) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
-        gap = {} if self.built.route is None else {"gap": NO_ROUTE_YET}
+        slot, spans = self.built.route, self.config.stage(serves.stage).spans
+        of_anchor = {} if spans is None or slot is None else {
+            "gap": NO_ROUTE_YET, "span": spans.of_model(slot.num_layers).anchor,
+            "worker_spans": ",".join(map(str, spans.worker_spans)),
+        }  # fmt: skip
         fields: dict[str, str | bytes] = {
-            **gap,
+            **of_anchor,
             **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
             "capacity": str(self.config.stage(serves.stage).max_batch),
             "backend": transfer.backend,
@@ -366,7 +446,7 @@ def run_worker(
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)
     process = WorkerProcess(
         config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels,
-        when_joined=when_joined, access=access,
+        when_joined=when_joined, access=access, sizes=layer_sizes(config, options, built.route),
     )  # fmt: skip
     run_until_stopped(process)
 

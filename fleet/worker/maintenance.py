@@ -1,23 +1,44 @@
 """Periodic work of a worker's loop: vitals, expiry, idle reservations and connections, and all that covers a lost notice."""
 
+import logging
 import math
 import time
+from dataclasses import dataclass
 
 import psutil
 
+from fleet.control import scripts
+from fleet.core.errors import BadInput
+from fleet.core.head_holders import encode_held
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.pulls import PullTally
+from fleet.core.span_figures import encode_figures
+from fleet.core.speculation_figures import encode_speculation
+from fleet.core.training_figures import encode_training
 from fleet.engine.base import Engine
 from fleet.transfer.base import Transfer
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.grants import GrantIntake
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.head_follower import HeadFollower
+from fleet.worker.head_watch import HeadWatch
 from fleet.worker.outbox import Outbox
+from fleet.worker.pending_calls import ignore_reply
 from fleet.worker.receiver import Receiver
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.task_table import TaskTable
 
+log = logging.getLogger(__name__)
 INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredDrafter:
+    """The drafter that the configuration names for a stage, or `off`. `floor`: see `HeadWatch`."""
+
+    stage: StageName
+    name: str
+    floor: float = 0.0
 
 
 class Maintenance:
@@ -29,11 +50,16 @@ class Maintenance:
     def __init__(
         self, engine: Engine, transfer: Transfer, link: RedisLink, tasks: TaskTable, receiver: Receiver, tally: PullTally,
         intake: GrantIntake, hand_offs: HandOffCoordinator, cached_sessions: CachedSessions, outbox: Outbox,
-        consumers: dict[EdgeName, StageName],
+        consumers: dict[EdgeName, StageName], drafter: ConfiguredDrafter,
     ) -> None:  # fmt: skip
         self._engine, self._transfer, self._link, self._tasks = engine, transfer, link, tasks
         self._receiver, self._tally, self._intake, self._hand_offs = receiver, tally, intake, hand_offs
         self._cached_sessions, self._outbox, self._consumers = cached_sessions, outbox, consumers
+        self._drafter, self._refused_drafter = drafter, ""
+        self._num_purges: int | None = None
+        self.heads: HeadFollower | None = None
+        """Set for a stage that has versions of a draft head."""
+        self.head_watch = HeadWatch(drafter.floor, self._roll_back)
         self._process = psutil.Process()
         self.next_poll_s = -math.inf
         self.vitals: dict[str, int | str] = {}
@@ -44,6 +70,9 @@ class Maintenance:
         if now_s < self.next_poll_s:
             return []
         self.next_poll_s = now_s + INTERVAL_S
+        self._follow_drafter()
+        self._follow_purges()
+        self._follow_head()
         self.read_vitals()
         self._cached_sessions.expire()
         self._forget_fenced_peers()
@@ -54,6 +83,49 @@ class Maintenance:
         if not self._tasks:
             self._hand_offs.connect_to_sources(self._link.find_workers, self._receiver.peer)
         return list({*self._tasks, *self._tasks.lingering, *self._hand_offs.offers.open_requests()})
+
+    def _follow_drafter(self) -> None:
+        """Use the drafter that an operator chose, or else the configured one."""
+        figures = self._engine.stats().speculation
+        if figures is None:
+            return
+        name = self._link.chosen_drafter(self._drafter.stage) or self._drafter.name
+        refused = f"{name} with version {figures.version}"
+        is_in_use = name == figures.drafter and not figures.failed
+        if is_in_use or name == figures.failed or refused == self._refused_drafter:
+            return
+        try:
+            self._engine.use_drafter(name)
+        except BadInput as error:
+            self._refused_drafter = refused
+            log.warning(
+                "%s cannot draft with %s, and stays with %s: %s", self._drafter.stage, name, figures.drafter, error.message
+            )
+            return
+        self._refused_drafter = ""
+        log.info("%s drafts with %s, before with %s", self._drafter.stage, name, figures.drafter)
+
+    def _follow_head(self) -> None:
+        """Follow the fleet's version of the draft head, and return to the one before if it is worse."""
+        if self.heads is None:
+            return
+        self.heads.advance()
+        figures = self._engine.stats().speculation
+        if figures is not None:
+            self.head_watch.observe(figures)
+
+    def _roll_back(self, version: int, before: int, reason: str) -> None:
+        log.warning("version %d of the draft head gives way to version %d: %s", version, before, reason)
+        call = scripts.promote_version(self._link.worker, self._drafter.stage, version, before, reason)
+        self._outbox.add([(call, ignore_reply)])
+
+    def _follow_purges(self) -> None:
+        """Let a trainer forget its samples if an operator ordered it since the last look."""
+        if self._engine.stats().training is None:
+            return
+        ordered, self._num_purges = self._num_purges, self._link.num_purges()
+        if ordered not in (None, self._num_purges):
+            log.info("%d samples of the trainer are forgotten, by order", self._engine.forget_samples())
 
     def read_vitals(self) -> None:
         stats = self._engine.stats()
@@ -68,6 +140,10 @@ class Maintenance:
             "pulls": self._tally.encoded(self._receiver.in_flight()),
             "used_bytes": self._transfer.used_bytes(),
             "memory_bytes": self._process.memory_info().rss,
+            **({"speculation": encode_speculation(stats.speculation)} if stats.speculation is not None else {}),
+            **({"held_head": encode_held(self.heads.held)} if self.heads is not None else {}),
+            **({"training": encode_training(stats.training)} if stats.training is not None else {}),
+            **({"span_figures": encode_figures(stats.span_figures)} if stats.span_figures is not None else {}),
         }
 
     def _find_consumers(self) -> None:

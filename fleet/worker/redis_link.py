@@ -18,11 +18,14 @@ from fleet.control.logged_chunks import LogReads
 from fleet.control.notices import AnyNotice, ChunkNotice, Grant, Notice, UnreadableNotice, parse_grant, parse_notices
 from fleet.control.outage import refuses_writes
 from fleet.control.scripts import Arg, Call
+from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.fleet_secret import FleetSecret
+from fleet.core.head_holders import HeldHead, decode_held
 from fleet.core.hops import HopCounts
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
+from fleet.core.training_figures import DraftVersion, decode_version
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,10 @@ class RedisLink:
         self._read_up_to: str | None = None
         self._num_untrimmed, self._found_nothing = 0, False
         self.hops = HopCounts()
+
+    @property
+    def worker(self) -> WorkerId:
+        return self._worker
 
     def exchange(
         self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
@@ -141,6 +148,33 @@ class RedisLink:
         for request, stage in tasks:
             pipe.hget(keys.task(request, stage), "owner")
         return [text(owner) for owner in cast("list[bytes | None]", pipe.execute())]
+
+    def chosen_drafter(self, stage: StageName) -> str:
+        """Return the drafter that an operator chose for a stage; "" if none was chosen."""
+        return text(cast("bytes | None", self._client.hget(keys.DRAFTERS, stage)))
+
+    def chosen_version(self, stage: StageName) -> int:
+        """Return the version of the draft head that a stage is to use; 0: that of the start."""
+        return int(text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0)
+
+    def read_version(self, number: int) -> DraftVersion | None:
+        found = cast("bytes | None", self._client.hget(keys.DRAFT_VERSIONS, str(number)))
+        return decode_version(found) if found is not None else None
+
+    def find_head_holders(self, number: int, roles: Sequence[RoleName]) -> dict[WorkerId, HeldHead]:
+        """Return the workers of these roles that hold a version of the draft head, and where."""
+        statuses = ("accepting", "standby", "leaving", "ordered_off")
+        sets = [keys.role_workers(role, status) for role in roles for status in statuses]
+        listed = [WorkerId(text(raw)) for name in sets for raw in cast("list[bytes]", self._client.zrange(name, 0, -1))]
+        held = {worker: self._held_head(worker) for worker in listed if worker != self._worker}
+        return {worker: head for worker, head in held.items() if head is not None and head.version == number}
+
+    def _held_head(self, worker: WorkerId) -> HeldHead | None:
+        return decode_held(text(cast("bytes | None", self._client.hget(keys.worker(worker), "held_head"))))
+
+    def num_purges(self) -> int:
+        """Return how often operators have ordered the trainer to forget its samples."""
+        return int(text(cast("bytes | None", self._client.hget(keys.TRAINING, PURGES))) or 0)
 
     def is_registered(self, worker: WorkerId) -> bool:
         return bool(self._client.exists(keys.worker(worker)))

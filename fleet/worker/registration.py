@@ -15,6 +15,7 @@ from fleet.core.errors import VersionSkew
 from fleet.core.ids import StageName, WorkerId
 
 PROTOCOL_VERSION = "5"
+MOST_STANDBY = 256
 SKEW_FIX = (
     "run one version and one checkpoint in one fleet, and set one engine, dtype, numerics and page_size_tokens, with vllm also "
     "one section vllm and one kind of device, for all workers of a stage that is split or divided into spans"
@@ -70,11 +71,16 @@ def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: 
 
 
 def register_worker(
-    client: redis.Redis, config: FleetConfig, serves: Role, worker: WorkerId, record: Mapping[str, str | bytes]
-) -> bool:
-    """Register a worker; return True if it must stand by. Raises: VersionSkew naming the difference and the remedy."""
-    lease_us = int(config.lease.worker_ttl_s * 1e6)
-    call = scripts.register(worker, serves.name, lease_us, dict(record), replicas=serves.replicas, standby=serves.standby)
+    client: redis.Redis, config: FleetConfig, serves: Role, worker: WorkerId, record: Mapping[str, str | bytes],
+    *, lease_us: int | None = None,
+) -> bool:  # fmt: skip
+    """Register a worker; return True if it must stand by. `lease_us`: None: that of the configuration.
+
+    Raises: VersionSkew naming the difference and the remedy.
+    """
+    lease_us = int(config.lease.worker_ttl_s * 1e6) if lease_us is None else lease_us
+    active, standby = (1, MOST_STANDBY) if serves.optional else (serves.replicas, serves.standby)
+    call = scripts.register(worker, serves.name, lease_us, dict(record), replicas=active, standby=standby)
     answer, *reason = texts(run(client, call))
     if reason:
         remedies = [KERNELS_FIX if f"its {KERNELS} " in reason[0] else SKEW_FIX] if answer == "skew" else []

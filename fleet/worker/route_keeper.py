@@ -8,53 +8,95 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import redis
 from redis.exceptions import RedisError
 
-from fleet.config.schema import SpansConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
 from fleet.control.outage import Outage
 from fleet.core.errors import NoWorker, RedisUnreachable
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.core.layer_spans import LayerSpan, plan_route
-from fleet.core.span_assignment import assign_spans
+from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_messages import Returned
+from fleet.core.span_plan import ModelSizes
 from fleet.engine.span_chain import RouteSlot
 from fleet.spans.chain import ConnectedChain
-from fleet.worker.route_setup import CHECK_S, DIAL_TIMEOUT_S, RouteFailure, RouteHop, RouteTerms, set_up_route
-from fleet.worker.span_records import SpanRecords
+from fleet.spans.ring import BlockReads
+from fleet.worker.route_division import (
+    Candidates,
+    FreeWorker,
+    Placed,
+    RouteDivision,
+    RouteFailure,
+    RouteGap,
+    fits_beside,
+)
+from fleet.worker.route_setup import CHECK_S, DIAL_TIMEOUT_S, RouteHop, RouteTerms, prepare_spans, set_up_route
+from fleet.worker.span_records import SpanRecords, SpanWorkerRecord
+from fleet.worker.standby_spans import StandbySpans
 
 log = logging.getLogger(__name__)
 
 POLL_S, ERROR_PAUSE_S = 0.05, 1.0
+LOOK_S = 1.0
+"""Interval at which further span workers are looked for while a route computes."""
+RETRY_S = 5.0
+"""Time after which a change of the division that failed is tried again."""
 HAND_OVER_S = 5.0
 """Time without a route after which an anchor gives its tasks to another one that has all layers."""
 
 
-class RouteGap(RouteFailure):
-    """There are too few span workers for a route."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """The configured division of a stage, for the anchor `anchor`. `role`: of its span workers.
+    """The route of the anchor `anchor`. `role`: of its span workers. `division`: of the layers among them.
 
-    `no_worker_timeout_s`: after it requests fail for layers that no worker has. `wire_dtype`, `returned`: as in `SpanSetup`.
+    `sizes`: of the layers, None if nothing is known of the workers' memory. `no_worker_timeout_s`: after it requests fail for
+    layers that no worker has. `wire_dtype`, `returned`: as in `SpanSetup`.
     """
 
     anchor: WorkerId
     stage: StageName
     role: RoleName
-    spans: SpansConfig
+    division: RouteDivision
+    sizes: ModelSizes | None
     returned: Returned
     wire_dtype: str
     keep_bytes: int
     no_worker_timeout_s: float
+    blocks: BlockReads | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorkers:
+    """Records of the span workers that an anchor may have, of which it may take `limit`."""
+
+    records: Sequence[SpanWorkerRecord]
+    limit: int
+
+    @property
+    def candidates(self) -> Candidates:
+        free = [
+            FreeWorker(worker=each.worker, span=each.span, memory=each.memory, stands_by=each.stands_by) for each in self.records
+        ]
+        return Candidates(free=free, limit=self.limit)
+
+    def hops_of(self, placed: Sequence[tuple[WorkerId, LayerSpan | str]]) -> list[RouteHop]:
+        by_name = {record.worker: record for record in self.records}
+        return [
+            RouteHop(
+                worker=worker, address=by_name[worker].address, key=by_name[worker].key, span=str(span),
+                memory=by_name[worker].memory,
+            )
+            for worker, span in placed
+        ]  # fmt: skip
+
+
+def _left_by(leaving: Sequence[WorkerId]) -> str:
+    return f", and {', '.join(leaving)} leaves" if leaving else ""
 
 
 class RouteKeeper:
@@ -68,10 +110,12 @@ class RouteKeeper:
         self._is_needed = is_needed
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None
-        self._hops: list[WorkerId] = []
+        self._hops: list[RouteHop] = []
+        self._next_look_s = 0.0
         self._lineage = 0
-        self._gap: str | None = None
+        self._recorded: tuple[str, Mapping[WorkerId, str] | None] | None = None
         self._has_claims = False
+        self._standby = StandbySpans(settings.anchor, self._stopping.is_set)
         self._not_moved = ""
         self._gap_since_s: float | None = None
         self._outage = Outage(f"the route of {settings.anchor}")
@@ -137,34 +181,69 @@ class RouteKeeper:
                 return
 
     def _must_change(self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain) -> bool:
-        """Return True if a worker of the route is lost, or if one leaves and others are ready to compute without it."""
-        members = records.read_members(self._hops)
+        """Return True if a worker of the route is lost, or if others are ready to compute in its place, or with it."""
+        members = records.read_members([hop.worker for hop in self._hops])
         if not members.are_listed:
             log.warning("a span worker of the route is lost; its connections are closed")
             return True
-        if not members.leaving:
+        now_s = time.monotonic()
+        if not members.leaving and now_s < self._next_look_s:
             return False
-        chain.expect_end()
+        self._next_look_s = now_s + LOOK_S
         try:
-            self._load_replacements(client, records, chain)
+            placed = self._move(client, records, chain, is_leaving=bool(members.leaving))
         except RouteFailure as failure:
+            self._next_look_s = now_s + RETRY_S
             if str(failure) != self._not_moved:
                 self._not_moved = str(failure)
-                log.warning("%s leaves the route of %s when it ends: %s", members.leaving[0], self._settings.stage, failure)
+                log.warning("the route of %s stays as it is%s: %s", self._settings.stage, _left_by(members.leaving), failure)
             return False
-        log.info("%s leaves the route of %s, and is replaced", ", ".join(members.leaving), self._settings.stage)
-        return True
+        if placed:
+            chain.expect_end()
+            self._settings.division.accept(placed)
+            log.info("the route of %s moves to %d span workers%s", self._settings.stage, len(placed), _left_by(members.leaving))
+        return bool(placed)
 
-    def _load_replacements(self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain) -> None:
-        """Let the workers that replace leaving ones load their spans, while the present route computes. Raises: RouteFailure."""
-        hops = self._choose(records)
-        generation = self._write_route(client, hops)
-        added = [hop for hop in hops if hop.worker not in self._hops]
+    def _move(self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain, *, is_leaving: bool) -> Placed:
+        """Choose the next division, and let workers load what they lack for it while the present route computes.
 
-        def is_over() -> bool:
-            return chain.is_broken or self._is_over(records, [*self._hops, *(hop.worker for hop in added)])
+        Returns: it, empty if the present one stays. A worker without memory for both spans loads the new one when the present
+        route has ended. Raises: RouteFailure.
+        """
+        found, sizes = self._find(records), self._settings.sizes
+        placed = self._settings.division.better(found.candidates, is_leaving=is_leaving)
+        if not placed:
+            self._record(client, "", self._settings.division.losses(found.candidates))
+            self._follow_standby(client, found)
+            return ()
+        now = {hop.worker: LayerSpan.parse(hop.span, "span") for hop in self._hops}
+        hops = found.hops_of(placed)
+        added = [hop for hop in hops if hop.worker not in now]
+        self._write_route(client, [*self._hops, *added])
 
-        set_up_route(self._settings.anchor, added, self._terms(generation), is_over).close()
+        def is_changed(hop: RouteHop) -> bool:
+            last, span = now[hop.worker], LayerSpan.parse(hop.span, "span")
+            return str(last) != hop.span and (sizes is None or fits_beside(sizes, hop.memory, span, last))
+
+        changed = [hop for hop in hops if hop.worker in now and is_changed(hop)]
+        workers = [*now, *(hop.worker for hop in added)]
+        try:
+            prepare_spans(
+                self._settings.anchor, [*changed, *added], lambda: chain.is_broken or self._is_over(records, workers)
+            )  # fmt: skip
+        except RouteFailure:
+            self._write_route(client, self._hops)  # other anchors may have the workers that are not added
+            raise
+        return placed
+
+    def _follow_standby(self, client: redis.Redis, found: FoundWorkers) -> None:
+        """Let unused workers load spans of the route, and record those that have. Automatic spans are for standby ones only."""
+        used, is_auto = {hop.worker for hop in self._hops}, self._settings.sizes is not None
+        standby = [each for each in found.records if each.worker not in used and (each.stands_by or not is_auto)]
+        unused = found.hops_of([(each.worker, each.span) for each in standby])
+        for hop in self._standby.follow([hop.span for hop in self._hops], unused):
+            run(client, scripts.note_standby(self._settings.anchor, hop.worker, hop.span))
+            log.info("%s stands by with layers %s", hop.worker, hop.span)
 
     def _is_over(self, records: SpanRecords, workers: Sequence[WorkerId]) -> bool:
         return self._stopping.is_set() or not records.all_listed(workers)
@@ -172,21 +251,28 @@ class RouteKeeper:
     def _set_up(self, client: redis.Redis, records: SpanRecords) -> None:
         """Try to set up a route; note a gap, or why it failed."""
         self._chain = None
+        division = self._settings.division
         try:
-            hops = self._choose(records)
+            found = self._find(records)
+            placed = division.place(found.candidates)
+            hops = found.hops_of(placed)
             names = [hop.worker for hop in hops]
             generation = self._write_route(client, hops)
-            chain = set_up_route(self._settings.anchor, hops, self._terms(generation), lambda: self._is_over(records, names))
+            division.accept(placed)
+            chain = set_up_route(
+                self._settings.anchor, hops, self._terms(generation), lambda: self._is_over(records, names), self._settings.blocks
+            )
         except RouteFailure as failure:
             if isinstance(failure, RouteGap):
                 self._free_workers(client)  # another anchor may have the layers that this one lacks
             self._follow_gap(client, records, str(failure))
             return
-        self._hops, self._not_moved = names, ""
+        self._hops, self._not_moved = hops, ""
         self._lineage = self._lineage or generation
         self._chain = chain
         self._slot.offer(chain)
-        described = ", ".join(f"{span} on {worker}" for span, worker in zip(self._wanted(), self._hops, strict=True))
+        self._record(client, "", division.losses(found.candidates))
+        described = ", ".join(f"{hop.span} on {hop.worker}" for hop in hops)
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
 
     def _terms(self, generation: int) -> RouteTerms:
@@ -196,32 +282,14 @@ class RouteKeeper:
             returned=settings.returned, wire_dtype=settings.wire_dtype, keep_bytes=settings.keep_bytes,
         )  # fmt: skip
 
-    def _wanted(self) -> list[str]:
-        return [str(span) for span in self._settings.spans.worker_spans]
-
-    def _choose(self, records: SpanRecords) -> list[RouteHop]:
-        """Return a free span worker for each span, in the order of the layers. Raises: RouteGap naming missing layers.
-
-        Workers of the last route come first, and standby workers last.
-        """
-        found = records.find(self._settings.role)
-        others = {record.anchor for record in found} - {"", self._settings.anchor}
+    def _find(self, records: SpanRecords) -> "FoundWorkers":
+        """Return the span workers that this anchor may have: those of its last route first, and standby ones last."""
+        own, found = self._settings.anchor, records.find(self._settings.role)
+        others = {record.anchor for record in found} - {"", own}
         live = {other for other in others if records.all_listed([WorkerId(other)])}
-        own = self._settings.anchor
         found.sort(key=lambda record: (record.anchor != own, record.stands_by, record.worker))
-        free = {record.worker: record for record in found if record.anchor not in live}
-        wanted = self._wanted()
-        workers = assign_spans(wanted, {worker: record.span for worker, record in free.items()})
-        if None in workers:
-            have = {worker: LayerSpan.parse(span, "spans") for span, worker in zip(wanted, workers, strict=True) if worker}
-            anchor = self._settings.spans.anchor_span
-            plan = plan_route(anchor, have, self._slot.num_layers, head_on_anchor=self._settings.spans.has_head_on_anchor)
-            raise RouteGap(f"no span worker has {plan.describe_gap()} of {self._settings.stage}")
-        chosen = [free[worker] for worker in workers if worker is not None]
-        return [
-            RouteHop(worker=record.worker, address=record.address, key=record.key, span=span)
-            for record, span in zip(chosen, wanted, strict=True)
-        ]
+        num_anchors = max(1, records.num_accepting(RoleName(self._settings.stage)))
+        return FoundWorkers([record for record in found if record.anchor not in live], limit=-(-len(found) // num_anchors))
 
     def _write_route(self, client: redis.Redis, hops: Sequence[RouteHop]) -> int:
         """Claim the workers in Redis, and return the route's generation. Raises: RouteFailure."""
@@ -242,7 +310,7 @@ class RouteKeeper:
         settings, now_s = self._settings, time.monotonic()
         if self._gap_since_s is None:
             self._gap_since_s = now_s
-        self._record_gap(client, gap)
+        self._record(client, gap, None)
         since_s = now_s - self._gap_since_s
         if since_s < min(HAND_OVER_S, settings.no_worker_timeout_s):
             return
@@ -254,14 +322,16 @@ class RouteKeeper:
         elif since_s > settings.no_worker_timeout_s:
             self._slot.report_outage(NoWorker(f"{gap}; start `fleet worker {settings.role}`"))
 
-    def _record_gap(self, client: redis.Redis, gap: str) -> None:
-        if gap != self._gap:
-            run(client, scripts.note_gap(self._settings.anchor, gap))
-            self._gap = gap
-            if gap:
-                log.warning("%s has no route: %s; its requests wait", self._settings.stage, gap)
+    def _record(self, client: redis.Redis, gap: str, losses: Mapping[WorkerId, str] | None) -> None:
+        if (gap, losses) == self._recorded:
+            return
+        run(client, scripts.note_gap(self._settings.anchor, gap, losses))
+        if gap and (self._recorded is None or gap != self._recorded[0]):
+            log.warning("%s has no route: %s; its requests wait", self._settings.stage, gap)
+        self._recorded = gap, losses
 
     def _end_gap(self, client: redis.Redis) -> None:
-        self._record_gap(client, "")
+        if self._recorded is None or self._recorded[0]:
+            self._record(client, "", None)
         self._gap_since_s = None
         self._slot.report_outage(None)

@@ -25,7 +25,7 @@ class Sender:
     """Turns drafts into appends, in order per task.
 
     Arena slots are freed when requests end, so requests that each hold part of a full arena could block each other indefinitely:
-    a tensor without room is sent inline instead, which is slower.
+    a tensor without room is sent inline instead, which is slower; or fails its request, where the edge never sends it inline.
     """
 
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
@@ -45,8 +45,8 @@ class Sender:
         location: Location = {}
         for name, array in draft.arrays.items():
             wire, data = _inline(edge, name, array)
-            if len(data) > INLINE_BYTES:  # else it is in the logged header
-                location[name] = self._publish(task.request, wire, data).ref or data
+            if _is_pulled(edge, name, data):  # else it is in the logged header
+                location[name] = self._publish(task.request, edge, wire, data).ref or data
         return Relocation(
             request=task.request,
             stage=task.stage,
@@ -92,18 +92,20 @@ class Sender:
         location: Location = {}
         for name, array in draft.arrays.items():
             wire, data = _inline(edge, name, array)
-            if name in edge.edge.remote and len(data) > INLINE_BYTES:
-                wire = self._publish(task.request, wire, data)
+            if _is_pulled(edge, name, data):
+                wire = self._publish(task.request, edge, wire, data)
             if wire.ref is not None:
                 location[name] = wire.ref
                 wire = WireTensor(dtype=wire.dtype, shape=array.shape, data=wire.data)
             tensors[name] = wire
         return tensors, location
 
-    def _publish(self, request: RequestId, inline: WireTensor, data: bytes) -> WireTensor:
+    def _publish(self, request: RequestId, edge: OutboundEdge, inline: WireTensor, data: bytes) -> WireTensor:
         try:
             wire = self._transfer.publish(request, inline.dtype, inline.shape, data)
         except TransferError as error:
+            if edge.edge.never_inline:
+                raise
             log.warning("%d bytes of %s are sent through Redis: %s", len(data), request, error)
             return inline
         self._published.add(request)
@@ -116,6 +118,10 @@ class Sender:
         if request in self._published:
             self._transfer.release(request)
             self._published.discard(request)
+
+
+def _is_pulled(edge: OutboundEdge, name: str, data: bytes) -> bool:
+    return name in edge.edge.remote and (len(data) > INLINE_BYTES or (edge.edge.never_inline and bool(data)))
 
 
 def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTensor, bytes]:

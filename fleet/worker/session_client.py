@@ -1,6 +1,9 @@
 """Client of workers' session services, and the file of a session."""
 
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -8,13 +11,15 @@ from typing import cast
 import msgspec
 import numpy as np
 import redis
+from redis.exceptions import RedisError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
-from fleet.core.errors import BadInput, FleetError, NotFound, NoWorker
+from fleet.control.outage import cause_of
+from fleet.core.errors import BadInput, NotFound, NoWorker, RedisUnreachable, SessionInterrupted, from_code
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.session_messages import (
@@ -28,6 +33,7 @@ from fleet.core.session_messages import (
     SessionPart,
     decode_session_message,
     encode_session_message,
+    missing_parts,
 )
 from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
@@ -46,9 +52,21 @@ class SessionFile:
     parts: dict[str, memoryview]
 
     def write(self, file: Path) -> None:
-        """Write a file of safetensors: each part as uint8, the description as metadata."""
+        """Write a file of safetensors: each part as uint8, the description as metadata. Only whole it replaces an earlier one.
+
+        Raises: BadInput, OSError; the earlier file is then unchanged.
+        """
         arrays = {name: np.frombuffer(part, np.uint8) for name, part in self.parts.items()}
-        save_file(arrays, file, metadata={INFO: msgspec.json.encode(self.info).decode()})
+        spare = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            save_file(arrays, spare, metadata={INFO: msgspec.json.encode(self.info).decode()})
+            with spare.open("rb+") as written:
+                os.fsync(written.fileno())
+            spare.replace(file)
+        except SafetensorError as error:
+            raise BadInput(f"{file}: cannot be written: {error}", param="FILE") from error
+        finally:
+            spare.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, file: Path) -> "SessionFile":
@@ -63,29 +81,50 @@ class SessionFile:
         return cls(info=info, parts=parts)
 
 
+@contextmanager
+def named_outages() -> Iterator[None]:
+    """Raises: RedisUnreachable in place of Redis's errors."""
+    try:
+        yield
+    except RedisError as error:
+        raise RedisUnreachable(cause_of(error)) from error
+
+
 class SessionClient:
-    """Finds the worker of a session and exchanges its rows with it."""
+    """Finds the worker of a session and exchanges its rows with it. Raises also: RedisUnreachable."""
 
     def __init__(self, client: redis.Redis, config: FleetConfig, secret: FleetSecret | None) -> None:
         self._client, self._config, self._secret = client, config, secret
 
     def save(self, stage: StageName, session: str, name: str) -> SessionFile:
         """Raises: NotFound if no worker has the session; the worker's error."""
-        worker = text(cast("bytes | None", self._client.hget(keys.cached_prefix(session), stage)))
+        return self.save_from(self.worker_of(stage, session, name), session)
+
+    def worker_of(self, stage: StageName, session: str, name: str) -> WorkerId:
+        """Return the worker that caches a session. Raises: NotFound if there is none."""
+        with named_outages():
+            worker = text(cast("bytes | None", self._client.hget(keys.cached_prefix(session), stage)))
         if not worker:
             kept = f"{self._config.lease.prefix_cache_s:g} s (lease.prefix_cache_s)"
             raise NotFound(f"no worker of {stage} caches a conversation {name!r}; it is kept for {kept} after a turn")
-        connection, arrivals = self._connect(WorkerId(worker))
+        return WorkerId(worker)
+
+    def save_from(self, worker: WorkerId, session: str) -> SessionFile:
+        """Raises: NotFound if the worker has left; its error."""
+        connection, arrivals = self._connect(worker)
         connection.send(encode_session_message(SaveSession(session=session)))
         info: SessionInfo | None = None
         parts: dict[str, memoryview] = {}
-        for message, payload in _received(arrivals):
-            if isinstance(message, SessionHead):
-                info = message.info
-            elif isinstance(message, SessionPart):
-                parts[message.name] = payload
-        connection.close()
-        assert info is not None, "parts without a head"
+        try:
+            for message, payload in _received(arrivals):
+                if isinstance(message, SessionHead):
+                    info = message.info
+                elif isinstance(message, SessionPart):
+                    parts[message.name] = payload
+        finally:
+            connection.close()
+        if info is None or missing_parts(info, parts):
+            raise SessionInterrupted(f"worker {worker} sent a part of the session only; try again")
         return SessionFile(info=info, parts=parts)
 
     def load(self, stage: StageName, session: str, file: SessionFile) -> None:
@@ -95,19 +134,22 @@ class SessionClient:
         for name, part in file.parts.items():
             connection.send(encode_session_message(SessionPart(session=session, name=name)), part)
         connection.send(encode_session_message(SessionEnd(session=session)))
-        for _ in _received(arrivals):
-            pass
-        connection.close()
+        try:
+            _received(arrivals)
+        finally:
+            connection.close()
 
     def _choose(self, stage: StageName) -> WorkerId:
-        (found,) = exchange(self._client, (), ("ZRANGE", keys.role_workers(RoleName(stage), "accepting"), 0, -1))
-        workers = [WorkerId(text(name)) for name in cast("list[bytes]", found)]
-        if not workers:
-            raise NoWorker(f"no worker of {stage} is running")
-        return min(workers, key=lambda worker: self._client.scard(keys.worker_tasks(worker)))
+        with named_outages():
+            (found,) = exchange(self._client, (), ("ZRANGE", keys.role_workers(RoleName(stage), "accepting"), 0, -1))
+            workers = [WorkerId(text(name)) for name in cast("list[bytes]", found)]
+            if not workers:
+                raise NoWorker(f"no worker of {stage} is running")
+            return min(workers, key=lambda worker: self._client.scard(keys.worker_tasks(worker)))
 
     def _connect(self, worker: WorkerId) -> tuple[SpanConnection, SpanArrivals]:
-        fields = pairs(self._client.hgetall(keys.worker(worker)))
+        with named_outages():
+            fields = pairs(self._client.hgetall(keys.worker(worker)))
         endpoint = endpoint_of("session", fields, self._secret)
         if endpoint is None:
             raise NotFound(f"worker {worker} has left, or its engine does not save sessions")
@@ -122,17 +164,17 @@ class SessionClient:
 
 
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":
-    """Return what a worker sends, to the end. Raises: FleetError with the worker's error, or if it is lost."""
+    """Return what a worker sends, to the end. Raises: the worker's error; SessionInterrupted if it is lost."""
     received: list[tuple[AnySessionMessage, memoryview]] = []
     while arrived := arrivals.take(TIMEOUT_S):
         for arrival in arrived:
             if isinstance(arrival, ConnectionClosed):
-                raise FleetError(f"the worker is gone: {arrival.reason}; try again")
+                raise SessionInterrupted(f"the worker is gone: {arrival.reason}; try again")
             if isinstance(arrival, FrameReceived):
                 received.append((decode_session_message(arrival.frame.header), arrival.frame.payload))
         last = received[-1][0] if received else None
         if isinstance(last, SessionEnd) and last.error:
-            raise BadInput(last.error)
+            raise from_code(last.code, last.error)
         if isinstance(last, SessionEnd):
             return received[:-1]
-    raise FleetError(f"the worker did not answer within {TIMEOUT_S:g} s")
+    raise SessionInterrupted(f"the worker did not answer within {TIMEOUT_S:g} s; try again")

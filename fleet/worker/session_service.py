@@ -21,9 +21,10 @@ from fleet.core.session_messages import (
     SessionPart,
     decode_session_message,
     encode_session_message,
+    missing_parts,
 )
 from fleet.engine.base import Engine, SavedSession, SessionCopied
-from fleet.spans.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.listener import SpanListener
 from fleet.worker.endpoints import endpoint_fields, new_token
 
@@ -37,9 +38,8 @@ class IncomingSession:
 
     def saved(self) -> SavedSession:
         """Raises: BadInput if a part is missing."""
-        missing = {"keys", *(str(layer) for layer in range(self.info.num_layers))} - set(self.parts)
-        if missing:
-            raise BadInput(f"the file lacks {', '.join(sorted(missing)[:3])}; save the session again")
+        if missing := missing_parts(self.info, self.parts):
+            raise BadInput(f"the file lacks {', '.join(missing[:3])}; save the session again")
         positions = np.frombuffer(self.parts.get("positions", b""), np.int32).tolist()
         tapped = np.frombuffer(self.parts.get("tapped", b""), np.float32).reshape(max(1, len(positions)), -1)
         return SavedSession(
@@ -63,7 +63,6 @@ class SessionService:
         self._arrivals = SpanArrivals()
         key = span_connection_key(secret, self._token)
         self._listener = SpanListener(host, arrivals=self._arrivals, key=key, own_name=worker)
-        self._connections: set[SpanConnection] = set()
         self._incoming: dict[SpanConnection, IncomingSession] = {}
         self._waiting: dict[str, list[SpanConnection]] = {}
 
@@ -75,18 +74,14 @@ class SessionService:
     def close(self) -> None:
         """Close the listener and every connection; a client notices, and tries again."""
         self._listener.close()
-        for connection in self._connections:
-            connection.close()
+        self._arrivals.close_connections()
 
     def advance(self) -> None:
         """Handle what has arrived, and answer what the engine has copied."""
         for arrival in self._arrivals.take(0):
-            if isinstance(arrival, ConnectionOpened):
-                self._connections.add(arrival.connection)
-            elif isinstance(arrival, FrameReceived):
+            if isinstance(arrival, FrameReceived):
                 self._receive(arrival)
-            else:
-                self._connections.discard(arrival.connection)
+            elif isinstance(arrival, ConnectionClosed):
                 self._incoming.pop(arrival.connection, None)
         for copied in self._engine.take_copied():
             self._answer(copied)
@@ -110,7 +105,7 @@ class SessionService:
                     return
         except FleetError as error:
             self._incoming.pop(connection, None)
-            connection.send(encode_session_message(SessionEnd(session=message.session, error=error.message)))
+            connection.send(encode_session_message(SessionEnd(session=message.session, error=error.message, code=error.code)))
 
     def _check(self, info: SessionInfo) -> None:
         """Raises: BadInput if the session is of another stage or checkpoint."""
@@ -125,8 +120,8 @@ class SessionService:
         for connection in waiting:
             if copied.saved is not None:
                 self._send(connection, copied.session, copied.saved)
-            error = copied.error.message if copied.error is not None else ""
-            connection.send(encode_session_message(SessionEnd(session=copied.session, error=error)))
+            error, code = (copied.error.message, copied.error.code) if copied.error is not None else ("", "")
+            connection.send(encode_session_message(SessionEnd(session=copied.session, error=error, code=code)))
 
     def _send(self, connection: SpanConnection, session: str, saved: SavedSession) -> None:
         info = SessionInfo(

@@ -11,16 +11,19 @@ from typing import Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from fleet.core.errors import FleetError, SpanPrefixMismatch, UnknownWireVersion, failure_of
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan
+from fleet.core.span_figures import PassSums, PassTally
 from fleet.core.span_messages import (
     HopTime,
     SpanError,
     SpanFetch,
     SpanMessage,
     SpanPass,
+    SpanPrepare,
+    SpanPrepared,
     SpanReady,
     SpanRefusal,
     SpanReport,
@@ -40,6 +43,7 @@ from fleet.engine.torch.span_host import HostedRows, SpanHost
 from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
 from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanConnection
 from fleet.stages.base import BuiltSpan
+from fleet.worker.loaded_spans import LoadedSpans
 from fleet.worker.span_copies import copy_rows
 from fleet.worker.span_purposes import FROM_ANCHOR, purpose_of_hop
 
@@ -78,21 +82,23 @@ class SpanHosting:
     def __init__(
         self,
         where: ComputeDevice,
-        load: Callable[[LayerSpan], BuiltSpan],
+        spans: LoadedSpans,
         neighbours: Neighbours,
         when_loading: Callable[[], None],
     ) -> None:
-        """`when_loading` is called before a span is loaded, which may take long."""
-        self._where, self._load, self._neighbours, self._when_loading = where, load, neighbours, when_loading
+        """`when_loading` is called before a span is loaded that a route needs now, which may take long."""
+        self._where, self._spans, self._neighbours, self._when_loading = where, spans, neighbours, when_loading
         self._like = torch.empty(0, dtype=where.dtype, device=where.device)
         self._connections: dict[SpanConnection, str] = {}
-        self._loaded: tuple[str, BuiltSpan] | None = None
+        self._late: set[SpanConnection] = set()
+        """Connections from which messages of an ended route have arrived."""
         self._generation = 0
         self._has_started = False
         self._is_open = False
         self._following_has = 0
-        self._early: list[tuple[SpanPass | SpanReport, memoryview]] = []
-        """Messages that arrived before `SpanStart`."""
+        self._early: list[tuple[SpanPass | SpanReport, memoryview, float]] = []
+        """Messages that arrived before `SpanStart`, their rows and their arrivals."""
+        self.tally = PassTally()
         self.route: HostedRoute | None = None
 
     @property
@@ -100,23 +106,31 @@ class SpanHosting:
         """True while an anchor computes with this worker."""
         return self._is_open
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the loaded weights. Any thread may read this."""
+        return self._spans.num_bytes
+
     def handle(self, arrival: Arrival) -> None:
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):
                 self._connections[connection] = purpose
             case ConnectionClosed(connection=connection, reason=reason):
                 purpose, route = self._connections.pop(connection, ""), self.route
+                self._late.discard(connection)
                 is_of_route = route is not None and connection in (route.anchor, route.following)
                 if is_of_route or purpose == purpose_of_hop(self._generation):
                     self._leave(f"the connection to {connection.peer} is closed ({reason})")
-            case FrameReceived(connection=connection, frame=frame):
+                elif purpose not in ("", FROM_ANCHOR):
+                    log.info("the connection from %s, of a route that has ended, is closed (%s)", connection.peer, reason)
+            case FrameReceived(connection=connection, frame=frame, at_s=at_s):
                 try:
                     message = decode_span_message(frame.header)
                 except UnknownWireVersion as error:
                     log.warning("the connection to %s is closed: %s", connection.peer, error.message)
                     connection.close()
                     return
-                self._receive(connection, message, frame.payload)
+                self._receive(connection, message, frame.payload, at_s)
 
     def close(self, unhandled: Iterable[Arrival] = ()) -> None:
         """Close every connection, also those that were accepted and not handled: their peers would wait for answers."""
@@ -125,22 +139,34 @@ class SpanHosting:
         for connection in [*self._connections, *opened]:
             connection.close()
 
-    def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview) -> None:
+    def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview, at_s: float) -> None:
         purpose, route = self._connections.get(connection), self.route
         if isinstance(message, SpanSetup):
             if purpose == FROM_ANCHOR:
                 self._set_up(connection, message)
+        elif isinstance(message, SpanPrepare):
+            if purpose == FROM_ANCHOR:
+                self._prepare(connection, message)
         elif route is None or not self._is_open or message.generation != self._generation:
-            return
+            self._refuse(connection, message)
         elif isinstance(message, SpanStart) and purpose == FROM_ANCHOR:
             self._start(route, message)
         elif isinstance(message, SpanFetch | SpanStore) and purpose == FROM_ANCHOR:
             copy_rows(route.host, route.anchor, message, payload)
         elif isinstance(message, SpanPass | SpanReport) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
             if self._has_started:
-                self._advance(route, message, payload)
+                self._advance(route, message, payload, at_s)
             else:
-                self._early.append((message, payload))
+                self._early.append((message, payload, at_s))
+
+    def _refuse(self, connection: SpanConnection, message: SpanMessage) -> None:
+        """Note a message of a route that has ended, once a connection: its sender has a place in it still."""
+        if connection not in self._late:
+            self._late.add(connection)
+            log.info(
+                "messages of route %d from %s arrive late, and are refused: this worker is in route %d%s",
+                message.generation, connection.peer, self._generation, "" if self._is_open else ", which has ended",
+            )  # fmt: skip
 
     def _set_up(self, anchor: SpanConnection, setup: SpanSetup) -> None:
         """Take a place in a new route, and leave the last one."""
@@ -177,11 +203,18 @@ class SpanHosting:
         anchor.send(encode_span_message(ready))
 
     def _built(self, span: str) -> BuiltSpan:
-        if self._loaded is None or self._loaded[0] != span:
-            self._loaded = None  # its memory is free before the other one is loaded
+        if not self._spans.has(span):
             self._when_loading()
-            self._loaded = span, self._load(LayerSpan.parse(span, "span"))
-        return self._loaded[1]
+        return self._spans.use(span)
+
+    def _prepare(self, anchor: SpanConnection, prepare: SpanPrepare) -> None:
+        """Load a span, beside the one that this worker computes in a route, and say so."""
+
+        def answer(failure: FleetError | None) -> None:
+            error = failure.message if failure is not None else ""
+            anchor.send(encode_span_message(SpanPrepared(generation=prepare.generation, span=prepare.span, error=error)))
+
+        self._spans.prepare(prepare.span, answer, beside_used=self._is_open)
 
     def _route(self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan) -> HostedRoute:
         """Return the new place, with the rows of the last route if there is one, which the new one resumes."""
@@ -219,17 +252,17 @@ class SpanHosting:
             for result, payload in results:
                 route.anchor.send(encode_span_message(msgspec.structs.replace(result, generation=self._generation)), payload)
         early, self._early = self._early, []
-        for message, payload in early:
-            self._advance(route, message, payload)
+        for message, payload, at_s in early:
+            self._advance(route, message, payload, at_s)
 
     def _complete(self, route: HostedRoute, completed: int) -> None:
         for number in [number for number in route.results if number <= completed]:
             del route.results[number]
         route.log.complete(completed)
 
-    def _advance(self, route: HostedRoute, message: SpanPass | SpanReport, payload: memoryview) -> None:
+    def _advance(self, route: HostedRoute, message: SpanPass | SpanReport, payload: memoryview, at_s: float) -> None:
         if isinstance(message, SpanPass):
-            self._compute(route, message, payload)
+            self._compute(route, message, payload, at_s)
             return
         route.host.close_tables(message.closed)
         route.log.close(message.closed)
@@ -237,45 +270,58 @@ class SpanHosting:
         if route.following is not None:
             route.following.send(encode_span_message(message))
 
-    def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview) -> None:
-        """Compute a pass and send it on. One that fails is sent without rows: its changes of the pool are for every worker."""
+    def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview, at_s: float) -> None:
+        """Compute a pass and send it on. One that fails is sent without rows: its changes of the pool are for every worker.
+
+        `at_s`: of its arrival.
+        """
         if work.number <= route.host.last_number:
             return
         began_s = time.monotonic()
         self._complete(route, work.completed)
-        done = HostedRows(rows=None, tapped_NH=None)
+        done, num_rows = HostedRows(rows=None, tapped_NH=None), sum(extent.stop - extent.start for extent in work.extents)
         try:
             route.host.advance(work)
             if work.extents:
-                num_rows = sum(extent.stop - extent.start for extent in work.extents)
                 done = route.host.run(work, rows_from_wire(payload, num_rows, route.setup.wire_dtype, self._like))
         except FAILURES as error:
-            work = msgspec.structs.replace(work, extents=(), error=_error_of(work, error))
-        spent = HopTime(waited_us=0, computed_us=int(1e6 * (time.monotonic() - began_s)))
-        self._send_results(route, msgspec.structs.replace(work, times=(*work.times, spent)), done)
+            num_rows, work = 0, msgspec.structs.replace(work, extents=(), error=_error_of(work, error))
+        rows = _optional_rows(done.rows, route.setup.wire_dtype)
+        ended_s = time.monotonic()  # on a GPU the computation ends with that copy
+        spent = HopTime(waited_us=int(1e6 * (began_s - at_s)), computed_us=int(1e6 * (ended_s - began_s)))
+        when_sent: Callable[[], None] | None = None
+        if num_rows:
+            self.tally.add(PassSums(num_passes=1, num_rows=num_rows, waited_us=spent.waited_us, computed_us=spent.computed_us))
+            when_sent = self.tally.sending(ended_s)
+        self._send_results(route, msgspec.structs.replace(work, times=(*work.times, spent)), done, rows, when_sent)
 
-    def _send_results(self, route: HostedRoute, work: SpanPass, done: HostedRows) -> None:
-        dtype, tables = route.setup.wire_dtype, tuple(extent.table for extent in work.extents)
-        payload = rows_to_wire(done.rows, dtype) if done.rows is not None else memoryview(b"")
-        if done.tapped_NH is not None:
+    def _send_results(
+        self, route: HostedRoute, work: SpanPass, done: HostedRows, rows: memoryview, when_sent: Callable[[], None] | None
+    ) -> None:
+        """`rows`: those of `done`, as bytes."""
+        tables = tuple(extent.table for extent in work.extents)
+        if done.tapped_NH is not None or (work.error is not None and route.host.has_tapped_layer):
             tapped = SpanTapped(generation=work.generation, number=work.number, tables=tables)
-            self._return(route, work, tapped, rows_to_wire(done.tapped_NH, dtype))
+            self._return(route, work, tapped, _optional_rows(done.tapped_NH, route.setup.wire_dtype))
         if route.following is not None:
-            route.log.add(work, payload)
+            route.log.add(work, rows)
             if work.number > self._following_has:
-                route.following.send(encode_span_message(work), payload)
+                route.following.send(encode_span_message(work), rows, when_sent=when_sent)
             return
         result = SpanResult(
             generation=work.generation, number=work.number, tables=tables, num_rows=0 if done.rows is None else len(done.rows),
             error=work.error, times=work.times,
         )  # fmt: skip
-        self._return(route, work, result, payload)
+        self._return(route, work, result, rows, when_sent)
 
-    def _return(self, route: HostedRoute, work: SpanPass, result: SpanResult | SpanTapped, payload: memoryview) -> None:
+    def _return(
+        self, route: HostedRoute, work: SpanPass, result: SpanResult | SpanTapped, payload: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Send a result to the anchor, unless it has it; keep it until the anchor says so."""
         if work.number > work.completed:
             route.results.setdefault(work.number, []).append((result, payload))
-            route.anchor.send(encode_span_message(result), payload)
+            route.anchor.send(encode_span_message(result), payload, when_sent=when_sent)
 
 
 def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
@@ -283,6 +329,10 @@ def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
     same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
     is_same_end = bool(setup.following) == bool(last.following)
     return setup.lineage == last.lineage and is_same_end and all(getattr(setup, name) == getattr(last, name) for name in same)
+
+
+def _optional_rows(rows: Tensor | None, dtype: str) -> memoryview:
+    return rows_to_wire(rows, dtype) if rows is not None else memoryview(b"")
 
 
 def _error_of(work: SpanPass, error: Exception) -> SpanError:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import psutil
 import redis
 
 from fleet.config import FleetConfig
@@ -14,23 +15,26 @@ from fleet.control.notices import OrderNotice, PromotionNotice
 from fleet.core.errors import SpanUnreachable
 from fleet.core.fleet_secret import FleetSecret, span_connection_key
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan
 from fleet.core.log_labels import Labels
+from fleet.core.span_figures import SpanFigures, encode_figures
 from fleet.engine.torch.build import open_device
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
-from fleet.stages.base import BuildOptions, BuiltSpan, SpanBuilder
+from fleet.stages.base import BuildOptions, SpanBuilder
 from fleet.stages.builders import span_builder
 from fleet.worker.availability import Availability
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.endpoints import endpoint_fields, new_token
 from fleet.worker.lease import Lease
+from fleet.worker.loaded_spans import LoadedSpans
 from fleet.worker.peers import PeerAccess
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.span_blocks import block_reads
 from fleet.worker.span_hosting import SpanHosting
+from fleet.worker.span_memory import available_bytes
 from fleet.worker.span_records import SpanRecords
 
 log = logging.getLogger(__name__)
@@ -71,10 +75,13 @@ class SpanWorkerProcess(RegisteredProcess):
         super().__init__(config, serves.name, redis_url, labels)
         self._serves, self._options, self._access, self._fingerprint = serves, options, access, fingerprint
         self._when_joined = when_joined
-        self._build = build or span_builder(config.graph_declaration(), serves.stage)
+        build = build or span_builder(config.graph_declaration(), serves.stage)
         self._where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
         self._device_monitor = DeviceMonitor(options.device)
-        self._loaded: dict[str, BuiltSpan] = {}
+        self._spans = LoadedSpans(lambda span: build(options, span))
+        spans = config.stage(serves.stage).spans
+        memory_mib = spans.memory_mib if spans is not None else None
+        self._memory = memory_mib << 20 if memory_mib else available_bytes(self._where.device, options.gpu_memory_utilization)
         self._availability = Availability()
         self._hosting: SpanHosting | None = None
         self._leave_by_s: float | None = None
@@ -86,7 +93,7 @@ class SpanWorkerProcess(RegisteredProcess):
     def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
         token = new_token()
         key = span_connection_key(self._access.secret, token)
-        arrivals = SpanArrivals()
+        arrivals = SpanArrivals(block_reads(self.config, self._serves.stage, self._access.reach))
         listener = SpanListener(self._access.reach.address, arrivals=arrivals, key=key, own_name=worker)
         neighbours = RedisNeighbours(self.redis_url, worker, self._access.secret, arrivals)
         try:
@@ -96,8 +103,8 @@ class SpanWorkerProcess(RegisteredProcess):
             if order is not None:
                 run(client, scripts.order(worker, order))
             self._when_joined()
-            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, self._device_monitor.read)
-            self._hosting = SpanHosting(self._where, self._load, neighbours, lambda: lease.progress(LOADING_S))
+            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, lambda: self._vitals(arrivals))
+            self._hosting = SpanHosting(self._where, self._spans, neighbours, lambda: lease.progress(LOADING_S))
             self._leave_by_s = None
             self._serve(worker, client, lease, arrivals)
             run(client, scripts.fence_worker("", worker))
@@ -106,14 +113,16 @@ class SpanWorkerProcess(RegisteredProcess):
             if self._hosting is not None:
                 self._hosting.close(arrivals.take(0))
 
-    def _load(self, span: LayerSpan) -> BuiltSpan:
-        """Load a span, unless an earlier incarnation has."""
-        notation = str(span)
-        if notation not in self._loaded:
-            self._loaded.clear()
-            log.info("loading layers %s", notation)
-            self._loaded[notation] = self._build(self._options, span)
-        return self._loaded[notation]
+    def _vitals(self, arrivals: SpanArrivals) -> dict[str, int | str]:
+        hosting = self._hosting
+        assert hosting is not None
+        total, recent = hosting.tally.sums()
+        received, sent = arrivals.num_bytes
+        figures = SpanFigures(
+            weight_bytes=hosting.weight_bytes, received_bytes=received, sent_bytes=sent, total=total, recent=recent
+        )
+        memory = psutil.Process().memory_info().rss
+        return {**self._device_monitor.read(), "memory_bytes": memory, "span_figures": encode_figures(figures)}
 
     def _serve(self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals) -> None:
         """Handle what arrives, until the process may end, or has lost its lease."""
@@ -162,7 +171,7 @@ class SpanWorkerProcess(RegisteredProcess):
         )
         record: dict[str, str | bytes] = {
             **fields, "role": self.role, "capacity": "0", **endpoint_fields("span", address, token),
-            "span": next(iter(self._loaded), ""),
+            "span": self._spans.loaded, "memory": str(self._memory),
         }  # fmt: skip
         if secret is not None:
             record = secret.signed(worker, record)

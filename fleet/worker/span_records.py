@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class SpanWorkerRecord:
     """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; "" without one.
 
-    `stands_by`: it is to replace one that is lost.
+    `stands_by`: it is to replace one that is lost. `memory`: bytes that it may occupy.
     """
 
     worker: WorkerId
@@ -29,6 +29,7 @@ class SpanWorkerRecord:
     span: str
     anchor: str
     stands_by: bool
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,11 @@ class SpanRecords:
         gaps = exchange(self._client, (), *(("HGET", keys.worker(other), "gap") for other in others)) if others else []
         return b"" in gaps
 
+    def num_accepting(self, role: RoleName) -> int:
+        """Return the number of a role's workers that accept tasks."""
+        (reply,) = exchange(self._client, (), ("ZCARD", keys.role_workers(role, "accepting")))
+        return cast(int, reply)
+
     def num_tasks(self, worker: WorkerId) -> int:
         (reply,) = exchange(self._client, (), ("SCARD", keys.worker_tasks(worker)))
         return cast(int, reply)
@@ -97,4 +103,5 @@ class SpanRecords:
             span=text(fields.get("span")),
             anchor=text(fields.get("anchor")),
             stands_by=text(fields.get("standby")) == "1",
+            memory=int(text(fields.get("memory")) or "0"),
         )

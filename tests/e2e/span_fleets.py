@@ -7,9 +7,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import redis
 
 from fleet.config import FleetConfig
+from fleet.config.roles import SPAN, part_role_name
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.control.dead_letters import read_letters
@@ -27,26 +29,31 @@ NUM_STREAMS, NUM_TOKENS, DISTURBED_AT = 8, 24, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanFleet:
-    """`expected`: the answer to each seed, of the fleet while nothing happens to it. `extras`: ends what `start_worker` starts.
+    """`stage`: the divided one. `expected`: the answer to each seed, of the fleet while nothing happens to it.
 
-    `requests`: those of the last answers.
+    `extras`: ends what `start_worker` starts. `requests`: those of the last answers.
     """
 
     up: ProcessFleet
     config: FleetConfig
     control: redis.Redis
     extras: ExitStack
+    stage: StageName = STAGE
     expected: dict[int, EdgeArrays] = field(default_factory=dict[int, EdgeArrays])
     requests: list[RequestId] = field(default_factory=list[RequestId])
 
     @property
+    def span_role(self) -> RoleName:
+        return part_role_name(self.stage, SPAN)
+
+    @property
     def anchors(self) -> list[WorkerId]:
-        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == STAGE)
+        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == self.stage)
 
     @property
     def span_workers(self) -> list[WorkerId]:
         """Return the listed span workers."""
-        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == SPAN_ROLE)
+        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == self.span_role)
 
     def route_of(self, anchor: WorkerId) -> dict[str, WorkerId]:
         """Return the span workers of an anchor's last route, by span, in the order of the layers."""
@@ -66,11 +73,14 @@ class SpanFleet:
 
     def start_worker(self) -> None:
         """Start another span worker, with a keeper, beside those of `fleet up`."""
-        self.extras.enter_context(start_cli("worker", SPAN_ROLE, "--keep", cwd=self.up.folder, env=self.up.env))
+        self.extras.enter_context(start_cli("worker", self.span_role, "--keep", cwd=self.up.folder, env=self.up.env))
+
+    def order(self, worker: WorkerId, action: str) -> httpx.Response:
+        return httpx.post(f"{self.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
 
     def num_deaths(self) -> int:
         """Return the deaths that are counted over the tasks of the last answers."""
-        counts = [self.control.hget(keys.task(request, STAGE), "deaths") for request in self.requests]
+        counts = [self.control.hget(keys.task(request, self.stage), "deaths") for request in self.requests]
         return sum(int(text(count) or "0") for count in counts)
 
     @contextmanager
@@ -99,6 +109,23 @@ def span_fleet(folder: Path, anchor: str, workers: Sequence[str], *settings: str
     """Run a fleet of the graph `text` with real layers, whose answers keep pace with their clients."""
     write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
     spans = f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: [{', '.join(repr(span) for span in workers)}]}}"
+    with fleet_of_spans(folder, spans, *settings) as fleet:
+        yield fleet
+
+
+@contextmanager
+def automatic_fleet(folder: Path, anchor: str, num_workers: int, num_layers: int) -> Iterator[SpanFleet]:
+    """Run a fleet whose span workers divide the layers that the anchor lacks."""
+    write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
+    with fleet_of_spans(
+        folder, f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: auto, replicas: {num_workers}}}"
+    ) as fleet:  # fmt: skip
+        yield fleet
+
+
+@contextmanager
+def fleet_of_spans(folder: Path, spans: str, *settings: str) -> Iterator[SpanFleet]:
+    """Run a fleet with the checkpoint in `folder`. `spans`: the setting that divides its layers."""
     common = (f"checkpoint={folder / 'checkpoint'}", "numerics=invariant", "transfer.kind=redis", "web.port=0")
     with (
         fleet_up(folder, *common, *in_step(GRAPHS["text"]), spans, *settings) as up,
@@ -121,16 +148,21 @@ def seeded_spec(config: FleetConfig, seed: int) -> RequestSpec:
 
 
 async def answer_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> list[EdgeArrays]:
-    """Receive `NUM_STREAMS` answers at a time; call `disturb` in the middle of the first one."""
+    return await answer_seeds(fleet.up.redis_url, fleet.config, disturb, fleet.requests)
+
+
+async def answer_seeds(
+    redis_url: str, config: FleetConfig, disturb: Callable[[], None], requests: list[RequestId]
+) -> list[EdgeArrays]:  # fmt: skip
+    """Receive `NUM_STREAMS` answers at a time; call `disturb` in the middle of the first one. `requests`: receives their ids."""
 
     def after_chunk(_edge: object, index: int) -> None:
         if index == DISTURBED_AT:
             disturb()
 
-    config = fleet.config
-    async with gateway_at(fleet.up.redis_url, config) as client:
+    async with gateway_at(redis_url, config) as client:
         specs = [seeded_spec(config, seed) for seed in range(NUM_STREAMS)]
-        fleet.requests[:] = [spec.id for spec in specs]
+        requests[:] = [spec.id for spec in specs]
         others = [answer(client, spec) for spec in specs[1:]]
         answers = await asyncio.gather(answer_disturbed(client, specs[0], None, after_chunk), *others)
         await wait_none_live(client)

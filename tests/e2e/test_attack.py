@@ -20,7 +20,7 @@ from fleet.control import keys
 from fleet.control.connect import connect
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, fleet_up, worker_ids
-from tests.support import REPO, await_until, cli_env, wait_until
+from tests.support import REPO, await_until, cli_env, command_line, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
@@ -76,7 +76,7 @@ def attacked(tmp_path: Path, attack_s: float | None) -> Iterator[Attacked]:
         fleet_up(tmp_path, *SETTINGS, *(SHORT_TIMEOUTS if attack_s is None else ())) as fleet,
         connect(fleet.redis_url) as control,
     ):
-        (gateway,) = [process for process in fleet.family() if process.cmdline()[-1] == "web"]
+        (gateway,) = [process for process in fleet.family() if command_line(process)[-1:] == ("web",)]
         yield Attacked(url=fleet.url, model=fleet.api.model(), process=gateway, control=control)
 
 

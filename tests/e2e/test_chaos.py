@@ -12,7 +12,7 @@ from fleet.chaos.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKi
 from fleet.chaos.soak_report import SoakVerdict
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import run_cli, set_options
+from tests.support import REPO, run_cli, set_options
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 ROLES = [*STAGES, CONDUCTOR, GATEWAY]
@@ -93,6 +93,21 @@ def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None
     assert {"Redis: memory", "Redis: keys", "web: RSS", "conductor: threads"} <= {change.name for change in verdict.changes}
     assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
     assert "a quarter of the way" in done.stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("file", ["spans_forward.yaml", "spans_reverse.yaml"])
+@pytest.mark.timeout(900)
+def test_chaos_kills_and_freezes_in_saves_leave_whole_files(file: str, tmp_path: Path) -> None:
+    options = ("--roles", "lm,lm.span", "--how", "kill,stop", "--kills", "12", "--requests", "8", "--concurrency", "4")
+    quick = ("--config", str(REPO / "configs" / file), "--set", "lease.worker_ttl_s=3", "--spacing", "0.5")
+    done = run_cli("chaos", *quick, *options, "--json", "verdict.json", cwd=tmp_path, timeout_s=880)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict)
+    assert verdict.passed and not verdict.lost and not verdict.different
+    assert verdict.aimed == {"save": 6} and verdict.in_moment.get("save", 0) >= 1
+    assert verdict.saves is not None and verdict.saves.struck and verdict.saves.whole and not verdict.saves.wrong
+    assert "saved conversations under faults" in done.stdout
 
 
 def test_chaos_help_shows_example_and_exit_status() -> None:

@@ -285,7 +285,8 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
     counts = ("queue_depth", "lag", "workers", "draining", "standby", "starting", "running", "capacity")
     idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0, "loaded_percent": None, "gap": ""}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
-    assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0, "refused": {}}
+    empty = {"workers": [], "refused": {}, "routes": [], "unused_span_workers": []}
+    assert shown == {**empty, "missing_roles": roles, "live_requests": 0}
     table = call_cli("status", "--once", cwd=tmp_path, env=env).stdout
     assert "0 live requests; missing: " + ", ".join(roles) in table
     assert all(heading in table for heading in ("queued", "oldest", "lag", "workers", "running"))

@@ -24,7 +24,7 @@ from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import Job
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
-from tests.support import Running, run_cli, start_cli, wait_until
+from tests.support import Running, command_line, run_cli, start_cli, wait_until
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redi
     env = {"REDIS_URL": redis_url}
     job = run_cli("jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env).stdout.strip()
     assert run_cli("jobs", "list", cwd=tmp_path, env=env).stdout == f"{job}  bench    queued\n"
-    assert jobs(connection)[0].arguments == BenchArguments(requests=2, check=True)
+    assert jobs(connection)[0].arguments == BenchArguments(requests=2, check=True).as_json()
     with start_cli("jobs", "--url", "http://127.0.0.1:1", cwd=tmp_path, env=env) as worker:
         wait_until(lambda: jobs(connection)[0].state == "failed", "the job to fail", timeout_s=60)
         assert worker.stop() == 0
@@ -195,7 +195,7 @@ def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url:
     hanging = submit(connection, "bench", {})
     waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
     with hanging_job(tmp_path, redis_url) as (worker, family):
-        assert any("bench" in process.cmdline() for process in family), "the benchmark is a process of its own"
+        assert any("bench" in command_line(process) for process in family), "the benchmark is a process of its own"
         with pytest.raises(Conflict, match="runs; stop it first"):
             delete(connection, hanging.id)
         stop(connection, hanging.id)

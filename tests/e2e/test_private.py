@@ -18,7 +18,7 @@ from fleet.control.embedded import embedded_url, read_password
 from fleet.core.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
-from tests.support import redis_answers, run_cli, set_options, start_cli, wait_until
+from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SECRETS = {
@@ -195,7 +195,7 @@ def test_fleet_with_a_port_stores_no_password(tmp_path: Path) -> None:
         password, port = read_password(tmp_path / ".fleet" / "redis"), fleet.config.redis.port
         assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
         assert not redis_answers(f"redis://127.0.0.1:{port}")
-        lines, resolved = [" ".join(process.cmdline()) for process in fleet.family()], fleet.resolved.read_text()
+        lines, resolved = [" ".join(command_line(process)) for process in fleet.family()], fleet.resolved.read_text()
         assert fleet.running.stop(timeout_s=30) == 0
     assert not [text for text in (resolved, fleet.running.output(), *lines) if password in text]
     assert sys.executable in " ".join(lines)

@@ -4,7 +4,9 @@ The answers are byte-equal to those of an undisturbed run.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import httpx
@@ -18,6 +20,7 @@ from fleet.control.keys import PREFIX, row_of
 from fleet.core.ids import RoleName, WorkerId, place_of
 from fleet.worker.loop import IDLE_BLOCK_MS
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
+from tests.e2e.saving import DisturbedSaves
 from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, STAGE, SpanFleet, compare_disturbed_streams, span_fleet
 from tests.support import redis_answers, run_cli, wait_until
 
@@ -35,8 +38,9 @@ def forward_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
 
 @pytest.fixture(scope="module")
 def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
-    """Two span workers before the anchor, and one that stands by."""
-    with span_fleet(tmp_path_factory.mktemp("reverse"), *REVERSE, "stages.lm.spans.standby=1", SHORT_LEASE) as fleet:
+    """Two span workers before the anchor, and one that stands by. Rows of prompts and of several answers are read by NIXL."""
+    own = ("stages.lm.spans.standby=1", SHORT_LEASE, "transfer.kind=nixl", "stages.lm.spans.nixl_kib=1")
+    with span_fleet(tmp_path_factory.mktemp("reverse"), *REVERSE, *own) as fleet:
         yield fleet
 
 
@@ -107,6 +111,17 @@ async def test_killed_span_workers_before_the_anchor_change_no_answer(reverse: S
     assert moved_spans(before, reverse.route()) == set(spans)
 
 
+async def test_large_rows_between_processes_are_read_by_nixl(reverse: SpanFleet) -> None:
+    """Each process logs at the end of a connection how many blocks it was, in either direction."""
+    await compare_disturbed_streams(reverse, kill_workers(reverse, "1:1"))
+
+    def counts() -> list[int]:
+        found = re.findall(r"NIXL read (\d+) blocks from \S+ and (\d+) for it", reverse.up.running.output())
+        return [sum(int(pair[way]) for pair in found) for way in (0, 1)]
+
+    wait_until(lambda: all(counts()), "blocks of a closed connection")
+
+
 async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> None:
     """The next anchor resumes with the same processes, each with the span that it has loaded."""
     (anchor,), before = forward.anchors, forward.route()
@@ -162,15 +177,15 @@ async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFl
     drained, other = before["0:0"], before["1:1"]
 
     def drain() -> None:
-        order(reverse, drained, "drain").raise_for_status()
+        reverse.order(drained, "drain").raise_for_status()
         wait_until(lambda: moved_spans(before, reverse.route()) == {"0:0"}, "a route without the drained worker", PATIENCE_S)
 
     await compare_disturbed_streams(reverse, drain)
     assert drained in reverse.span_workers and not reverse.num_deaths()
     for action in ("drain", "stop"):
-        refused = order(reverse, other, action)
+        refused = reverse.order(other, action)
         assert refused.status_code == 409 and f"start one with `fleet worker {SPAN_ROLE}`" in refused.text
-    order(reverse, drained, "resume").raise_for_status()
+    reverse.order(drained, "resume").raise_for_status()
     await compare_disturbed_streams(reverse, lambda: None)
     assert other in reverse.route().values()
 
@@ -180,17 +195,13 @@ async def test_span_worker_ordered_to_stop_ends_once_it_is_replaced(reverse: Spa
     stopped = process_of(before["0:0"])
 
     def stop() -> None:
-        order(reverse, before["0:0"], "stop").raise_for_status()
+        reverse.order(before["0:0"], "stop").raise_for_status()
         wait_until(lambda: not stopped.is_running(), "its process to end", PATIENCE_S)
 
     await compare_disturbed_streams(reverse, stop)
     assert moved_spans(before, reverse.route()) == {"0:0"} and not reverse.num_deaths()
     reverse.start_worker()
     reverse.wait_complete(1, 3)
-
-
-def order(fleet: SpanFleet, worker: WorkerId, action: str) -> httpx.Response:
-    return httpx.post(f"{fleet.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
 
 
 async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: SpanFleet) -> None:
@@ -261,3 +272,45 @@ async def test_tasks_of_an_anchor_without_layers_continue_on_another(two_anchors
         await compare_disturbed_streams(two_anchors, kill)
         assert two_anchors.route_of(other) == kept
     two_anchors.wait_complete(2, 2)
+
+
+def assert_saved(saves: DisturbedSaves, num_faults: int) -> None:
+    """Check that each save was whole or failed with an error that says why, and that the last files were loaded again."""
+    report = saves.report
+    assert report is not None and not report.wrong and report.whole and report.struck >= num_faults
+    reasons = set(report.struck_failed) | set(report.unstruck_failed)
+    assert all(
+        re.match("(session_interrupted|span_prefix_mismatch|span_unreachable|not_found|invalid_value): .", each)
+        for each in reasons
+    )
+
+
+def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_killed(forward: SpanFleet, tmp_path: Path) -> None:
+    def kill(worker: WorkerId) -> None:
+        process_of(worker).kill()
+        wait_unlisted(forward.control, worker)
+
+    saves = DisturbedSaves(forward, tmp_path)
+    with saves.running():
+        for role in (SPAN_ROLE, STAGE):
+            saves.strike(role, kill)
+            forward.wait_complete(1, 3)
+        saves.await_next()
+    assert_saved(saves, 2)
+
+
+def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_frozen(reverse: SpanFleet, tmp_path: Path) -> None:
+    def freeze(worker: WorkerId) -> None:
+        process_of(worker).suspend()
+        try:
+            wait_unlisted(reverse.control, worker)
+        finally:
+            process_of(worker).resume()
+
+    saves = DisturbedSaves(reverse, tmp_path)
+    with saves.running():
+        for role in (SPAN_ROLE, STAGE):
+            saves.strike(role, freeze)
+            reverse.wait_complete(1, 3)
+        saves.await_next()
+    assert_saved(saves, 2)

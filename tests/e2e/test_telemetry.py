@@ -44,6 +44,7 @@ def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Cli
     listed = http.get("/v1/fleet/requests", params={"limit": 2}).json()
     assert [row["id"] for row in listed["data"]] == [again, request] and listed["counts"]["finished"] == 2
 
+    wait_until(lambda: len(workers(http)) == 2, "both workers of the stage: a fleet is ready with one", timeout_s=60)
     first, second = workers(http)
     assert http.post(f"/v1/fleet/workers/{first}/stop").status_code == 200
     wait_until(lambda: workers(http, "gone") == {first: "left"}, "the worker to leave", timeout_s=30)

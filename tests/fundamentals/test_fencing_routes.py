@@ -5,7 +5,7 @@ import pytest
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text, texts
 from fleet.core.events import TaskLost
-from fleet.core.ids import Epoch, WorkerId
+from fleet.core.ids import Epoch, RoleName, WorkerId
 from tests.fundamentals.control_plane import REQUEST, STAGE, WORKER, Control
 
 ANCHOR, OTHER_ANCHOR = WorkerId("lm@test:5:a"), WorkerId("lm@test:6:b")
@@ -53,6 +53,34 @@ def test_gap_of_a_fenced_anchor_is_not_recorded(fleet: Control) -> None:
     assert fleet.client.exists(keys.worker(ANCHOR)) == 0
 
 
+def test_worker_leaves_a_route_if_its_anchor_says_that_others_can_have_its_layers(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    assert fleet.client.zcard(keys.role_workers(RoleName("lm.span"), "accepting")) == 3, (
+        "the third is free, and has too little memory"
+    )
+    run(fleet.client, scripts.note_gap(ANCHOR, "", {FIRST: "2 GiB are missing"}))
+    assert texts(run(fleet.client, scripts.order(FIRST, "drain"))) == ["needed", "2 GiB are missing"]
+    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok"
+    run(fleet.client, scripts.note_gap(ANCHOR, "", {}))
+    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == ["needed", f"{SECOND} is about to leave its route"]
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "ok"
+
+
+def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: Control) -> None:
+    def note(anchor: WorkerId, worker: WorkerId) -> str:
+        return text(run(fleet.client, scripts.note_standby(anchor, worker, "1:1")))
+
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    assert (note(ANCHOR, SECOND), note(ANCHOR, FIRST)) == ("ok", "claimed")
+    spans = [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND, THIRD)]
+    assert spans == ["0:0", "1:1", ""]
+    fleet.kill(ANCHOR)
+    fleet.kill(SECOND)
+    assert (note(ANCHOR, THIRD), note(OTHER_ANCHOR, SECOND), note(OTHER_ANCHOR, FIRST)) == ("unlisted", "unlisted", "ok")
+    assert not fleet.client.exists(keys.worker(SECOND)) and text(fleet.client.hget(keys.worker(THIRD), "span")) == ""
+
+
 def test_route_without_workers_releases_those_of_the_last_one(fleet: Control) -> None:
     generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
     generation_of(set_route(fleet, ANCHOR))
@@ -66,7 +94,7 @@ def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Control
     generation_of(set_route(fleet, ANCHOR, FIRST))
     generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
     assert text(run(fleet.client, scripts.order(THIRD, "drain"))) == "ok", "no anchor uses it"
-    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "needed"
+    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == ["needed", ""]
     assert fleet.client.hget(keys.worker(FIRST), "leaving") is None
     assert text(run(fleet.client, scripts.order(THIRD, "resume"))) == "ok"
     assert text(run(fleet.client, scripts.order(FIRST, "drain"))) == "ok"

@@ -7,11 +7,12 @@ from typing import cast
 import pytest
 import redis
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import MAX_CONNECTIONS, connect, run, run_async, text
+from fleet.control.connect import MAX_CONNECTIONS, run, run_async, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import RequestSpec
@@ -154,8 +155,30 @@ async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url:
     config = load_config(None, ("engine=fake", "device=cpu"))
     async with gateway_at(redis_url, config) as client:
         await client.open_connections()
-        with connect(redis_url) as observer:
-            before = len(observer.client_list())
-            assert before > MAX_CONNECTIONS
-            await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
-            assert len(observer.client_list()) == before
+        pool = client._redis.connection_pool  # pyright: ignore[reportPrivateUsage]
+        opened = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
+        assert len(opened) == MAX_CONNECTIONS and all(each.is_connected for each in pool._available_connections)  # pyright: ignore
+        await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
+        after = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
+        assert after == opened
+
+
+async def test_connections_are_opened_one_after_the_other(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concurrent TLS handshakes on a loaded machine each exceed their time limit."""
+    opening: list[object] = []
+    most = 0
+    connect_one = AbstractConnection.connect
+
+    async def counted(connection: AbstractConnection) -> None:
+        nonlocal most
+        opening.append(connection)
+        most = max(most, len(opening))
+        await connect_one(connection)
+        opening.remove(connection)
+
+    async with gateway_at(redis_url, load_config(None, ("engine=fake", "device=cpu"))) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(AbstractConnection, "connect", counted)
+            await client.open_connections()
+    num_loops = 4  # of the gateway: each may open a connection meanwhile
+    assert 0 < most <= 1 + num_loops

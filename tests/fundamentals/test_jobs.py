@@ -51,7 +51,7 @@ async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, clien
     first, second = await client.jobs.submit("bench", {"measure": "scale"}), await client.jobs.submit("bench", {})
     assert [job.id for job in await client.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
-    assert first.arguments == BenchArguments(measure="scale")
+    assert first.arguments == BenchArguments(measure="scale").as_json()
     running = rq_job(connection, first.id)
     jobs.note_progress(running, JobProgress(done=3, total=9, note="3 of 9"))
     found = await client.jobs.find(first.id)

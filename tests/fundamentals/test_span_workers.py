@@ -1,6 +1,7 @@
 """Missing layers, a request that kills span workers, and span workers that another secret or a changed record excludes."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from fleet.core.errors import FleetError, NoWorker
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import WorkerId
 from fleet.core.layer_spans import LayerSpan
+from fleet.core.span_routes import SpanRoutes, routes_of
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.span_model import SpanLayers, SpanRows
@@ -28,8 +30,9 @@ from fleet.stages.text import build_span
 from fleet.worker.peers import PeerAccess
 from tests.harness import EdgeArrays, answer, assert_same, gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SPAN_ROLE, DeadSpanWorker, SpanThreads, span_threads
-from tests.support import wait_until
+from tests.support import await_until, run_cli, set_options, wait_until
 
+SHORT_LEASE = "lease.worker_ttl_s=1"
 POISON_ID, NUM_COUNTED_TOKENS = 4, 100
 SECRET, OTHER_SECRET = FleetSecret(b"s" * 32), FleetSecret(b"o" * 32)
 
@@ -141,6 +144,41 @@ def test_span_worker_with_a_changed_record_is_not_used(redis_url: str, tmp_path:
 
 def gap_of(control: redis.Redis, anchor: WorkerId) -> str:
     return text(control.hget(keys.worker(anchor), "gap"))
+
+
+@pytest.mark.parametrize("setting", [FORWARD, REVERSE], ids=["forward", "reverse"])
+async def test_figures_of_each_process_are_published_and_shown(redis_url: str, tmp_path: Path, setting: str) -> None:
+    """Each process has computed the same passes and rows, and what it sends another one receives."""
+    with span_threads(redis_url, tmp_path, setting, SHORT_LEASE) as fleet:
+        fleet.add_anchor()
+        for _ in range(3):
+            fleet.add_span_worker()
+        await asyncio.to_thread(fleet.wait_joined)
+        await asyncio.to_thread(fleet.wait_route)
+        async with gateway_at(redis_url, fleet.config) as client:
+            prompt = tuple(range(5, 17))
+            await answer(client, fleet.spec(0, num_tokens=10, prompt_ids=prompt))
+            num_rows = len(prompt) + 10 - 1
+
+            async def published() -> SpanRoutes | None:
+                shown = routes_of(await client.telemetry.workers())
+                (route,) = shown.routes
+                is_whole = all(hop.num_rows == num_rows for hop in route.hops)
+                received, sent = (sum(each) for each in zip(*((h.received_bytes, h.sent_bytes) for h in route.hops), strict=True))
+                return shown if is_whole and received == sent else None
+
+            shown = await await_until(published, "the figures of every process")
+        assert shown is not None
+        (route,), (unused,) = shown.routes, shown.unused
+        assert len({hop.num_passes for hop in route.hops}) == 1 and all(hop.weight_bytes > 0 for hop in route.hops)
+        assert not route.gap and route.pass_us and sum(hop.share or 0 for hop in route.hops) <= 100.5
+        assert unused.role == SPAN_ROLE and unused.reason == "free: each span of each route has a worker"
+        assert {hop.worker for hop in route.hops} | {unused.worker} == {process.last_id for process in fleet.processes}
+        words = ["status", "--json", *set_options("graph=text", setting)]
+        status = await asyncio.to_thread(run_cli, *words, cwd=tmp_path, env={"REDIS_URL": redis_url})
+        printed = json.loads(status.stdout)
+        assert [hop["num_rows"] for hop in printed["routes"][0]["hops"]] == [num_rows] * 3
+        assert [free["worker"] for free in printed["unused_span_workers"]] == [unused.worker]
 
 
 async def count_commands(fleet: SpanThreads, control: redis.Redis) -> float:

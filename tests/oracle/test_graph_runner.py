@@ -17,9 +17,11 @@ from fleet.bench.twin import Answers
 from fleet.core.errors import EngineError
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
+from fleet.engine.torch.drafters import SuffixDrafter
 from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.pass_queue import LocalPasses
+from fleet.engine.torch.speculation import Speculation
 from fleet.graphs import EACH, get_graph
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES
@@ -99,6 +101,20 @@ def test_sampled_answers_of_mixed_parameters_equal_the_twins(tiny_checkpoint: Pa
     made = speaking_twin(graphed).run(asked.specs, asked.blobs)
     assert_equal_answers(asked, made, speaking_twin(built).run(asked.specs, asked.blobs))
     assert len({len(tokens_of(made, spec.id)) for spec in asked.specs}) > 2, "requests must end at different steps"
+
+
+def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built: Built) -> None:
+    """Rows with drafts are computed by the twin, those without by the graph, in one pass."""
+    asked = mixed(ask(tiny_checkpoint, SHORT))
+    graphed = with_graphs(speaking_stages(tiny_checkpoint))
+    thinker: LMEngine[Any] = graphed[THINKER].engine  # pyright: ignore[reportAssignmentType]
+    thinker.speculation = Speculation({"suffix": SuffixDrafter(10_000)}, "suffix", 4, follows_times=False)
+    wanted = speaking_twin(built).run(asked.specs, asked.blobs)
+    for _ in range(2):
+        assert_equal_answers(asked, speaking_twin(graphed).run(asked.specs, asked.blobs), wanted)
+    figures = thinker.speculation.figures()
+    assert 0 < sum(figures.accepted) < sum(figures.drafted) and figures.drafted[0] < figures.num_draws
+    assert_all_pages_free(graphed)
 
 
 def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.core.ids import RequestId, Walk
+from fleet.core.ids import RequestId, StageName, Walk
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineRequest
@@ -29,12 +29,15 @@ from fleet.engine.torch.passes import tiles
 from fleet.engine.torch.program import Forwarded
 from fleet.engine.torch.span_model import SpanComputer, last_rows
 from fleet.engine.torch.tiles import TILE_ROWS, padded
-from fleet.models.checkpoint import INDEX, CheckpointReader, file_of_each_weight
-from fleet.models.qwen3_omni.config import read_config
-from fleet.models.qwen3_omni.span import DividedStage, OmniSpan, StageDecoder, load_omni_span
-from fleet.models.qwen3_omni.span_sizes import decoder_sizes
+from fleet.models.checkpoint import INDEX, CheckpointReader, WeightReader, file_of_each_weight
+from fleet.models.qwen3_omni.config import DividedStage, read_config
+from fleet.models.qwen3_omni.span import OmniSpan, StageDecoder, load_omni_span
+from fleet.models.qwen3_omni.span_sizes import decoder_sizes, stage_sizes
 from fleet.models.qwen3_omni.talker import CODES, VOICE, Talker, TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
+from fleet.stages.base import BuildOptions
+from fleet.stages.lm_setup import prepare_stage
+from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 NUM_POSITIONS, PAGE_SIZE = 128, 16
@@ -92,7 +95,7 @@ def open_reader(folder: Path) -> CheckpointReader:
 
 
 def load_program(
-    reader: CheckpointReader, folder: Path, stage: DividedStage, span: str | None = None, *, tiled: bool = False,
+    reader: WeightReader, folder: Path, stage: DividedStage, span: str | None = None, *, tiled: bool = False,
     with_head: bool = False,
 ) -> Thinker | Talker:  # fmt: skip
     config, own, experts = read_config(folder), LayerSpan.parse(span, "spans") if span else None, experts_of(tiled=tiled)
@@ -268,6 +271,11 @@ def test_span_worker_loads_from_the_files_of_its_own_weights(
     stored = StageDecoder.of(stage, reader, read_config(folder))
     assert sorted(stored.weights_of(reader, layers.span)) == sorted(expected)
     assert layers.hidden_size == 128 and layers.kv_shape.num_layers == layers.span.final - layers.span.first + 1
+    shares: list[float] = []
+    options = BuildOptions(stage=StageName(stage), checkpoint=folder, progress=shares.append)
+    built = load_stage_span(options, stage, LayerSpan.parse(span, "spans"))
+    assert built.layers.span == layers.span and built.num_bytes == sum(each.nbytes for each in layers.weights().values())
+    assert shares == sorted(shares) and len(shares) == len(expected) and shares[-1] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -280,9 +288,12 @@ def test_anchor_loads_from_the_files_of_its_own_weights(
     folder = write_in_parts(tiny_checkpoint, tmp_path)
     expected = names_of_span(folder, stage, span, with_head=with_head) | names_beside(folder, stage)
     keep_files_of(folder, expected)
-    reader = open_reader(folder)
+    shares: list[float] = []
+    setup = prepare_stage(BuildOptions(stage=StageName(stage), checkpoint=folder, progress=shares.append))
+    with_head |= stage == "talker"
+    reader = anchor_reader(setup, read_config(folder), stage, LayerSpan.parse(span, "spans"), with_head=with_head)
     load_program(reader, folder, stage, span, with_head=with_head)
-    assert sorted(reader.names) == sorted(expected)
+    assert sorted(reader.names) == sorted(expected) and shares[-1] == 1.0 > shares[-2]
 
 
 @pytest.mark.parametrize(("stage", "last"), [("thinker", 3), ("talker", 2)])
@@ -329,6 +340,19 @@ def test_sizes_from_file_headers_are_those_of_the_loaded_weights(
         assert beside <= set(reader.names)
         added = sum(prod(reader.shape(name)) for name in beside) * FLOAT32.itemsize
         assert sizes.bytes_of(layers.span, is_anchor=is_anchor) == bytes_held(layers) + added, span
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_sizes_by_the_configuration_alone_are_those_from_file_headers(
+    stage: DividedStage, tied: bool, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = write_in_parts(tiny_checkpoint, tmp_path, tied=tied)
+    by_headers = decoder_sizes(
+        open_reader(folder), read_config(folder), stage, FLOAT32, num_positions=NUM_POSITIONS, buffer_bytes=7
+    )  # fmt: skip
+    keep_files_of(folder, set())
+    assert stage_sizes(stage, folder, FLOAT32, num_positions=NUM_POSITIONS, buffer_bytes=7) == by_headers
 
 
 @torch.inference_mode()

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
+from fleet.spans.ring import BlockReads
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
-from tests.span_route import WAIT_S, SpanRoute, Split, TextDriver, single
+from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
 
 HIDDEN, VOCAB = 64, 320
 SMALL_QWEN = Family(
@@ -47,8 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def driven(folder: Path, split: Split, anchor: dict[str, Any] | None = None, **options: Any) -> Iterator[TextDriver]:
-    route = SpanRoute(folder, split, options=options, anchor=anchor)
+def driven(
+    folder: Path, split: Split, anchor: dict[str, Any] | None = None, stage: StageName = LM, blocks: BlockReads | None = None,
+    **options: Any,
+) -> Iterator[TextDriver]:  # fmt: skip
+    route = SpanRoute(folder, split, options=options, anchor=anchor, stage=stage, blocks=blocks)
     try:
         yield TextDriver(route.engine, route)
     finally:
@@ -112,6 +116,21 @@ def test_divided_model_gives_equal_bytes(name: str, num: int, max_tokens: int, c
         submit_all(driver, num, max_tokens, sampled=sampled)
         driver.run()
         assert_equal_bytes(driver, expected(folder, num, max_tokens, sampled=sampled))
+        assert_nothing_held(driver)
+
+
+@pytest.mark.parametrize("name", ["forward 3", "reverse 3"])
+def test_rows_that_are_read_by_nixl_give_equal_bytes(name: str, folder: Path) -> None:
+    """Those of every pass, also after a worker is replaced."""
+    with driven(folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32) as driver:
+        route = driver.route
+        assert route is not None
+        submit_all(driver, 32, 4)
+        driver.run(lambda: sum(map(len, driver.tokens.values())) > 8)
+        assert route.worker_at[0].num_blocks_sent > 0
+        route.worker_at[1].kill()
+        driver.run()
+        assert_equal_bytes(driver, expected(folder, 32, 4))
         assert_nothing_held(driver)
 
 

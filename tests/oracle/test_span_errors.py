@@ -26,7 +26,7 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import ObservedLayers, SpanRoute, TextDriver, single
+from tests.span_route import ObservedLayers, TextDriver, route_of, single
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 NUM, MAX_TOKENS = 8, 8
@@ -36,11 +36,6 @@ TWO_WORKERS = ("forward 2", "reverse 2", "head on anchor 2")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(SMALL_QWEN, tmp_path_factory.mktemp("qwen"))
-
-
-def route_of(driver: TextDriver) -> SpanRoute:
-    assert driver.route is not None
-    return driver.route
 
 
 def run_all(driver: TextDriver, folder: Path) -> None:

@@ -23,7 +23,7 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver, single
+from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver, route_of, single
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 POINTS = ("before", "computed", "sent")
@@ -35,11 +35,6 @@ MOST_PASSES = 11
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(SMALL_QWEN, tmp_path_factory.mktemp("qwen"))
-
-
-def route_of(driver: TextDriver) -> SpanRoute:
-    assert driver.route is not None
-    return driver.route
 
 
 def num_rows_of(driver: TextDriver, names: Sequence[str] | set[str]) -> int:
@@ -105,7 +100,8 @@ def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(name: str, 
     chance = random.Random(f"{name} {keep_bytes}")
     asked: dict[str, tuple[list[int], Sampling]] = {}
     ended: set[str] = set()
-    with driven(folder, SPLITS[name], {"keep_bytes": keep_bytes}, **{**INVARIANT, "kv_pages": 14}) as driver:
+    options: dict[str, Any] = {**INVARIANT, "kv_pages": 14}
+    with driven(folder, SPLITS[name], {"keep_bytes": keep_bytes}, **options) as driver:
         while len(asked) < 60 or driver.open:
             if len(driver.open) < 8 and len(asked) < 60:
                 name = f"r{len(asked)}"

@@ -1,25 +1,38 @@
 """A session saved under one division of the layers continues under any other as it would have continued where it was."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput
-from fleet.core.request import Sampling
+from fleet.core.ids import RequestId, StageName
+from fleet.core.request import RequestSpec, Sampling
+from fleet.core.span_messages import SpanFetched
 from fleet.engine.base import SavedSession, SessionCopied
+from fleet.graphs.qwen3_omni import THINKER
+from fleet.stages.qwen3_omni.thinker import ThinkerAdapter, feature_extractor
+from fleet.stages.stop_strings import StopDetector, tokenizer_of
+from tests.oracle.cases import make_frontend, speech_like, user, wav_part
+from tests.oracle.divided_speech import THINKERS
+from tests.oracle.test_sessions import OracleConversation
 from tests.oracle.test_span_engine import SMALL_QWEN, SPLITS, driven
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import TextDriver, single
+from tests.span_route import LM, Split, TextDriver, route_of, single
 from tests.support import wait_until
 
 FIRST = list(range(40, 73))
 SECOND = [7, 8, 9, 10]
 MANY = list(range(2, 202))
-LAYOUTS = ("whole", *SPLITS)
+WHOLE = "whole"
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +40,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(SMALL_QWEN, tmp_path_factory.mktemp("qwen"))
 
 
+@dataclass(slots=True)
+class SessionDrivers:
+    """Drivers of one stage, by division, each with an engine of its own."""
+
+    opened: ExitStack
+    folder: Path
+    stage: StageName
+    splits: Mapping[str, Split]
+
+    def __call__(self, layout: str) -> TextDriver:
+        options: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7}
+        if layout == WHOLE:
+            return single(self.folder, stage=self.stage, **options)
+        return self.opened.enter_context(driven(self.folder, self.splits[layout], stage=self.stage, **options))
+
+
 @pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
+def text(folder: Path) -> Iterator[SessionDrivers]:
+    with ExitStack() as opened:
+        yield SessionDrivers(opened, folder, LM, SPLITS)
 
 
-def driver_of(opened: ExitStack, folder: Path, layout: str) -> TextDriver:
-    options: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7}
-    if layout == "whole":
-        return single(folder, **options)
-    return opened.enter_context(driven(folder, SPLITS[layout], **options))
+@pytest.fixture
+def thinker(tiny_checkpoint: Path) -> Iterator[SessionDrivers]:
+    with ExitStack() as opened:
+        yield SessionDrivers(opened, tiny_checkpoint, THINKER, THINKERS)
 
 
 def copied(driver: TextDriver) -> SessionCopied:
@@ -68,23 +96,71 @@ def next_turn(driver: TextDriver, answer: list[int]) -> torch.Tensor:
     return torch.stack(driver.logits["next"])
 
 
-@pytest.mark.parametrize("layout", [pytest.param(each, marks=pytest.mark.one_in(2, "saved sessions")) for each in LAYOUTS])
-def test_saved_session_continues_under_every_other_layout(opened: ExitStack, folder: Path, layout: str) -> None:
-    source = driver_of(opened, folder, layout)
+@pytest.mark.one_in(2, "saved sessions")
+@pytest.mark.parametrize("layout", [WHOLE, *SPLITS])
+def test_saved_session_continues_under_every_other_layout(text: SessionDrivers, layout: str) -> None:
+    assert_session_moves(text, layout)
+
+
+@pytest.mark.one_in(2, "saved sessions of the Thinker")
+@pytest.mark.parametrize("layout", [WHOLE, "forward 2", "reverse 2", "head on anchor 2"])
+def test_saved_session_of_a_thinker_continues_under_every_other_layout(thinker: SessionDrivers, layout: str) -> None:
+    assert_session_moves(thinker, layout)
+
+
+def assert_session_moves(drivers: SessionDrivers, layout: str) -> None:
+    source = drivers(layout)
     saved, answer = saved_by(source), source.tokens["first"]
     expected = next_turn(source, answer)
-    for other in ("whole", "forward 2", "reverse 2"):
-        target = driver_of(opened, folder, other)
+    for other in (WHOLE, "forward 2", "reverse 2"):
+        target = drivers(other)
         target.engine.begin_load("s", saved)
         assert copied(target).error is None
         assert torch.equal(next_turn(target, answer), expected), other
         assert target.engine.stats().rows_reused >= len(FIRST)
 
 
+@pytest.mark.parametrize("layout", [WHOLE, "forward 2", "reverse 2"])
+def test_saved_session_has_the_tapped_rows_of_its_audio(thinker: SessionDrivers, layout: str, tiny_checkpoint: Path) -> None:
+    """Its next turn sends the Talker the rows of audio that it reuses, as the Thinker does that computed them."""
+    frontend = make_frontend(tiny_checkpoint)
+    talk = OracleConversation(frontend)
+    source = thinker(layout)
+    feed_turn(source, "first", talk.ask(user("What do you hear?", wav_part(speech_like(0.9, 2)))), tiny_checkpoint)
+    source.engine.begin_save("s")
+    saved = copied(source).saved
+    assert saved is not None and saved.tapped
+    talk.answers.append(source.tokens["first"])
+    second = talk.ask(user("Say it once more."))
+    feed_turn(source, "second", second, tiny_checkpoint)
+    expected = tapped_rows(source, "second")
+    assert len(expected) == len(saved.tapped)
+    for other in (WHOLE, "forward 2", "reverse 2"):
+        target = thinker(other)
+        target.engine.begin_load("s", saved)
+        assert copied(target).error is None
+        feed_turn(target, "second", second, tiny_checkpoint)
+        assert target.engine.stats().rows_reused >= len(saved.tapped)
+        assert target.tokens["second"] == source.tokens["second"] and (tapped_rows(target, "second") == expected).all(), other
+
+
+def feed_turn(driver: TextDriver, name: str, turn: tuple[RequestSpec, bytes | None], checkpoint: Path) -> None:
+    """Let a Thinker answer a turn of session "s", as its stage does."""
+    spec, blob = replace(turn[0], session="s"), turn[1]
+    stop_detector = StopDetector((), tokenizer_of(checkpoint))
+    request, pieces = ThinkerAdapter(spec, blob, feature_extractor(checkpoint), stop_detector).open()
+    driver.submit_request(dataclasses.replace(request, request_id=RequestId(name), session="s"), pieces)
+    driver.run()
+
+
+def tapped_rows(driver: TextDriver, name: str) -> NDArray[np.float32]:
+    return np.concatenate([arrays["rows"] for arrays in driver.arrays[name] if "rows" in arrays])
+
+
 @pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
-def test_session_is_saved_and_loaded_while_prompts_are_computed(opened: ExitStack, folder: Path, layout: str) -> None:
+def test_session_is_saved_and_loaded_while_prompts_are_computed(text: SessionDrivers, layout: str) -> None:
     """Aborted requests leave passes under way that use pages which the loaded session then has."""
-    driver = driver_of(opened, folder, layout)
+    driver = text(layout)
     saved, answer = saved_by(driver), driver.tokens["first"]
     for number in range(4):
         driver.submit(f"long {number}", MANY, Sampling(max_tokens=3))
@@ -97,15 +173,92 @@ def test_session_is_saved_and_loaded_while_prompts_are_computed(opened: ExitStac
     driver.engine.begin_load("s", saved)
     assert copied(driver).error is None
     driver.run()
-    alone = driver_of(opened, folder, "whole")
+    alone = text(WHOLE)
     assert torch.equal(next_turn(driver, answer), next_turn(alone, answer))
 
 
-def test_session_of_another_model_or_without_rows_is_refused(opened: ExitStack, folder: Path) -> None:
-    driver = driver_of(opened, folder, "forward 1")
+def test_session_of_another_model_or_without_rows_is_refused(text: SessionDrivers) -> None:
+    driver = text("forward 1")
     with pytest.raises(BadInput, match="no rows of the session are cached"):
         driver.engine.begin_save("unknown")
     saved = saved_by(driver)
     fewer = SavedSession(num_rows=saved.num_rows, keys=saved.keys, layers=saved.layers[:-1], layout=saved.layout)
     with pytest.raises(BadInput, match="the file has 3 layers of float32, .* this model 4 of float32"):
         driver.engine.begin_load("s", fewer)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
+def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(text: SessionDrivers, layout: str, place: int) -> None:
+    """Rows that were loaded are in no log of sent rows, from which a worker that replaces another one would compute them."""
+    source = text(layout)
+    saved, answer = saved_by(source), source.tokens["first"]
+    driver = text(layout)
+    driver.engine.begin_load("s", saved)
+    assert copied(driver).error is None
+    route_of(driver).worker_at[place].kill()
+    driver.turn()
+    driver.engine.begin_save("s")
+    refused = copied(driver)
+    assert refused.saved is None and refused.error is not None
+    assert "this worker has 0 of the" in refused.error.message, refused.error.message
+    assert torch.equal(next_turn(driver, answer), next_turn(source, answer))
+    driver.engine.begin_save("s")
+    source.engine.begin_save("s")
+    assert_same_rows(copied(driver).saved, copied(source).saved)
+
+
+@pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
+def test_session_saved_after_a_loss_has_the_rows_that_are_computed_again(text: SessionDrivers, layout: str) -> None:
+    """A copy may begin before they are: it is refused then, and succeeds later."""
+    driver = text(layout)
+    saved = saved_by(driver)
+    for worker in list(route_of(driver).worker_at):
+        worker.kill()
+    again: list[SavedSession] = []
+
+    def is_saved() -> bool:
+        driver.turn()
+        driver.engine.begin_save("s")
+        done = copied(driver)
+        again.extend([done.saved] if done.saved is not None else [])
+        return bool(again)
+
+    wait_until(is_saved, "the session to be saved")
+    assert_same_rows(again[0], saved)
+
+
+def test_copy_fails_when_a_span_worker_is_lost_meanwhile(text: SessionDrivers) -> None:
+    driver = text("forward 2")
+    saved = saved_by(driver)
+    route = route_of(driver)
+    assert route.chain is not None
+    route.chain.loses = lambda message: isinstance(message, SpanFetched)
+    driver.engine.begin_save("s")
+    assert not driver.engine.take_copied()
+    route.worker_at[1].kill()
+    wait_until(lambda: route.chain is None or route.chain.is_broken, "the loss to be noticed")
+    (done,) = driver.engine.take_copied()
+    assert done.error is not None and done.error.message == "a span worker was lost during the copy; try again"
+    assert driver.engine.num_cached_rows("s") == saved.num_rows
+
+
+@pytest.mark.parametrize("dropped", ["s", None], ids=["expired", "all dropped"])
+def test_session_that_is_dropped_during_a_copy_is_not_cached_after_it(text: SessionDrivers, dropped: str | None) -> None:
+    driver = text("forward 2")
+    saved = saved_by(driver)
+    driver.engine.begin_save("s")
+    driver.engine.drop_cached(dropped)
+    assert_same_rows(copied(driver).saved, saved)
+    assert driver.engine.num_cached_rows("s") == 0 and driver.engine.stats().pages_used == 0
+    driver.engine.begin_load("s", saved)
+    driver.engine.drop_cached(dropped)
+    refused = copied(driver).error
+    assert refused is not None and "was dropped while it was loaded" in refused.message
+    assert driver.engine.num_cached_rows("s") == 0 and driver.engine.stats().pages_used == 0
+
+
+def assert_same_rows(one: SavedSession | None, other: SavedSession | None) -> None:
+    assert one is not None and other is not None and one.num_rows == other.num_rows
+    assert (one.keys == other.keys).all()
+    assert all((a == b).all() for a, b in zip(one.layers, other.layers, strict=True))

@@ -96,6 +96,20 @@ def test_spans_of_an_architecture_together_equal_the_whole_model(family: Family,
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_span_computes_the_same_while_another_one_is_loaded(family: Family, tmp_path: Path) -> None:
+    """`transformers` then changes the default dtype of the process."""
+    folder = write_model(family, tmp_path)
+    expected, shape = whole_logits(folder)
+    spans = spans_of(folder, SPLITS[0])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        logits = logits_of_spans(spans, shape)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Path) -> None:
     """The anchor (here the first) also has the embedding; the last one has the norm, and the head, which may be the embedding."""
     write_sharded(family, tmp_path)

@@ -126,7 +126,10 @@ def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> 
         "--voice --up",
         "--barge-in --up",
         "--spans",
+        "--span-hops",
         "--too-large --small",
+        "--links",
+        "--speculation --small",
     ],
 )
 def test_other_measurements_alone_skip_serving(arguments: str) -> None:

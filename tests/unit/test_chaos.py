@@ -27,7 +27,7 @@ from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.recovery import Recovery
 from fleet.chaos.report import ChaosSetup, Verdict, judge, show
 from fleet.chaos.requests import is_sampled, make_bodies
-from fleet.chaos.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, draw_faults
+from fleet.chaos.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, Moment, draw_faults
 from fleet.chaos.voice import ChaosSession, ChaosTurn
 from fleet.chaos.watch import Residue
 from fleet.config import FleetConfig, load_config
@@ -40,7 +40,7 @@ from tests.unit.test_bench_run import CannedGateway, fake_gateway
 ROLES = ("thinker", "talker", "conductor")
 OPTIONS = ChaosOptions(
     config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, kills_per_role=None, roles="", how="",
-    spacing_s=1.0, voice=0, json=None, png=None,
+    spacing_s=1.0, voice=0, saves=None, json=None, png=None,
 )  # fmt: skip
 CONFIG = FleetConfig()
 SPLIT = load_config(REPO / "configs" / "talker_pd.yaml")
@@ -68,10 +68,12 @@ def test_schedule_is_fixed_by_its_seed_and_balanced(seed: int, kills: int, kinds
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40))
-def test_every_other_fault_in_a_stage_half_waits_for_a_hand_off(seed: int, kills: int) -> None:
-    faults = draw_faults(seed, kills, ROLES, KINDS, 2.0, halves=("thinker", "talker"))
+def test_every_other_fault_in_a_role_waits_for_its_moment(seed: int, kills: int) -> None:
+    moments = {"thinker": Moment.HAND_OFF, "talker": Moment.SAVE}
+    faults = draw_faults(seed, kills, ROLES, KINDS, 2.0, moments)
     for role in ROLES:
-        waits = [fault.in_hand_off for fault in faults if fault.role == role]
+        assert {fault.moment for fault in faults if fault.role == role} <= {Moment.ANY, moments.get(role)}
+        waits = [fault.moment is not Moment.ANY for fault in faults if fault.role == role]
         expected = [not waits[0], waits[0]] if waits and role != "conductor" else [False, False]
         assert all(wait == expected[at % 2 == 0] for at, wait in enumerate(waits))
 
@@ -79,7 +81,7 @@ def test_every_other_fault_in_a_stage_half_waits_for_a_hand_off(seed: int, kills
 def test_default_plan_has_each_fault_kind_once_per_role() -> None:
     plan = make_plan(OPTIONS, CONFIG)
     assert plan.roles == ("thinker", "talker", "code2wav", "conductor", "web")
-    assert plan.num_faults == 15 and plan.kinds == KINDS and not plan.halves
+    assert plan.num_faults == 15 and plan.kinds == KINDS and not plan.moments and not plan.num_saved
 
 
 def test_faults_of_redis_are_drawn_from_the_seed_beside_those_of_processes() -> None:
@@ -98,11 +100,15 @@ def test_faults_of_redis_alone_have_no_target_among_processes() -> None:
     assert make_plan(replace(OPTIONS, how="partition"), CONFIG).has_second_gateway
 
 
-def test_span_workers_of_a_divided_stage_are_a_role_without_hand_offs() -> None:
+def test_span_workers_of_a_divided_stage_are_a_role_with_faults_in_saves() -> None:
     spans = ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output']}")
     divided = load_config(None, spans)
     plan = make_plan(replace(OPTIONS, roles="lm,lm.span", kills_per_role=2), divided)
-    assert plan.roles == ("lm", "lm.span") and not plan.halves
+    assert plan.roles == ("lm", "lm.span") and plan.moments == {"lm": Moment.SAVE, "lm.span": Moment.SAVE}
+    assert plan.num_saved == 2 and plan.saved_stages == ("lm",)
+    without = make_plan(replace(OPTIONS, roles="lm,lm.span", saves=0), divided)
+    assert not without.moments and not without.saved_stages
+    assert make_plan(replace(OPTIONS, saves=3), load_config(None, ("graph=text",))).moments == {"lm": Moment.SAVE}
     config = load_config(None, (*spans, *chaos_overrides(divided, ())))
     assert {role.name: role.replicas for role in config.roles()} == {"lm": 2, "lm.span": 2}
 
@@ -110,9 +116,15 @@ def test_span_workers_of_a_divided_stage_are_a_role_without_hand_offs() -> None:
 def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
     plan = make_plan(replace(OPTIONS, kills_per_role=5), SPLIT)
     assert plan.roles == ("thinker", "talker.prefill", "talker.decode", "code2wav", "conductor", "web")
-    assert plan.halves == ("talker.prefill", "talker.decode") and plan.num_faults == 30
+    assert plan.moments == {"talker.prefill": Moment.HAND_OFF, "talker.decode": Moment.HAND_OFF} and plan.num_faults == 30
     fleet = load_config(REPO / "configs" / "talker_pd.yaml", plan.options.overrides)
     assert {role.replicas for role in fleet.roles()} == {2}
+
+
+def test_conversations_are_saved_only_where_a_stage_caches_them() -> None:
+    for overrides in (("engine=fake",), ("graph=text", "lease.prefix_cache_s=0")):
+        with pytest.raises(ChaosError, match="--saves 1: no stage of this fleet has conversations that can be saved"):
+            make_plan(replace(OPTIONS, saves=1), load_config(None, overrides))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +136,7 @@ def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
         ({"kills": 3, "kills_per_role": 3}, "--kills-per-role sets the number of faults; leave out --kills"),
         ({"concurrency": 65}, "--concurrency 65: this fleet admits 64 requests at a time; add --set limits.max_requests=65"),
         ({"voice": -1}, "--voice -1: give a number of voice sessions"),
+        ({"saves": -1}, "--saves -1: give a number of conversations"),
         ({"spacing_s": -1.0}, "--spacing -1: give seconds"),
         ({"spacing_s": float("nan")}, "--spacing nan: give seconds"),
         ({"roles": "jobs"}, "--roles jobs: 'jobs' is unknown; use one or more of thinker, talker, code2wav, conductor, web"),

@@ -13,12 +13,13 @@ from fleet.config.schema import SamplingDefaults
 from fleet.config.settings import read_settings
 from fleet.config.yaml_text import parse_yaml
 from fleet.core.errors import ConfigError
+from tests.unit.training_config_cases import TRAINING
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n" for below, name in ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi")
 )
 OTHER_GRAPH = "graph: text\nstages: {talker: {threads: 2}}"
-NOT_OF_THE_STAGES = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav"
+NOT_OF_THE_STAGES = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav, trainer"
 
 Case = tuple[str, str, str]
 """A name, a file, and the whole message about it without the file's name."""
@@ -49,9 +50,11 @@ SPELLING: tuple[Case, ...] = (
         "redis.url: unknown key; set REDIS_URL in the environment to use a Redis that runs elsewhere"),
     ("a stage that is not there", "stages: {vocoder: {replicas: 1}}", f"stages.vocoder: {NOT_OF_THE_STAGES}"),
     ("a misspelt stage", "stages: {Talkre: {replicas: 1}}", f"stages.Talkre: {NOT_OF_THE_STAGES}; did you mean talker?"),
-    ("a stage of another graph", OTHER_GRAPH, "stages.talker: graph text has no such stage; it has lm"),
+    ("a stage of another graph", OTHER_GRAPH,
+        "stages.talker: graph text has no such stage; it has lm, trainer; did you mean trainer?"),
     ("a misspelt edge", "edges: {code: {credits: 1}}",
-        "edges.code: graph qwen3_omni has no such edge; it has text, thought, codes, audio; did you mean codes?"),
+        "edges.code: graph qwen3_omni has no such edge; it has text, thought, codes, audio, features, trained; "
+        "did you mean codes?"),
     ("a graph that is not there", "graph: qwen3_omi",
         "graph: unknown graph 'qwen3_omi'; use one of qwen3_omni, text; did you mean qwen3_omni?"),
     ("a graph with no similar name", "graph: other", "graph: unknown graph 'other'; use one of qwen3_omni, text"),
@@ -270,6 +273,16 @@ TOGETHER: tuple[Case, ...] = (
     ("a standby of a split stage", "stages: {talker: {standby: 1, split: {}}}",
         "stages.talker.standby: a split stage has no workers of its own; set split.prefill.standby or split.decode.standby "
         "instead"),
+    ("drafts of what draws no tokens", "stages: {talker: {speculation: {drafter: ngram}}}",
+        "stages.talker.speculation.drafter: no drafter guesses the output of talker; set off"),
+    ("drafts on another engine", "stages: {thinker: {engine: vllm, speculation: {drafter: suffix}}}",
+        "stages.thinker.speculation.drafter: drafts are verified by the engine torch, not by vllm; set engine: torch, or off"),
+    ("a draft head that is not named", "stages: {thinker: {speculation: {drafter: eagle3}}}",
+        "stages.thinker.speculation.head: eagle3 guesses with a draft head; name its folder, set training.enabled: true, or "
+        "another drafter"),
+    ("drafts of divided layers",
+        "{graph: text, stages: {lm: {spans: {anchor: 0:13, workers: [14:output]}, speculation: {drafter: ngram}}}}",
+        "stages.lm.speculation.drafter: drafts are not sent to span workers; set off, or remove spans"),
     ("layers of what has none", "stages: {code2wav: {spans: {anchor: 0:output}}}",
         "stages.code2wav.spans: the layers of code2wav cannot be divided; remove spans"),
     ("an anchor with the first layers alone", "{graph: text, stages: {lm: {spans: {anchor: 0:13}}}}",
@@ -307,8 +320,8 @@ YAML: tuple[Case, ...] = (
         "not valid YAML (line 1): sections are nested more than 16 deep; a deployment has four levels"),
 )  # fmt: skip
 
-CASES = (*SPELLING, *VALUES, *TOGETHER, *YAML)
-OF_THE_WHOLE = {"a stage that is not there", "a graph that is not there", *(name for name, _, _ in TOGETHER)}
+CASES = (*SPELLING, *VALUES, *TOGETHER, *TRAINING, *YAML)
+OF_THE_WHOLE = {"a stage that is not there", "a graph that is not there", *(name for name, _, _ in (*TOGETHER, *TRAINING))}
 
 
 @pytest.fixture(autouse=True)
@@ -436,7 +449,7 @@ def test_number_fields_refuse_other_values(key: str, given: str) -> None:
 
 def test_every_rule_is_broken_by_a_case() -> None:
     """A rule without a case could stop refusing without a failing test."""
-    wrong = [FleetConfig.model_validate(parse_yaml(text)) for name, text, _ in (*SPELLING, *TOGETHER) if name in OF_THE_WHOLE]
+    wrong = [FleetConfig.model_validate(parse_yaml(text)) for name, text, _ in CASES if name in OF_THE_WHOLE]
     broken = {next(rule for rule in RULES if any(rule(config))) for config in wrong}
     assert broken == set(RULES)
 

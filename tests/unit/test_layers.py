@@ -13,7 +13,7 @@ from tests.support import REPO, cli_env
 
 OURS = ("fleet", "web")
 CLIENT = "fleet.control.client"
-BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing")
+BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing", "fleet.capture")
 BELOW_ENDPOINTS = (*BELOW_WEB, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
 MEASURING = ("fleet.api_client", "fleet.reporting")
@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.control": ("fleet.core", "fleet.config", "fleet.graphs"),
     CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
     "fleet.transfer": ("fleet.core", "fleet.config"),
-    "fleet.spans": ("fleet.core", "fleet.engine.span_chain"),
+    "fleet.spans": ("fleet.core", "fleet.engine.span_chain", "fleet.transfer"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
     "fleet.engine.torch": (
         "fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.span_chain", "fleet.engine.span_log",
@@ -42,12 +42,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws. A tiny checkpoint is
     # written with the tokenizer that reads it.
     "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch", "fleet.engine.vllm", "fleet.processing.tokenizer"),
+    "fleet.train": ("fleet.core", "fleet.graphs.training", "fleet.engine.base", "fleet.models.eagle3", "fleet.train"),
     "fleet.processing": ("fleet.core", "fleet.config"),
-    "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
+    "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.train", "fleet.processing"),
     "fleet.worker": (
         "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
-        "fleet.models", "fleet.processing", "fleet.spans", "fleet.stages",
+        "fleet.models", "fleet.processing", "fleet.spans", "fleet.stages", "fleet.train.records",
     ),
+    "fleet.capture": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.processing"),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
     "web.ports": BELOW_WEB,
     "web.http": (*BELOW_WEB, "web.ports"),
@@ -86,11 +88,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     # Without a fleet, the measure of layer spans is the anchor and places the span workers.
     "fleet.bench.spans": ("fleet.core", "fleet.config", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
+    "fleet.bench.span_hops_run": ("fleet.reporting", "fleet.spans", "fleet.transfer", "fleet.bench"),
     "fleet.bench.spans_memory": ("fleet.core", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
     "fleet.bench.spans_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.spans", "fleet.stages", "fleet.worker",
                               "fleet.bench"),
     "fleet.bench.spans_recording": ("fleet.core", "fleet.engine.span_chain", "fleet.bench"),
     "fleet.bench.spans_compute": ("fleet.core", "fleet.engine", "fleet.stages.base", "fleet.bench"),
+    # The measure of speculation runs a stage itself, and asks the questions of Pocket's corpus.
+    "fleet.bench.speculation": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", "fleet.pocket.corpus",
+                                *MEASURING, "fleet.bench"),
+    "fleet.bench.speculation_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.stages.base", "fleet.worker",
+                                    "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.bench"),
@@ -101,6 +109,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.chaos.patience": ("fleet.core", "fleet.control"),
     "fleet.chaos.redis_servers": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.chaos.soak_samples": ("fleet.control", "fleet.chaos"),
+    # Conversations are saved by the client of `fleet session`.
+    "fleet.chaos.session_files": (
+        "fleet.core", "fleet.config", "fleet.control", "fleet.worker.peers", "fleet.worker.session_client", "fleet.chaos",
+    ),
     "fleet.cli": OURS,
     "fleet": (),
 }  # fmt: skip
@@ -290,6 +302,7 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/bench/vllm_generate.py": of_extra["vllm"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
         "tests/": of_extra["pocket"] | of_extra["test"],
+        "tests/vllm/": of_extra["vllm"],
     }
 
     def allowed(path: Path) -> set[str]:

@@ -70,6 +70,22 @@ def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams
 
 
 @pytest.mark.parametrize("params", ATTENTION_PARAMS.values(), ids=ATTENTION_PARAMS)
+@pytest.mark.parametrize("num_rows", [2, 4])
+def test_short_extents_of_several_requests_match_the_formula(params: AttentionParams, num_rows: int) -> None:
+    """Requests with contexts of different lengths, each with as many rows, beside a single row and a prompt."""
+    pool = make_pool()
+    tables = [pool.open_table() for _ in range(5)]
+    for table in tables:
+        pool.grow(table, LENGTH)
+    starts = (1, 7, 17, 19, 0)
+    run_fast(pool, [(tables[n], n, 0, starts[n]) for n in range(4)], params)
+    stops = (starts[0] + 1, *(start + num_rows for start in starts[1:4]), LENGTH)
+    parts = [(tables[n], n, starts[n], stops[n]) for n in range(5)]
+    for n, out in enumerate(run_fast(pool, parts, params)):
+        torch.testing.assert_close(out, plain(*states(n), params)[starts[n] : stops[n]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("params", ATTENTION_PARAMS.values(), ids=ATTENTION_PARAMS)
 def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""

@@ -20,7 +20,7 @@ from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.prefix import Prefix
-from fleet.engine.torch.program import Forwarded, StepOutputs
+from fleet.engine.torch.program import Forwarded, ProgramTask, StepOutputs
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling
 from fleet.engine.torch.step_inputs import StepInputs, StepShape
@@ -29,7 +29,7 @@ PREFILL, DECODE = Walk("prefill"), Walk("decode")
 LOOK = AttentionParams(scale=1.0)
 
 
-class CountingTask:
+class CountingTask(ProgramTask):
     """Task whose rows hold their numbers; a draw returns the sum of all rows read through the pages, and appends it as a row."""
 
     def __init__(self, request: EngineRequest) -> None:

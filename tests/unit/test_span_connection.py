@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -172,6 +173,59 @@ def test_closing_with_a_backlog_drops_it(served: ListenerUnderTest) -> None:
     assert connection.backlog_bytes == 0
     assert take_closed(served.arrivals) == CLOSED_HERE
     sock.close()
+
+
+def test_end_of_sending_is_reported_once_for_each_frame_in_order(served: ListenerUnderTest) -> None:
+    """A frame that the kernel takes immediately, and then those of a backlog."""
+    sock, connection = served.connect_raw()
+    sizes, ended = (10, 8 * 2**20, 20, 8 * 2**20), list[int]()
+    connection.send(b"", bytes(sizes[0]), when_sent=lambda: ended.append(0))
+    assert ended == [0]
+    for number in (1, 2, 3):
+        connection.send(b"", bytes(sizes[number]), when_sent=lambda number=number: ended.append(number))
+    assert ended == [0] and connection.backlog_bytes
+    with sock, sock.makefile("rb") as stream:
+        stream.read(sum(sizes) + len(sizes) * PREFIX.size)
+        wait_until(lambda: len(ended) == len(sizes), "the end of sending")
+        assert ended == [0, 1, 2, 3] and connection.backlog_bytes == 0
+    take_closed(served.arrivals)
+
+
+def test_end_of_sending_is_not_reported_for_dropped_frames(served: ListenerUnderTest) -> None:
+    sock, connection = served.connect_raw()
+    ended = list[int]()
+    connection.send(b"", bytes(64 * 2**20), when_sent=lambda: ended.append(0))
+    connection.close()
+    connection.send(b"late", when_sent=lambda: ended.append(1))
+    assert not ended
+    take_closed(served.arrivals)
+    sock.close()
+
+
+def test_arrivals_count_the_bytes_of_all_connections_closed_ones_included(served: ListenerUnderTest) -> None:
+    arrivals = SpanArrivals()
+    for number in range(3):
+        connection = dial_as(f"dialer-{number}", served.listener.address, arrivals)
+        accepted = served.opened().connection
+        connection.send(b"there", bytes(100 * number))
+        accepted.send(b"back", bytes(7))
+        take_arrivals(arrivals, 1)
+        take_arrivals(served.arrivals, 1)
+        there, back = sum(PREFIX.size + 5 + 100 * each for each in range(number + 1)), (number + 1) * (PREFIX.size + 11)
+        assert arrivals.num_bytes == (back, there) and served.arrivals.num_bytes == (there, back)
+        connection.close()
+        take_closed(served.arrivals)
+        take_closed(arrivals)
+        assert arrivals.num_bytes == (back, there) and served.arrivals.num_bytes == (there, back)
+
+
+def test_frames_have_the_times_of_their_arrivals(pair: SpanPair) -> None:
+    before_s = time.monotonic()
+    pair.dialer.send(b"one")
+    pair.dialer.send(b"two")
+    taken = take_arrivals(pair.acceptor_arrivals, 2)
+    times_s = [arrival.at_s for arrival in taken if isinstance(arrival, FrameReceived)]
+    assert before_s <= times_s[0] <= times_s[1] <= time.monotonic()
 
 
 # Ends

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from fleet.core.span_plan import ModelSizes, PlannedSpan, further_worker_bytes, plan_spans
@@ -108,6 +108,7 @@ def test_head_on_the_anchor_is_counted_there_and_no_worker_has_it(tied: bool) ->
     anchor_is_last=st.booleans(),
     head_on_anchor=st.booleans(),
 )
+@example(layers=[1, 1, 42, 1], budgets=[58, 50], anchor_is_last=False, head_on_anchor=False)
 def test_further_worker_of_the_smallest_budget_makes_the_model_fit_and_no_smaller_one_does(
     layers: list[int], budgets: list[int], anchor_is_last: bool, head_on_anchor: bool
 ) -> None:

@@ -1,12 +1,13 @@
 """Divisions of a stage's layers: mistakes in them, each with its whole message, with and without the checkpoint."""
 
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from fleet.config import FleetConfig, load_config
-from fleet.config.span_rules import problems_of_spans, stages_can_be_divided
+from fleet.config.roles import SPAN, part_role_name
+from fleet.config.span_rules import problems_of_spans
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import GRAPHS, Graph
@@ -41,6 +42,8 @@ MISTAKES = (
         "stages.talker.spans.workers: must be a list, such as [14:output] (got '14:output')"),
     ("no pass in flight", "stages: {talker: {spans: {anchor: 0:13, window: 0}}}",
         "stages.talker.spans.window: must be a whole number from 1 to 64 (got 0)"),
+    ("a negative size of blocks", "stages: {talker: {spans: {anchor: 0:13, nixl_kib: -1}}}",
+        "stages.talker.spans.nixl_kib: must be a whole number from 0 to 1048576 (got -1)"),
     ("layers on an engine that has them whole", "{graph: text, engine: vllm, stages: {lm: {spans: {anchor: 0:output}}}}",
         "stages.lm.spans: the engine vllm cannot divide a model's layers; set engine: torch, or remove spans"),
     ("layers of answers without weights", "{graph: text, engine: fake, stages: {lm: {spans: {anchor: 0:output}}}}",
@@ -54,6 +57,27 @@ MISTAKES = (
         "{graph: text, device: cuda, stages: {lm: {gpu_memory_utilization: 0.6, spans: {anchor: 0:13, workers: [14:output]}}}}",
         "stages.lm.gpu_memory_utilization: workers on cuda:0 have 1.2 of it together (1 x 0.6 lm, 1 x 0.6 lm.span); lower them "
         "to 1 or less, or set another device"),
+    ("an automatic anchor beside given workers", divided("auto", "14:output"),
+        f"{SPANS}.anchor: auto is for automatic spans of workers only; set workers: auto, or write the anchor's span"),
+    ("automatic spans among given ones", divided("0:13", "auto", "20:output"),
+        f"{SPANS}.workers: auto stands for all spans of workers; write workers: auto, or each span (got a list of 2)"),
+    ("a number of workers beside their spans",
+        "{graph: text, stages: {lm: {spans: {anchor: 0:13, workers: [14:output], replicas: 2}}}}",
+        f"{SPANS}.replicas: is for automatic spans only; set workers: auto, or remove it"),
+    ("a memory of workers beside their spans",
+        "{graph: text, stages: {lm: {spans: {anchor: 0:13, workers: [14:output], memory_mib: 2}}}}",
+        f"{SPANS}.memory_mib: is for automatic spans only; set workers: auto, or remove it"),
+    ("an anchor with all layers beside automatic workers",
+        "{graph: text, stages: {lm: {spans: {anchor: 0:output, workers: auto}}}}",
+        f"{SPANS}.workers: the anchor has all layers (0:output); give it fewer, or remove workers"),
+    ("an automatic worker of another form", "{graph: text, stages: {lm: {spans: {workers: automatic}}}}",
+        f"{SPANS}.workers: must be a list, such as [automatic] (got 'automatic')"),
+    ("an output head that the code predictor does not have",
+        "stages: {talker: {spans: {anchor: 0:9, workers: [10:14, 15:output]}}}",
+        "stages.talker.spans.workers.1: 15:output has the output head, which only the anchor of talker can have; write 15:last"),
+    ("a Thinker's layers on an engine that has them whole",
+        "stages: {thinker: {engine: vllm, spans: {anchor: 0:13, workers: [14:output]}}}",
+        "stages.thinker.spans: the engine vllm cannot divide a model's layers; set engine: torch, or remove spans"),
     ("an anchor amid the layers", divided("20:27", "0:19"),
         f"{SPANS}.anchor: 20:27 has neither the embedding nor the output head; an anchor's span must end with the output head "
         "(20:output) or begin with the embedding (0:27)"),
@@ -122,6 +146,33 @@ def test_each_replica_of_an_anchor_has_span_workers_of_its_own() -> None:
     assert (lm.replicas, spans.replicas, spans.standby) == (2, 4, 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "anchor", "of_ten_layers"),
+    [
+        ("auto", "auto", "0:2"),
+        ("{workers: auto}", "auto", "0:2"),
+        ("{workers: [auto], replicas: 3}", "auto", "0:1"),
+        ("{workers: auto, anchor: '7:output', replicas: 3}", "7:output", "7:output"),
+    ],
+)
+def test_automatic_division_has_as_many_span_workers_as_it_says(given: str, anchor: str, of_ten_layers: str) -> None:
+    """An automatic anchor leaves equal shares to one span worker more. The division is the same once it is written and read."""
+    config = load_config(None, ("graph=text", f"stages.lm.spans={given}"))
+    read = FleetConfig.model_validate(config.model_dump(mode="json"))
+    for spans in (config.stage(LM).spans, read.stage(LM).spans):
+        assert spans is not None and spans.is_auto and spans.anchor == anchor and not spans.worker_spans
+        assert spans.of_model(10).anchor == of_ten_layers
+        assert not list(problems_of_spans(LM, spans)) and not list(problems_of_spans(LM, spans, 10))
+    assert config.role("lm.span").replicas == (3 if "replicas" in given else 1)
+
+
+def test_automatic_division_of_a_model_with_too_few_layers_is_refused() -> None:
+    spans = load_config(None, ("graph=text", "stages.lm.spans=auto")).stage(LM).spans
+    assert spans is not None
+    (problem,) = problems_of_spans(LM, spans, 1)
+    assert problem.message == "the anchor has all layers (0:0); give it fewer, or remove workers"
+
+
 def test_span_workers_use_the_devices_after_those_of_the_anchors() -> None:
     devices = "stages.lm.device=['cuda:0', 'cuda:1', 'cuda:2']"
     config = load_config(None, ("graph=text", "stages.lm.spans={anchor: 0:4, workers: [5:9, 10:output]}", devices))
@@ -140,14 +191,12 @@ def test_span_without_quotes_is_text_and_no_number_of_base_60(span: str, tmp_pat
     assert spans is not None and span in spans.workers
 
 
-def test_only_the_anchor_has_the_head_where_a_stage_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, graph = config_of("0:4", "5:9", "10:output"), GRAPHS["text"]
-    assert list(stages_can_be_divided(config)) == []
-    monkeypatch.setitem(GRAPHS, "text", replace(graph, stages=(replace(graph.stages[0], span_head=False),)))
-    (problem,) = stages_can_be_divided(config)
-    assert problem.field == "stages.lm.spans.workers.1"
-    assert problem.message == "10:output has the output head, which only the anchor of lm can have; write 10:last"
-    assert list(stages_can_be_divided(config_of("0:4", "5:9", "10:last"))) == []
+@pytest.mark.parametrize(("stage", "worker"), [("thinker", "10:output"), ("thinker", "10:last"), ("talker", "10:last")])
+def test_stages_of_qwen3_omni_are_divided(stage: str, worker: str) -> None:
+    for anchor, workers in (("0:4", ("5:9", worker)), ("10:output", ("0:4", "5:9"))):
+        spans = f"stages.{stage}.spans={{anchor: {anchor}, workers: [{', '.join(workers)}]}}"
+        roles = {role.name: role for role in load_config(None, (spans,)).roles()}
+        assert roles[part_role_name(StageName(stage), SPAN)].replicas == 2
 
 
 @pytest.mark.parametrize(
@@ -170,6 +219,14 @@ def test_division_of_another_model_is_refused_before_anything_is_loaded(
         with pytest.raises(ConfigError) as caught:
             run_worker(config, role, "redis://127.0.0.1:1", folder)
         assert caught.value.message == f"stages.lm.spans.{message} (checkpoint {folder})"
+
+
+@pytest.mark.parametrize(("stage", "num_layers"), [("thinker", 4), ("talker", 3)])
+def test_division_of_qwen3_omni_is_compared_with_its_own_stage(stage: str, num_layers: int, tiny_checkpoint: Path) -> None:
+    for last, message in ((num_layers - 1, ""), (num_layers, f"{num_layers}, but the model's last layer is {num_layers - 1}")):
+        config = load_config(None, (f"stages.{stage}.spans={{anchor: 0:0, workers: [1:{last}]}}",))
+        with pytest.raises(ConfigError, match=message) if message else nullcontext():
+            check_spans(config, StageName(stage), tiny_checkpoint)
 
 
 @pytest.mark.parametrize(("anchor", "workers"), [("0:1", ("2:output",)), ("2:output", ("0:1",)), ("0:0", ("2:last", "1:1"))])

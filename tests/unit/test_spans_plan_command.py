@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from fleet.cli.deployment import open_deployment
 from fleet.cli.main import app
+from fleet.config.span_rules import problems_of_spans
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size, parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
@@ -23,6 +24,7 @@ from fleet.core.span_buffers import PROCESS_BYTES, PassLimits, buffer_bytes
 from fleet.graphs.text import LM
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.models.checkpoint import INDEX, SINGLE
+from fleet.models.qwen3_omni.full_size import published_config
 from fleet.stages.span_sizes import span_sizes
 from fleet.worker.main import build_options
 from tests.support import REPO
@@ -224,7 +226,9 @@ def test_memory_is_read_in_decimal_and_binary_units(text: str, num_bytes: int) -
 def test_stage_that_cannot_be_divided_is_refused_with_those_that_can() -> None:
     import torch
 
-    with pytest.raises(ConfigError, match="those of .*lm of graph text.* can be"):
+    with pytest.raises(
+        ConfigError, match="those of lm of graph text, thinker of graph qwen3_omni, talker of graph qwen3_omni can be"
+    ):
         span_sizes("text", StageName("other"), Path(), torch.float32, num_positions=1, buffer_bytes=0)
 
 
@@ -279,3 +283,48 @@ def test_damaged_weight_file_is_refused_by_its_name(tmp_path: Path) -> None:
     with (folder / SINGLE).open("r+b") as file:
         file.truncate(1000)
     assert f"{SINGLE} cannot be read" in refusal(folder, memory=["16GiB"]).message
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-Omni's config.json of the published size, as it is downloaded of a name on the model hub, without weights."""
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "config.json").write_text(json.dumps(published_config()))
+    return folder
+
+
+def omni_plan(stage: str, *options: str, memory: Sequence[str], config: str = "qwen3_omni") -> Any:
+    budgets = [argument for each in memory for argument in ("--memory", each)]
+    file = str(REPO / "configs" / f"{config}.yaml")
+    return CliRunner().invoke(app, ["spans", "plan", "--config", file, "--stage", stage, *budgets, *options])
+
+
+@pytest.mark.parametrize("anchor", ["first", "last"])
+@pytest.mark.parametrize(("stage", "num_layers"), [("thinker", 48), ("talker", 20)])
+def test_stages_of_qwen3_omni_are_planned_and_accepted_as_configuration(
+    stage: str, num_layers: int, anchor: str, published: Path, tmp_path: Path
+) -> None:
+    """No span worker of the Talker has the output head."""
+    options = ("--checkpoint", str(published), "--anchor", anchor, "--set", "device=cuda")
+    done = omni_plan(stage, *options, memory=["24GiB"] * 3)
+    assert done.exit_code == 0, done.output
+    file = tmp_path / "fleet.yaml"
+    file.write_text("device: cuda\n" + done.output.partition("Add to the deployment file:\n")[2])
+    config = open_deployment(file, None).config
+    spans = config.stage(StageName(stage)).spans
+    assert (
+        spans is not None
+        and len(spans.workers) == 2
+        and next(problems_of_spans(StageName(stage), spans, num_layers), None) is None
+    )
+    heads = [LayerSpan.parse(each, "workers").has_output for each in spans.workers]
+    assert any(heads) == (stage == "thinker" and anchor == "first")
+    made = json.loads(omni_plan(stage, *options, "--json", memory=["24GiB"] * 3).stdout)
+    assert made["weight_files"] is None and made["num_positions"] >= config.limits.max_prompt_tokens
+    held = sum(each["weight_bytes"] for each in made["spans"])
+    assert (59e9 < held < 64e9) if stage == "thinker" else (6e9 < held < 8e9), held
+
+
+def test_stage_of_qwen3_omni_without_layers_is_refused(published: Path) -> None:
+    error = omni_plan("code2wav", "--checkpoint", str(published), memory=["24GiB"]).exception
+    assert isinstance(error, ConfigError) and error.message.startswith("stage: the layers of code2wav of graph qwen3_omni cannot")

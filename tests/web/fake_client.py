@@ -23,7 +23,9 @@ from fleet.core.request import RequestSpec
 from fleet.core.request_trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.core.telemetry import WorkerView
 from fleet.graphs import Graph
+from fleet.graphs.training import TRAINED
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
+from tests.web.fake_training import FakeTraining
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1920
@@ -61,8 +63,8 @@ class Script:
 
 
 class FakeStream(ClientStream):
-    def __init__(self, client: "FakeClient", spec: RequestSpec) -> None:
-        self.request_id = spec.id
+    def __init__(self, client: "FakeClient", spec: RequestSpec, blob: bytes | None = None) -> None:
+        self.request_id, self.blob = spec.id, blob
         self.aborted: str | None = None
         self.unheard = False
         self.finished = False
@@ -296,6 +298,7 @@ class FakeClient:
     voice: FakeVoice = field(init=False)
     operations: FakeOperations = field(init=False)
     jobs: FakeJobs = field(init=False)
+    training: FakeTraining = field(default_factory=FakeTraining)
 
     def __post_init__(self) -> None:
         self.logins.check_reachable = self.check_reachable
@@ -321,7 +324,7 @@ class FakeClient:
     def start(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
         self.submitted.append((spec, blob))
         self.traces[spec.id] = self._trace(spec)
-        self.streams[spec.id] = FakeStream(self, spec)
+        self.streams[spec.id] = FakeStream(self, spec, blob)
         return self.streams[spec.id]
 
     def spec_of(self, request: RequestId) -> RequestSpec:
@@ -355,7 +358,10 @@ class FakeClient:
         )  # fmt: skip
 
     def chunks_of(self, spec: RequestSpec) -> list[Chunk]:
-        """Chunks of text and audio alternately; the last of each edge is final."""
+        """Chunks of text and audio alternately; the last of each edge is final. A capture is acknowledged."""
+        if spec.outputs == (TRAINED,):
+            numbers = {name: WireTensor(dtype="int64", shape=(1,), data=bytes(8)) for name in ("windows", "version")}
+            return [Chunk(request=spec.id, edge=TRAINED, index=0, epoch=Epoch(1), tensors=numbers, final=True)]
         text = self._text_chunks(spec) if TEXT in spec.outputs else []
         audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
         mixed: list[Chunk] = []

@@ -8,10 +8,11 @@ from typing import TypeVar
 import msgspec
 
 from fleet.control.job_client import JobClient
-from fleet.control.operations import Operations
+from fleet.control.operations import Operations, check_drafter
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.telemetry.index import matches
 from fleet.control.telemetry.logs import checked_entry, says
+from fleet.control.telemetry.workers import drafts_of
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound
@@ -29,6 +30,7 @@ from fleet.core.request_trace import (
     TaskBrief,
     TraceEvent,
 )
+from fleet.core.speculation_figures import OFF, StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     DeadLetterView,
@@ -44,6 +46,7 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
+from fleet.graphs import get_graph
 
 Entry = TypeVar("Entry", LogLine, FeedEntry)
 STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "stop": "leaving"}
@@ -72,6 +75,7 @@ class FakeTelemetry(Telemetry):
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     retried: list[str] = field(default_factory=list[str])
     redelivered: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    chosen_drafters: dict[str, str] = field(default_factory=dict[str, str])
     underruns: int = 0
     check_reachable: Callable[[], None] = lambda: None
     workers_of: Callable[[], list[WorkerView]] = list[WorkerView]
@@ -140,6 +144,15 @@ class FakeTelemetry(Telemetry):
 
     def redis_trouble(self) -> str:
         return self.trouble
+
+    async def drafts(self) -> list[StageDrafts]:
+        self.check_reachable()
+        return [
+            StageDrafts(
+                stage=StageName("thinker"), configured=OFF, chosen=self.chosen_drafters.get("thinker", ""),
+                workers=drafts_of(StageName("thinker"), self.worker_list),
+            )
+        ]  # fmt: skip
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
         self.check_reachable()
@@ -222,6 +235,11 @@ class FakeOperations(Operations):
         )
         return again
 
+    async def choose_drafter(self, stage: str, drafter: str) -> None:
+        self._fleet.check_reachable()
+        check_drafter(get_graph("qwen3_omni"), stage, drafter)
+        self._fleet.chosen_drafters[stage] = drafter
+
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
         self._fleet.check_reachable()
         place = next((n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None)
@@ -280,7 +298,7 @@ class FakeJobs(JobClient):
         self._fleet.check_reachable()
         checked = read_arguments(kind, arguments)
         number = len(self._fleet.job_list) + 1
-        job = Job(id=f"job-{number}", kind=kind, arguments=checked, state="queued", created_us=now_us())
+        job = Job(id=f"job-{number}", kind=kind, arguments=checked.as_json(), state="queued", created_us=now_us())
         self._fleet.job_list.insert(0, job)
         return job
 
@@ -288,7 +306,7 @@ class FakeJobs(JobClient):
         view = await self._find(job)
         if view.state in ("queued", "started"):
             raise Conflict(f"job {job} has not ended", param="job_id")
-        return await self.submit(view.kind, view.arguments.as_json() if view.arguments else {})
+        return await self.submit(view.kind, view.arguments or {})
 
     async def stop(self, job: str) -> None:
         view = await self._find(job)

@@ -24,6 +24,7 @@ from fleet.core.request_trace import (
     TaskTrace,
     TraceEvent,
 )
+from fleet.core.speculation_figures import SpeculationFigures
 from fleet.core.telemetry import (
     SERIES_KEPT_S,
     SERIES_STEP_S,
@@ -253,6 +254,9 @@ def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KVSpan, ...]:
     )
 
 
+DRAFTED = SpeculationFigures(drafter="suffix", num_draws=1000, drafted=(900, 800, 700), accepted=(630, 400, 210))
+
+
 def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) -> list[WorkerView]:
     found: list[WorkerView] = []
     states = ("ready", "draining", "standby")
@@ -288,6 +292,7 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
                 hop_p95_us=1_900,
                 tasks=tuple(TaskRef(request=r, stage=stage) for r in running[:3]),
                 transfer=_worker_transfer(stage, n),
+                speculation=DRAFTED if stage == stages[0] else None,
             )
         )
     gateway = WorkerView(
@@ -413,11 +418,17 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
 def _jobs(now: int) -> list[Job]:
     trace = 'Traceback (most recent call last):\n  File "bench.py", line 3\nRuntimeError: fleet bench ended with status 1'
     return [
-        Job(id="job-4", kind="bench", arguments=BenchArguments(measure="scale"), state="queued", created_us=now - 2_000_000),
+        Job(
+            id="job-4",
+            kind="bench",
+            arguments=BenchArguments(measure="scale").as_json(),
+            state="queued",
+            created_us=now - 2_000_000,
+        ),
         Job(
             id="job-3",
             kind="bench",
-            arguments=BenchArguments(requests=20),
+            arguments=BenchArguments(requests=20).as_json(),
             state="started",
             created_us=now - 60_000_000,
             started_us=now - 50_000_000,
@@ -437,7 +448,7 @@ def _jobs(now: int) -> list[Job]:
         Job(
             id="job-1",
             kind="bench",
-            arguments=BenchArguments(),
+            arguments=BenchArguments().as_json(),
             state="finished",
             files=("report.json", "report.png"),
             created_us=now - 7_200_000_000,

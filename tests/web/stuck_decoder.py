@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from fleet.processing import decoder_pool
+from tests.support import command_line
 
 _TAKES_ALL = "import sys; sys.stdin.buffer.read()"
 _numbers = count()
@@ -21,13 +22,7 @@ class StuckDecoders:
         self.command = (sys.executable, "-c", _TAKES_ALL, mark)
 
     def pids(self) -> list[int]:
-        return [child.pid for child in psutil.Process().children() if self._is_one(child)]
-
-    def _is_one(self, child: psutil.Process) -> bool:
-        try:
-            return tuple(child.cmdline()) == self.command
-        except psutil.NoSuchProcess:  # it ended since, and may wait to be reaped
-            return False
+        return [child.pid for child in psutil.Process().children() if command_line(child) == self.command]
 
 
 @contextmanager

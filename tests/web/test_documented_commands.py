@@ -36,8 +36,8 @@ DOCUMENTS = (
 LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
 FLAGS = (
-    "--all --barge-in --check --engines --gpu --interference --keep --offline --once --read-only --small --spans --too-large "
-    "--transfer --twin --up"
+    "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once --read-only --small --span-hops "
+    "--spans --speculation --too-large --transfer --twin --up"
 ).split()
 """Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -184,6 +184,8 @@ CHECKS = (
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
     Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
     Check(r"fleet spans plan ?.*", parse_fleet, ("tests/unit/test_spans_plan_command.py",)),
+    Check(r"fleet draft ?.*", parse_fleet, ("tests/e2e/test_speculation.py",)),
+    Check(r"fleet train ?.*", parse_fleet, ("tests/e2e/test_training.py",)),
     Check(r"fleet session ?.*", parse_fleet, ("tests/oracle/test_span_sessions.py",)),
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),

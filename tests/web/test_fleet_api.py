@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import StageName
 from tests.web.conftest import ServedGateway
+from tests.web.divided import ANCHOR, ANCHOR_WITH_GAP, GAP, SECOND, STANDS_BY, divided_workers
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.plausible import HOSTILE, busy
+from tests.web.plausible import HOSTILE, busy, worker_id
 
 
 @pytest.fixture
@@ -83,6 +85,19 @@ def test_worker_order_is_sent(gateway: ServedGateway, fleet: FakeTelemetry) -> N
     assert refusal(gateway, "POST", f"/v1/fleet/workers/{worker}/dance") == (404, "not_found", "order")
     assert refusal(gateway, "POST", "/v1/fleet/workers/nobody/drain") == (404, "not_found", "worker_id")
     assert [view["state"] for view in gateway.http.get("/v1/fleet/workers").json()["gone"]] == ["died"]
+
+
+def test_drafter_is_chosen_and_shown(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
+    chosen = gateway.http.post("/v1/fleet/drafters/thinker/ngram").json()
+    assert chosen == {"stage": "thinker", "object": "fleet.drafter", "drafter": "ngram"}
+    (stage,) = gateway.http.get("/v1/fleet/drafters").json()["data"]
+    assert (stage["stage"], stage["configured"], stage["chosen"]) == ("thinker", "off", "ngram")
+    first = stage["workers"][0]
+    assert first["acceptance_length"] == 2.24 and first["figures"]["accepted"] == [630, 400, 210]
+    assert refusal(gateway, "POST", "/v1/fleet/drafters/talker/ngram") == (404, "not_found", "stage")
+    assert refusal(gateway, "POST", "/v1/fleet/drafters/thinker/eagle") == (400, "invalid_value", "drafter")
+    page = gateway.http.get(f"/workers/{first['worker']}").text
+    assert "2.24" in page and "70 % 50 % 30 %" in page
 
 
 def test_dump_order_logs_stack_traces(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
@@ -217,3 +232,18 @@ def test_arbitrary_query_is_answered_or_refused_by_parameter(
     answer = gateway.http.get(f"/v1/fleet/{path}", params=query)
     assert answer.status_code in (200, 400)
     assert answer.status_code == 200 or answer.json()["error"]["param"] in query
+
+
+def test_routes_of_divided_models_are_listed(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
+    assert gateway.http.get("/v1/fleet/routes").json() == {"routes": [], "unused": []}
+    fleet.worker_list += divided_workers(StageName("thinker"))
+    listed = gateway.http.get("/v1/fleet/routes").json()
+    assert [route["anchor"] for route in listed["routes"]] == [worker_id("thinker", n) for n in (ANCHOR, ANCHOR_WITH_GAP)]
+    assert [(hop["span"], hop["share"]) for hop in listed["routes"][0]["hops"]] == [
+        ("0:3", 12.2),
+        ("4:11", 25.6),
+        ("12:output", 56.7),
+    ]
+    slowest = listed["routes"][0]["hops"][2]
+    assert slowest["worker"] == worker_id("thinker.span", SECOND) and slowest["computes_most"]
+    assert listed["routes"][1]["gap"] == GAP and listed["unused"][0]["worker"] == worker_id("thinker.span", STANDS_BY)

@@ -2,10 +2,11 @@
 
 import pytest
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, StageName
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway
-from tests.web.plausible import busy
+from tests.web.divided import ANCHOR, FIRST, STANDS_BY, divided_workers
+from tests.web.plausible import busy, worker_id
 from web.gateway import playback_reports
 from web.gateway.metrics import PlaybackContinuity
 from web.gateway.playback_reports import PlaybackReports
@@ -59,3 +60,43 @@ def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Se
         f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} {float(talker.running)}',
     ):
         assert line in lines, line
+
+
+def test_metrics_list_drafts_by_worker_and_position(gateway: ServedGateway) -> None:
+    reported = busy(gateway.client.graph)
+    gateway.client.show(reported)
+    lines = gateway.http.get("/metrics").text.splitlines()
+    drafting = next(view for view in reported.worker_list if view.speculation is not None)
+    own = f'role="thinker",worker="{drafting.id}"'
+    for line in (
+        f'fleet_draft_passes_total{{drafter="suffix",{own}}} 1000.0',
+        f'fleet_draft_tokens_total{{drafter="suffix",position="1",{own}}} 900.0',
+        f'fleet_draft_accepted_tokens_total{{drafter="suffix",position="3",{own}}} 210.0',
+    ):
+        assert line in lines, line
+
+
+def test_metrics_list_passes_of_divided_models_by_role_and_worker(gateway: ServedGateway) -> None:
+    reported = busy(gateway.client.graph)
+    reported.worker_list += divided_workers(StageName("thinker"))
+    gateway.client.show(reported)
+    lines = gateway.http.get("/metrics").text.splitlines()
+    first = f'role="thinker.span",worker="{worker_id("thinker.span", FIRST)}"'
+    anchor = f'role="thinker",worker="{worker_id("thinker", ANCHOR)}"'
+    for line in (
+        f"fleet_span_passes_total{{{first}}} 12000.0",
+        f"fleet_span_rows_total{{{first}}} 61500.0",
+        f'fleet_span_seconds_total{{phase="compute",{first}}} 22.8',
+        f'fleet_span_seconds_total{{phase="wait",{first}}} 3.6',
+        f'fleet_span_seconds_total{{phase="send",{first}}} 1.2',
+        f"fleet_span_pass_seconds_total{{{anchor}}} 108.0",
+        f'fleet_span_bytes_total{{direction="received",{first}}} 3.1e+08',
+        f'fleet_span_bytes_total{{direction="sent",{first}}} 6.2e+08',
+        f"fleet_span_weight_bytes{{{first}}} 1.5e+09",
+        f'fleet_span_passes_total{{role="thinker.span",worker="{worker_id("thinker.span", STANDS_BY)}"}} 0.0',
+        'fleet_span_unused{role="thinker.span"} 2.0',
+    ):
+        assert line in lines, line
+    assert not any(line.startswith("fleet_span_pass_seconds_total") and first in line for line in lines)
+    gateway.client.show(busy(gateway.client.graph))
+    assert "fleet_span_passes_total{" not in gateway.http.get("/metrics").text

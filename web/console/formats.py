@@ -16,6 +16,11 @@ def ms(value: float | None) -> str:
     return f"{value:.0f} ms" if value < 10_000 else seconds(value / 1000)
 
 
+def us(value: float | None) -> str:
+    """Format microseconds."""
+    return f"{value:.0f} µs" if value is not None and value < 1000 else ms(None if value is None else value / 1000)
+
+
 def seconds(value: float | None) -> str:
     if value is None:
         return NOTHING
@@ -81,5 +86,5 @@ def _moment(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1e6, UTC)
 
 
-FILTERS: tuple[Callable[..., str], ...] = (ms, seconds, size, count, rate, ratio, percent, clock, stamp)
+FILTERS: tuple[Callable[..., str], ...] = (ms, us, seconds, size, count, rate, ratio, percent, clock, stamp)
 """The Jinja filters; templates use them by their function names."""

@@ -13,6 +13,7 @@ from web.console.pages.queues import QueuesPage
 from web.console.pages.request import OneRequestPage
 from web.console.pages.requests import RequestsPage
 from web.console.pages.sessions import SessionsPage
+from web.console.pages.training import TrainingPage
 from web.console.pages.transfers import TransfersPage
 from web.console.pages.voice import PipelineStatusEvents, VoicePage
 from web.console.pages.workers import OneWorkerPage, WorkersPage
@@ -24,8 +25,9 @@ from web.gateway.gateway import Gateway
 def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:
     requests = RequestsPage(gateway)
     workers = (WorkersPage(gateway), OneWorkerPage(gateway), QueuesPage(gateway), TransfersPage(gateway))
+    training = TrainingPage(gateway)
     others = (OverviewPage(gateway), OneRequestPage(gateway), SessionsPage(gateway), JobsPage(gateway), LogsPage(gateway))
-    live = LivePages(gateway, templates, (requests, *workers, *others))
+    live = LivePages(gateway, templates, (requests, *workers, training, *others))
     return [
         Route("/", VoicePage(gateway, templates).show),
         Route("/console/events", PipelineStatusEvents(gateway, templates)),

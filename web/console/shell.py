@@ -14,6 +14,7 @@ NAV = (
     ("workers", "/workers", "Workers"),
     ("queues", "/queues", "Queues"),
     ("transfers", "/transfers", "Transfers"),
+    ("training", "/training", "Training"),
     ("sessions", "/sessions", "Sessions"),
     ("jobs", "/jobs", "Jobs"),
     ("logs", "/logs", "Logs"),

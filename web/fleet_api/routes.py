@@ -4,7 +4,7 @@ Knows no stage and no page.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from starlette.requests import Request
@@ -13,8 +13,10 @@ from starlette.routing import BaseRoute, Route
 
 from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName
-from fleet.core.jobs import EXAMPLE, REPORT_FILES, BenchArguments
+from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.core.request_trace import STATES, RequestFilter, RequestRow
+from fleet.core.span_routes import routes_of
+from fleet.core.speculation_figures import StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     WORKER_ORDERS,
@@ -29,6 +31,7 @@ from fleet.core.telemetry import (
 )
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.request_detail import read_logs_without_audio, read_request_detail, request_not_found, wav_of
+from web.fleet_api.training import TrainingApi
 from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
@@ -106,6 +109,19 @@ class WorkerOrderResult(msgspec.Struct, frozen=True, kw_only=True):
     order: str
 
 
+class DraftsList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: Sequence[StageDrafts]
+
+
+class DrafterResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The stage's workers use the drafter within a second; running answers continue."""
+
+    stage: str
+    object: str = "fleet.drafter"
+    drafter: str
+
+
 class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The task will be granted again; the trace of its request shows the new worker."""
 
@@ -121,10 +137,10 @@ class DeletionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/fleet/jobs."""
+    """POST /v1/fleet/jobs. `arguments`: as of `fleet jobs submit`, by the kind."""
 
-    kind: Literal["bench"]
-    arguments: BenchArguments = BenchArguments()
+    kind: Literal["bench", "train"]
+    arguments: dict[str, Any] = {}
 
 
 class FleetApi:
@@ -145,11 +161,15 @@ class FleetApi:
             Route(f"{root}/requests/{{request_id}}/tasks/{{stage}}/redeliver", self.redeliver, methods=["POST"]),
             Route(f"{root}/workers", self.workers),
             Route(f"{root}/workers/{{worker_id}}/{{order}}", self.order_worker, methods=["POST"]),
+            Route(f"{root}/drafters", self.drafters),
+            Route(f"{root}/drafters/{{stage}}/{{drafter}}", self.choose_drafter, methods=["POST"]),
+            *TrainingApi(self._gateway).routes(root),
             Route(f"{root}/queues", self.queues),
             Route(f"{root}/dead-letters", self.dead_letters),
             Route(f"{root}/dead-letters/{{request_id}}/retry", self.retry_dead_letter, methods=["POST"]),
             Route(f"{root}/dead-letters/{{request_id}}", self.drop_dead_letter, methods=["DELETE"]),
             Route(f"{root}/transfers", self.transfers),
+            Route(f"{root}/routes", self.span_routes),
             Route(f"{root}/series", self.series),
             Route(f"{root}/logs", self.logs),
             Route(f"{root}/jobs", self.jobs, methods=["GET"]),
@@ -224,6 +244,14 @@ class FleetApi:
         await self._client.operations.order_worker(worker, order)
         return json_response(WorkerOrderResult(id=worker, order=order))
 
+    async def drafters(self, _request: Request) -> Response:
+        return json_response(DraftsList(data=await self._client.telemetry.drafts()))
+
+    async def choose_drafter(self, request: Request) -> Response:
+        stage, drafter = str(request.path_params["stage"]), str(request.path_params["drafter"])
+        await self._client.operations.choose_drafter(stage, drafter)
+        return json_response(DrafterResult(stage=stage, drafter=drafter))
+
     async def queues(self, _request: Request) -> Response:
         return json_response(QueueList(data=await self._client.telemetry.queues()))
 
@@ -242,6 +270,9 @@ class FleetApi:
 
     async def transfers(self, _request: Request) -> Response:
         return json_response(await self._client.telemetry.transfers())
+
+    async def span_routes(self, _request: Request) -> Response:
+        return json_response(routes_of(await self._client.telemetry.workers()))
 
     async def series(self, _request: Request) -> Response:
         return json_response(SeriesList(data=await self._client.telemetry.series()))

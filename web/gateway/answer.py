@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -102,7 +102,7 @@ class AnswerStream:
     when `is_stalled` returns True (the client was disconnected for not reading), the request continues and can be resumed.
 
     The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the samples before trimming.
-    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`.
+    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`. `on_complete` gets the answer's tokens.
     """
 
     def __init__(
@@ -117,16 +117,17 @@ class AnswerStream:
         closing: asyncio.Event,
         num_cached: Callable[[RequestSpec], Awaitable[int]],
         max_leading_silence_ms: int | None,
+        on_complete: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
         self.spec = spec
+        self._on_complete = on_complete
         self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
         self.first_audio_at: float | None = None
         self._silence = LeadingSilenceTrimmer(frontend.sample_rate_hz, max_leading_silence_ms)
-        self._num_text_tokens = 0
+        self._text_ids: list[int] = []
         self._num_cached = 0
         self._read_num_cached = num_cached
-        self._last_id: int | None = None
         self._main = main
         self._stream = stream
         self._edges = edges
@@ -187,6 +188,11 @@ class AnswerStream:
         self._metrics.cached_tokens.inc(self._num_cached)
         self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
         self._metrics.answer_tokens.inc(self._num_text_tokens)
+        self._on_complete(self._text_ids)
+
+    @property
+    def _num_text_tokens(self) -> int:
+        return len(self._text_ids)
 
     @property
     def num_trimmed(self) -> int:
@@ -197,7 +203,7 @@ class AnswerStream:
     def finish_reason(self) -> str:
         """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
         cut = self._num_text_tokens >= self._main.max_tokens
-        ended = self._trimmer.stopped or self._last_id in self._frontend.end_ids()
+        ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._frontend.end_ids())
         return "length" if cut and not ended else "stop"
 
     @property
@@ -244,9 +250,7 @@ class AnswerStream:
     def _text_pieces(self, chunk: Chunk) -> list[Piece]:
         ids = [int(token) for token in _array(chunk, "ids", "<i4")]
         num_unchecked = max(0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens)
-        self._num_text_tokens += len(ids)
-        if ids:
-            self._last_id = ids[-1]
+        self._text_ids += ids
         # as in the stage, stop strings end the text only in generated tokens, and only after `min_tokens`
         unchecked, checked = ids[:num_unchecked], ids[num_unchecked:]
         text = self._detokenizer.add(unchecked) + self._trimmer.add(self._detokenizer.add(checked))

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
 from web.gateway.answer import AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
+from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
@@ -74,7 +76,8 @@ class Gateway:
         """Set at shutdown: endless streams end, and unfinished answers can be resumed at another gateway."""
         self.audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
-        self._main = next(stage.name for stage in self.graph.stages if stage.main)
+        self._main = self.graph.main_stage.name
+        self.captures = LiveCaptures(client, config)
 
     @property
     def speaks(self) -> bool:
@@ -177,6 +180,7 @@ class Gateway:
             closing=self.closing,
             num_cached=self._num_cached,
             max_leading_silence_ms=int(silence_ms) if silence_ms is not None else None,
+            on_complete=partial(self.captures.offer, spec, stream.blob),
         )
 
     async def _num_cached(self, spec: RequestSpec) -> int:
@@ -252,7 +256,10 @@ MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_lead
 def reply_of(body: ChatOptions) -> dict[str, str]:
     """Options of the answer's shape, as stored with the request: a key is present or absent."""
     options = body.stream_options or StreamOptions()
-    wanted = {MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers}
+    wanted = {
+        MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers,
+        NO_STORE: body.store is False,
+    }  # fmt: skip
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted}
 
 

@@ -5,6 +5,7 @@ audio_duration, audio_frames, audio_underrun, audio_continuity_ok, num_requests_
 e2e_request_latency). Underruns and real-time factors also go to the fleet's time series.
 """
 
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from fleet.core.hops import BOUNDS_US
 from fleet.core.ids import stage_of
+from fleet.core.span_routes import routes_of
 from fleet.core.telemetry import EdgeTransfer, RoleView, Transfers, WorkerView
 from web.ports import FleetPort
 
@@ -82,6 +84,63 @@ class TransferMetrics:
         yield from (pulls, num_bytes, failures, in_flight, seconds)
 
 
+class SpanMetrics:
+    """Passes of the processes of divided models: a collector, since each process counts its own."""
+
+    def __init__(self) -> None:
+        self.workers: Sequence[WorkerView] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["role", "worker"]
+        passes = CounterMetricFamily("fleet_span_passes", "Passes of a divided model that the worker computed.", labels=labels)
+        rows = CounterMetricFamily("fleet_span_rows", "Rows of these passes.", labels=labels)
+        seconds = CounterMetricFamily(
+            "fleet_span_seconds", "Time of these passes in the worker: compute, wait or send.", labels=[*labels, "phase"]
+        )
+        whole = CounterMetricFamily("fleet_span_pass_seconds", "Time from the beginning of passes to their ends.", labels=labels)
+        num_bytes = CounterMetricFamily(
+            "fleet_span_bytes", "Bytes on the worker's connections: received or sent.", labels=[*labels, "direction"]
+        )
+        weights = GaugeMetricFamily("fleet_span_weight_bytes", "Bytes of the weights of the worker's layers.", labels=labels)
+        unused = GaugeMetricFamily("fleet_span_unused", "Span workers in no route.", labels=["role"])
+        for view, part in [(view, view.part) for view in self.workers if view.part is not None]:
+            own, figures, total = [view.role, view.id], part.figures, part.figures.total
+            passes.add_metric(own, total.num_passes)
+            rows.add_metric(own, total.num_rows)
+            for phase, spent_us in (("compute", total.computed_us), ("wait", total.waited_us), ("send", total.sent_us)):
+                seconds.add_metric([*own, phase], spent_us / 1e6)
+            if part.is_anchor:
+                whole.add_metric(own, total.took_us / 1e6)
+            num_bytes.add_metric([*own, "received"], figures.received_bytes)
+            num_bytes.add_metric([*own, "sent"], figures.sent_bytes)
+            weights.add_metric(own, figures.weight_bytes)
+        roles = {view.role: 0 for view in self.workers if view.part is not None and not view.part.is_anchor}
+        for role, count in (roles | Counts(free.role for free in routes_of(self.workers).unused)).items():
+            unused.add_metric([role], count)
+        yield from (passes, rows, seconds, whole, num_bytes, weights, unused)
+
+
+class DraftMetrics:
+    """Guessed tokens that workers verified: a collector, since each worker counts its own."""
+
+    def __init__(self) -> None:
+        self.workers: Sequence[WorkerView] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["role", "worker", "drafter"]
+        draws = CounterMetricFamily("fleet_draft_passes", "Passes of requests that ended in draws, each counted.", labels=labels)
+        labels = [*labels, "position"]
+        drafted = CounterMetricFamily("fleet_draft_tokens", "Guessed tokens that were verified, by position.", labels=labels)
+        accepted = CounterMetricFamily("fleet_draft_accepted_tokens", "Those that were drawn, by position.", labels=labels)
+        for view, figures in [(view, view.speculation) for view in self.workers if view.speculation is not None]:
+            own = [view.role, view.id, figures.drafter]
+            draws.add_metric(own, figures.num_draws)
+            for position, (asked, drawn) in enumerate(zip(figures.drafted, figures.accepted, strict=True), start=1):
+                drafted.add_metric([*own, str(position)], asked)
+                accepted.add_metric([*own, str(position)], drawn)
+        yield from (draws, drafted, accepted)
+
+
 def _histogram_of(edge: EdgeTransfer) -> tuple[list[tuple[str, float]], float]:
     """Cumulative counts, at every `BUCKET_STEP`th of the bounds that workers count by, and the sum. Units: seconds."""
     bounds_s = [bound / 1e6 for bound in BOUNDS_US]
@@ -140,7 +199,10 @@ class Metrics:
         )
         self._role_gauges = {name: self._gauge(f"role_{name}", text, "role") for name, text in ROLE_GAUGES.items()}
         self._transfers = TransferMetrics()
+        self._spans, self._drafts = SpanMetrics(), DraftMetrics()
         self.registry.register(self._transfers)
+        self.registry.register(self._spans)
+        self.registry.register(self._drafts)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"fleet_{name}", text, labels, registry=self.registry)
@@ -152,7 +214,8 @@ class Metrics:
         return Histogram(f"fleet_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def set_workers(self, workers: Sequence[WorkerView], roles: Sequence[RoleView]) -> None:
-        """Replace the gauges of all workers; those of absent workers are removed."""
+        """Replace the metrics of all workers; those of absent workers are removed."""
+        self._spans.workers = self._drafts.workers = workers
         for gauge in (self.workers, self._running, self._waiting):
             gauge.clear()
         for view in workers:

@@ -204,7 +204,8 @@ StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FI
 class ChatOptions(SamplingFields):
     """Options of a chat beside its messages. `fleet` sets the sampling of single stages, by the graph's stage names.
 
-    `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with the previous turn.
+    `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with the previous turn. With
+    `store` false nothing is trained on the answer.
     """
 
     model: str
@@ -215,6 +216,7 @@ class ChatOptions(SamplingFields):
     max_completion_tokens: MaxTokens | None = None
     prompt_cache_key: CacheKey | None = None
     fleet: StageSections | None = None
+    store: bool | None = None
 
     @property
     def wants(self) -> tuple[Modality, ...]:
@@ -235,7 +237,6 @@ class ChatBody(ChatOptions):
     response_format: dict[str, object] | None = None
     user: str | None = None
     metadata: dict[str, object] | None = None
-    store: bool | None = None
 
     def ignored(self) -> list[str]:
         """Names of the fields in this request that have no effect."""

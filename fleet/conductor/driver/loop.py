@@ -73,8 +73,8 @@ class Driver:
 
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
-        driven = {s.name for s in graph.stages if self.config.transition_source_of(s.name) == "conductor"}
-        first = {stage.name: self.config.roles_of(stage.name)[0].name for stage in graph.stages}
+        driven = {s.name for s in graph.all_stages if self.config.transition_source_of(s.name) == "conductor"}
+        first = {stage.name: self.config.roles_of(stage.name)[0].name for stage in graph.all_stages}
         return ConductorState(conductor_driven=frozenset(driven), first_roles=first)
 
     def run(self) -> None:

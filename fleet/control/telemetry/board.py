@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import answer_of, run_async, stream_entries, text, unreachable
+from fleet.control.connect import Reply, answer_of, pairs, run_async, stream_entries, text, unreachable
 from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
@@ -19,13 +19,14 @@ from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, 
 from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
-from fleet.control.telemetry.workers import read_gaps, read_hops, read_load, read_pulls, read_workers, transfers_of
+from fleet.control.telemetry.workers import drafts_of, read_gaps, read_hops, read_load, read_pulls, read_workers, transfers_of
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName, RequestId, RoleName
 from fleet.core.pulls import KV, PullCounts
 from fleet.core.request_trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
+from fleet.core.speculation_figures import StageDrafts
 from fleet.core.telemetry import (
     DeadLetterView,
     FeedEntry,
@@ -112,6 +113,19 @@ class Telemetry:
         """Return workers by role, then gateways; `with_gone`: then those that ended in the last minutes, the latest first."""
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
 
+    async def drafts(self) -> list[StageDrafts]:
+        """Return the stages whose drafts are verified, and their workers' figures."""
+        chosen = pairs(cast("Reply", await answer_of(self._redis.hgetall(keys.DRAFTERS))))
+        workers = await self.workers()
+        return [
+            StageDrafts(
+                stage=stage.name, configured=self._config.stage(stage.name).speculation.drafter,
+                chosen=text(chosen.get(stage.name)), workers=drafts_of(stage.name, workers),
+            )
+            for stage in self._graph.stages
+            if stage.verifies_drafts
+        ]  # fmt: skip
+
     async def roles(self) -> list[RoleView]:
         """Return the roles of the deployment, then any other that is served."""
         roles, gaps = await answer_of(read_roles(self._redis, self._role_names())), await self._gaps()
@@ -127,10 +141,10 @@ class Telemetry:
         return found
 
     async def missing_roles(self) -> list[RoleName]:
-        """Return the roles of the deployment without a live worker that accepts tasks, even if one is starting; and roles of span
-        workers that have too few.
+        """Return the roles that answers need and that have no live worker that accepts tasks, even if one is starting; and roles
+        of span workers that have too few.
         """
-        names, gaps = self._role_names(), await self._gaps()
+        names, gaps = [role.name for role in self._config.roles() if not role.optional], await self._gaps()
         seconds, micros = await answer_of(self._redis.time())
         pipe = self._redis.pipeline(transaction=False)
         for name in names:

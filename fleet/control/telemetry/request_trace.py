@@ -52,7 +52,9 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
 async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
     """Read the time of each stage's first chunk, on its edge to the client or, without one, on its first edge."""
     main = next(stage.name for stage in graph.stages if stage.main)
-    outputs = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
+    outputs = {
+        stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.all_stages
+    }
     stages: list[StageName] = [stage for stage, edges in outputs.items() if edges]
     pipe = client.pipeline(transaction=False)
     pipe.hget(keys.task(request, main), "claimed_us")

@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import redis.asyncio
 
 from fleet.control import keys
 from fleet.control.connect import number, pairs, slices, text
 from fleet.core.hops import HopCounts, decode_hops
-from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.core.pulls import PullCounts, decode_pulls
+from fleet.core.span_figures import SpanFigures, SpanPart, decode_figures
+from fleet.core.speculation_figures import WorkerDrafts, decode_speculation
 from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 
 Fields = Mapping[str, bytes]
@@ -102,6 +105,34 @@ def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = No
         hop_p95_us=hops.percentile_us(95),
         tasks=tuple(TaskRef(request=RequestId(request), stage=StageName(stage)) for request, _, stage in tasks),
         transfer=_transfer(worker, fields),
+        part=_part(fields),
+        speculation=decode_speculation(text(fields.get("speculation"))),
+    )
+
+
+def drafts_of(stage: StageName, workers: Sequence[WorkerView]) -> tuple[WorkerDrafts, ...]:
+    """Return the drafts of the stage's workers."""
+    return tuple(
+        WorkerDrafts(worker=view.id, acceptance_length=view.speculation.acceptance_length, figures=view.speculation)
+        for view in workers
+        if view.role and stage_of(RoleName(view.role)) == stage and view.speculation is not None
+    )
+
+
+def _part(fields: Fields) -> SpanPart | None:
+    is_anchor = "worker_spans" in fields
+    if not is_anchor and "span_address" not in fields:
+        return None
+    route = cast("list[tuple[str, str]]", msgspec.json.decode(fields.get("route") or b"[]"))
+    configured = text(fields.get("worker_spans"))
+    return SpanPart(
+        is_anchor=is_anchor,
+        span=text(fields.get("span")),
+        anchor=text(fields.get("anchor")),
+        worker_spans=tuple(span for _, span in route) or tuple(configured.split(",") if configured else ()),
+        hops=tuple(WorkerId(worker) for worker, _ in route),
+        gap=text(fields.get("gap")),
+        figures=decode_figures(text(fields.get("span_figures"))) or SpanFigures(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -10,7 +11,7 @@ from fleet.core.errors import EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
-from fleet.engine.torch.program import GraphTask
+from fleet.engine.torch.program import DraftedTask, GraphTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
@@ -20,11 +21,12 @@ DECODE = Walk("decode")
 class TokenAnswer:
     """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the other penalties the answer only.
 
-    `ids`: the tokens drawn; `replayed`: outputs of the request's history, to be returned once the prompt's rows are computed.
+    `ids`: the tokens drawn, after `prompt_ids`; `replayed`: outputs of the request's history, to be returned
+    once the prompt's rows are computed.
     """
 
     def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
-        self._request, self._end_ids, self._salt = request, end_ids, salt
+        self._request, self._end_ids, self._salt, self.prompt_ids = request, end_ids, salt, prompt_ids
         self._counts = TokenCounts(prompt_ids)
         self.ids: list[int] = []
         self.ended = False
@@ -38,11 +40,20 @@ class TokenAnswer:
         replayed, self.replayed = self.replayed, []
         return replayed
 
-    def next_draw(self) -> RowSampling:
-        sampling = self._request.sampling
-        key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
-        banned = frozenset[int]() if sampling.may_end(len(self.ids)) else self._end_ids
-        return RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
+    @property
+    def num_left(self) -> int:
+        """The most tokens that may still be drawn."""
+        return 0 if self.ended else self._request.sampling.max_tokens - len(self.ids)
+
+    def next_draw(self, drafts: Sequence[int] = ()) -> RowSampling:
+        """Return the parameters of the draw that follows `drafts`, tokens that are assumed to be drawn before it."""
+        sampling, number = self._request.sampling, len(self.ids) + len(drafts)
+        key = noise_key(sampling.seed, self._salt, 0, number)
+        banned = frozenset[int]() if sampling.may_end(number) else self._end_ids
+        row = RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
+        if drafts and row.penalised:
+            return msgspec.structs.replace(row, counts=self._counts.followed_by(drafts))
+        return row
 
     def record_draw(self, token: int) -> EngineOutput:
         """Record a draw and return its output: `final` at the end token or the length limit, an error for non-finite logits."""
@@ -62,7 +73,7 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
-class AnsweringTask(GraphTask):
+class AnsweringTask(GraphTask, DraftedTask):
     """Base of a task that answers in tokens. `answer` is set with the prompt."""
 
     def __init__(self) -> None:
@@ -81,9 +92,21 @@ class AnsweringTask(GraphTask):
     def num_drawn(self) -> int:
         return len(self.answer.ids) if self.answer is not None else 0
 
-    def next_draw(self) -> RowSampling:
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        return self.answer.prompt_ids if self.answer is not None else ()
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        return self.answer.ids if self.answer is not None else ()
+
+    @property
+    def most_drafts(self) -> int:
+        return self.answer.num_left - 1 if self.answer is not None else 0
+
+    def next_draw(self, drafts: Sequence[int] = ()) -> RowSampling:
         assert self.answer is not None, "a draw before the prompt"
-        return self.answer.next_draw()
+        return self.answer.next_draw(drafts)
 
     def record_draw(self, token: int, row_1H: Tensor) -> EngineOutput:
         """Record a draw and the row of the drawn token, and return the output."""
@@ -109,3 +132,40 @@ def draw_answers(
 def record_answers(tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
     """Record a drawn token, and its row, of each task."""
     return [(task.record_draw(token, row_1H),) for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)]
+
+
+def draw_drafted(
+    tasks: Sequence[AnsweringTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor, embed: Callable[[Tensor], Tensor],
+    *, one_by_one: bool,
+) -> Sequence[Sequence[EngineOutput]]:  # fmt: skip
+    """Draw for each task the token after its last known one, and after each of its drafts; record them up to the first that is
+    not the draft at its place.
+
+    Each draw has the parameters, counts and noise of its index, so the answer is the one without drafts. Shapes: R rows of
+    logits, for each task one more than it has drafts.
+    """
+    rows = [
+        task.next_draw(guessed[:number])
+        for task, guessed in zip(tasks, drafts, strict=True)
+        for number in range(len(guessed) + 1)
+    ]
+    tokens_R = draw(logits_RV, rows, one_by_one=one_by_one)
+    embedded_RH, tokens = embed(tokens_R.clamp(min=0)), tokens_R.tolist()
+    outputs: list[Sequence[EngineOutput]] = []
+    first = 0
+    for task, guessed in zip(tasks, drafts, strict=True):
+        stop = first + len(guessed) + 1
+        outputs.append(_record_drafted(task, guessed, tokens[first:stop], embedded_RH[first:stop]))
+        first = stop
+    return outputs
+
+
+def _record_drafted(
+    task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor
+) -> Sequence[EngineOutput]:  # fmt: skip
+    outputs: list[EngineOutput] = []
+    for token, draft, row_1H in zip(tokens, (*drafts, None), rows_RH.split(1), strict=True):
+        outputs.append(task.record_draw(token, row_1H))
+        if outputs[-1].final or token != draft:
+            break
+    return outputs

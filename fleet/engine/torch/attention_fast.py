@@ -1,11 +1,13 @@
-"""Attention for throughput: all decode rows in one call, each prompt extent in one call. Results vary with the batch.
+"""Attention for throughput: decode rows of all requests, and drafts beside them, in one call, each prompt extent in one call.
+Results vary with the batch.
 
-Legend: N rows, D single rows of a request (decode), h query heads, k key/value heads, g = h / k, d head size,
+Legend: N rows, D short extents, r rows of each, h query heads, k key/value heads, g = h / k, q = g x r, d head size,
 L longest context, P pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
+
+SHORT_ROWS = 16
+"""Rows up to which the extents of several requests are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,53 +40,68 @@ class _PromptRows:
         return self.masks[window]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShortRows:
+    """Extents of `num_rows` rows each, from row `first` of the pass on. `contexts`: positions up to the end of each extent.
+
+    Shapes: `pages_DP` is flattened, `contexts_D` are the contexts as a tensor.
+    """
+
+    first: int
+    num_rows: int
+    contexts: Sequence[int]
+    pages_DP: Tensor
+    contexts_D: Tensor
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict[int | None, Tensor | None])
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.contexts) * self.num_rows
+
+    def seen(self, window: int | None) -> Tensor | None:
+        """Return the attention mask, bool [D, rows, L], or None if every row attends to everything."""
+        longest = max(self.contexts)
+        if self.num_rows == 1 and min(self.contexts) == longest and (window is None or longest <= window):
+            return None
+        if window not in self.masks:
+            at_L = torch.arange(longest, device=self.contexts_D.device)
+            own_Dr1 = self.contexts_D[:, None, None] + torch.arange(-self.num_rows, 0, device=at_L.device)[:, None]
+            seen_DrL = at_L <= own_Dr1
+            self.masks[window] = seen_DrL if window is None else seen_DrL & (at_L > own_Dr1 - window)
+        return self.masks[window]
+
+
 class FastLayout:
-    """Layout of a pass; extents of a single row must come first and are computed together."""
+    """Layout of a pass. Consecutive extents with the same number of rows, at most `SHORT_ROWS`, are computed together."""
 
     def __init__(self, pool: KVPool, extents: Sequence[Extent]) -> None:
         device = pool.data.device
         self._pool = pool
         self.positions = index_tensor(positions_of(extents), device)
         self._slots_N = index_tensor(slots_of(extents, pool), device)
-        single = [extent for extent in extents if extent.num_rows == 1]
-        self._num_single = len(single)
-        self._contexts = [extent.stop for extent in single]
-        if single:
-            num_pages = max(pool.pages_for(extent.stop) for extent in single)
-            padded = [_padded(extent.table.pages, num_pages, pool.scratch_page) for extent in single]
-            self._pages_DP = index_tensor(padded, device).flatten()
-            self._contexts_D = index_tensor(self._contexts, device)
-        self._spans = list(_spans(extents[self._num_single :], self._num_single, pool))
-        self._masks: dict[int | None, Tensor | None] = {}
+        self._parts = list(_parts(extents, pool))
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
-        outs = [self._single(layer, q_Nhd[: self._num_single], params)] if self._num_single else []
-        outs += [self._span(layer, q_Nhd, span, params) for span in self._spans]
+        outs = [
+            self._short(layer, q_Nhd, part, params) if isinstance(part, _ShortRows) else self._span(layer, q_Nhd, part, params)
+            for part in self._parts
+        ]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _single(self, layer: int, q_Dhd: Tensor, params: AttentionParams) -> Tensor:
-        rows, heads, dim = q_Dhd.shape
-        longest = max(self._contexts)
-        groups = self._pool.shape.num_kv_heads
-        kv = self._pool.pages_of_layer[layer].index_select(0, self._pages_DP).view(rows, -1, 2, groups, dim)
-        kv_2DkLd = kv.narrow(1, 0, longest).permute(2, 0, 3, 1, 4)
-        k_DkLd, v_DkLd = kv_2DkLd.unbind(0)
-        q_Dkgd = q_Dhd.view(rows, groups, -1, dim)
-        sinks_kg = params.sinks_h.view(groups, -1) if params.sinks_h is not None else None
-        out = _attend(q_Dkgd, k_DkLd, v_DkLd, self._single_mask(longest, params.window), params, sinks_kg)
-        return out.reshape(rows, heads * dim)
-
-    def _single_mask(self, longest: int, window: int | None) -> Tensor | None:
-        if min(self._contexts) == longest and (window is None or longest <= window):
-            return None
-        if window not in self._masks:
-            at_L = torch.arange(longest, device=self._contexts_D.device)
-            seen_DL = at_L < self._contexts_D[:, None]
-            if window is not None:
-                seen_DL &= at_L >= self._contexts_D[:, None] - window
-            self._masks[window] = seen_DL[:, None, None]
-        return self._masks[window]
+    def _short(self, layer: int, q_Nhd: Tensor, part: _ShortRows, params: AttentionParams) -> Tensor:
+        """Attend from short extents: each row is one more query of its group of heads."""
+        _, heads, dim = q_Nhd.shape
+        number, rows, groups = len(part.contexts), part.num_rows, self._pool.shape.num_kv_heads
+        kv = self._pool.pages_of_layer[layer].index_select(0, part.pages_DP).view(number, -1, 2, groups, dim)
+        k_DkLd, v_DkLd = kv.narrow(1, 0, max(part.contexts)).permute(2, 0, 3, 1, 4).unbind(0)
+        q_Drkgd = q_Nhd[part.first : part.stop].view(number, rows, groups, -1, dim)
+        q_Dkqd = q_Drkgd.permute(0, 2, 3, 1, 4).flatten(2, 3) if rows > 1 else q_Drkgd[:, 0]
+        seen_DrL = part.seen(params.window)
+        seen = None if seen_DrL is None else seen_DrL.repeat(1, heads // groups if rows > 1 else 1, 1)[:, None]
+        sinks_kq = params.sinks_h.view(groups, -1).repeat_interleave(rows, 1) if params.sinks_h is not None else None
+        out_Dkqd = _attend(q_Dkqd, k_DkLd, v_DkLd, seen, params, sinks_kq)
+        return out_Dkqd.view(number, groups, -1, rows, dim).permute(0, 3, 1, 2, 4).reshape(number * rows, heads * dim)
 
     def _span(self, layer: int, q_Nhd: Tensor, span: _PromptRows, params: AttentionParams) -> Tensor:
         q_hnd = q_Nhd[span.first : span.first + span.num_rows].transpose(0, 1)
@@ -109,11 +129,34 @@ def _padded(pages: list[int], num_pages: int, scratch: int) -> list[int]:
     return pages[:num_pages] + [scratch] * (num_pages - len(pages))
 
 
-def _spans(extents: Sequence[Extent], first: int, pool: KVPool) -> list[_PromptRows]:
-    spans: list[_PromptRows] = []
+def batching_order(extent: Extent) -> int:
+    """Return a key that sorts extents so that those computed together are consecutive."""
+    return min(extent.num_rows, SHORT_ROWS + 1)
+
+
+def _parts(extents: Sequence[Extent], pool: KVPool) -> Iterator[_ShortRows | _PromptRows]:
+    first = 0
+    for num_rows, group in groupby(extents, key=batching_order):
+        alike = list(group)
+        if num_rows <= SHORT_ROWS:
+            yield _short_rows(alike, first, pool)
+        else:
+            yield from _prompt_rows(alike, first, pool)
+        first += sum(extent.num_rows for extent in alike)
+
+
+def _short_rows(extents: Sequence[Extent], first: int, pool: KVPool) -> _ShortRows:
+    contexts, device = [extent.stop for extent in extents], pool.data.device
+    num_pages = pool.pages_for(max(contexts))
+    padded = [_padded(extent.table.pages, num_pages, pool.scratch_page) for extent in extents]
+    return _ShortRows(
+        first=first, num_rows=extents[0].num_rows, contexts=contexts, pages_DP=index_tensor(padded, device).flatten(),
+        contexts_D=index_tensor(contexts, device),
+    )  # fmt: skip
+
+
+def _prompt_rows(extents: Sequence[Extent], first: int, pool: KVPool) -> Iterator[_PromptRows]:
     for extent in extents:
-        pages = extent.table.pages[: pool.pages_for(extent.stop)]
-        pages_P = index_tensor(pages, pool.data.device)
-        spans.append(_PromptRows(first=first, num_rows=extent.num_rows, context=extent.stop, pages_P=pages_P))
+        pages_P = index_tensor(extent.table.pages[: pool.pages_for(extent.stop)], pool.data.device)
+        yield _PromptRows(first=first, num_rows=extent.num_rows, context=extent.stop, pages_P=pages_P)
         first += extent.num_rows
-    return spans

@@ -45,11 +45,15 @@ class GraphRunner(Generic[GraphTaskT]):
     """Runs the rows of a pass that draw in one decode step, padded to the next bucket.
 
     `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page table of a captured step
-    covers the whole pool, elsewhere as many pages as are needed, in powers of two.
+    covers the whole pool, elsewhere as many pages as are needed, in powers of two. `reads_features`: returns True while a draft
+    head reads the rows of passes, which a step does not return; all rows are then computed by `FastRunner`.
     """
 
-    def __init__(self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int]) -> None:
-        self._program, self._pool, self._buckets = program, pool, sorted(buckets)
+    def __init__(
+        self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int],
+        reads_features: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self._program, self._pool, self._buckets, self._reads_features = program, pool, sorted(buckets), reads_features
         self._fast = FastRunner(program, pool)
         self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
         self._captures = pool.data.device.type == "cuda"
@@ -61,7 +65,8 @@ class GraphRunner(Generic[GraphTaskT]):
                 self._prepare(num_rows, pool.num_pages)
 
     def forward(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassDone:
-        decoding = [entry for entry in entries if entry[1].num_rows == 1 and is_due(*entry)]
+        steps = not self._reads_features()
+        decoding = [entry for entry in entries if steps and entry[1].num_rows == 1 and is_due(*entry)]
         stepping = {id(extent) for _, extent in decoding}
         others = [entry for entry in entries if id(entry[1]) not in stepping]
         tapped: dict[int, Tensor] = {}
@@ -74,7 +79,9 @@ class GraphRunner(Generic[GraphTaskT]):
         if stepped is not None:
             tapped |= _tapped_of(decoding, stepped)
             drawn |= self._record(decoding, stepped)
-        return PassDone(tapped=tapped, drawn=drawn)
+        if rows is None:
+            return PassDone(tapped=tapped, drawn=drawn)
+        return PassDone(tapped=tapped, drawn=drawn, features=rows.features(), last=rows.last())
 
     def _run(self, decoding: Sequence[tuple[GraphTaskT, Extent]]) -> StepOutputs:
         """Start a step and return copies of its outputs, since the next step overwrites them."""

@@ -15,11 +15,14 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions [start, stop) of one request, consecutive rows of the pass."""
+    """Positions [start, stop) of one request, consecutive rows of the pass. `drafts`: token ids of the last rows, which are
+    guesses about the answer.
+    """
 
     table: PageTable
     start: int
     stop: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -9,15 +9,16 @@ process computes them in that order, so that pages may be allocated again as soo
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, cast
 
 import torch
 
-from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
-from fleet.core.ids import RequestId, Walk
+from fleet.core.errors import BadInput, FleetError, OutOfPages
+from fleet.core.ids import RequestId
 from fleet.core.pages import Memory
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -31,82 +32,51 @@ from fleet.engine.base import (
     SavedSession,
     SessionCopied,
 )  # fmt: skip
+from fleet.engine.torch.attention_fast import batching_order
+from fleet.engine.torch.captures import Captures
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
 from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
-from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.program import DraftedTask, Program, TaskT
+from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
 from fleet.engine.torch.session_transfer import SessionCopies
+from fleet.engine.torch.speculation import Speculation
 
 log = logging.getLogger(__name__)
-NO_WALK = Walk("")
 LENDING_SHARE = 0.5
 """Share of the pool that must be free to lend pages: running requests come first, and a copy serves as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one request per pass; `max_positions` of one request,
-    if the program has fewer than the pool.
+    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one of them, beside drafts; `max_positions` of
+    one request, if the program has fewer than the pool. `capture_share`: see `Captures`; None: captures are refused.
     """
 
     max_batch: int
     prefill_chunk_tokens: int
     max_positions: int | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class ScheduledRequest(Generic[TaskT]):
-    """A request in the batch loop.
-
-    Invariants: 0 <= computed <= begun <= task.num_rows; pages cover `begun` rows; rows below `reported` were reported to the task
-    as computed. `running`: its parts in passes that began and have not ended, which compute rows `computed` to `begun`.
-    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a pass with others failed.
-    """
-
-    request: EngineRequest
-    task: TaskT
-    table: PageTable
-    computed: int = 0
-    begun: int = 0
-    reported: int = 0
-    running: list[PassEntry[TaskT]] = field(default_factory=list[PassEntry[TaskT]])
-    alone: bool = False
-    paused: bool = False
-    fed_final: bool = False
-    walk: Walk = NO_WALK
-    waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
-    cached: CachedPrefix | None = None
-
-    def can_settle(self) -> bool:
-        return bool(self.waiting) and not self.paused
-
-    def can_begin(self) -> bool:
-        return not self.paused and self.begun < self.task.num_rows
-
-    def restart_at(self, computed: int) -> None:
-        """Let the rows from `computed` on be computed again; results of passes that are running are not used."""
-        for entry in self.running:
-            entry.is_void = True
-        self.running.clear()
-        self.computed = self.begun = computed
-
-
-Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
+    capture_share: float | None = None
 
 
 class LMEngine(Engine, Generic[TaskT]):
-    """One stage's batch loop. Not thread-safe."""
+    """One stage's batch loop. Not thread-safe. `speculation`: of a `DraftedProgram`."""
 
-    def __init__(self, program: Program[TaskT], pool: KVPool, passes: PassQueue[TaskT], limits: LoopLimits) -> None:
+    def __init__(
+        self, program: Program[TaskT], pool: KVPool, passes: PassQueue[TaskT], limits: LoopLimits,
+        speculation: Speculation | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
-        self._running: deque[list[Planned[TaskT]]] = deque()
+        self.speculation = speculation
+        self._running: deque[tuple[list[Planned[TaskT]], float]] = deque()  # with the time at which each began
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
         self._copies = SessionCopies(pool, self._cache, passes)
+        self._captures = Captures(limits.capture_share)
 
     def copies_sessions(self) -> bool:
         return True
@@ -124,6 +94,7 @@ class LMEngine(Engine, Generic[TaskT]):
         """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
+        self._captures.check(request)
         most, pool_positions = int(request.params[NUM_POSITIONS]), self.pool.num_pages * self.pool.page_size
         capacity = min(pool_positions, self.limits.max_positions or pool_positions)
         if most > capacity:
@@ -149,7 +120,7 @@ class LMEngine(Engine, Generic[TaskT]):
                 scheduled.waiting += scheduled.task.feed(piece)
                 return self._reuse_cached(scheduled, scheduled.cached) if scheduled.cached is not None else 0
         except FAILURES as error:
-            scheduled.waiting.append(_failed(scheduled, error))
+            scheduled.waiting.append(failed(scheduled, error))
             return 0
 
     def _reuse_cached(self, scheduled: ScheduledRequest[TaskT], kept: CachedPrefix) -> int:
@@ -177,6 +148,9 @@ class LMEngine(Engine, Generic[TaskT]):
         while scheduled.reported + size <= scheduled.computed:
             scheduled.waiting += scheduled.task.on_computed(scheduled.reported, scheduled.reported + size, None)
             scheduled.reported += size
+
+    def use_drafter(self, name: str) -> None:
+        (super().use_drafter if self.speculation is None else self.speculation.use)(name)
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         scheduled = self._requests.get(request_id)
@@ -232,6 +206,7 @@ class LMEngine(Engine, Generic[TaskT]):
         return self._cache.num_rows(session)
 
     def drop_cached(self, session: str | None = None) -> None:
+        self._copies.drop(session)
         if session is None:
             self._cache.drop_all()
         else:
@@ -281,7 +256,7 @@ class LMEngine(Engine, Generic[TaskT]):
         try:
             scheduled.waiting += scheduled.task.on_computed(num_rows, num_rows, None)
         except FAILURES as error:
-            scheduled.waiting.append(_failed(scheduled, error))
+            scheduled.waiting.append(failed(scheduled, error))
         return True
 
     def _put(self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
@@ -319,6 +294,8 @@ class LMEngine(Engine, Generic[TaskT]):
             pages_total=self.pool.num_pages,
             pages_cached=self._cache.num_pages,
             rows_reused=self._rows_reused,
+            span_figures=self._passes.figures(),
+            speculation=self.speculation.figures() if self.speculation is not None else None,
         )
 
     def _drop(self, request_id: RequestId, *, keep: bool = False) -> None:
@@ -326,6 +303,9 @@ class LMEngine(Engine, Generic[TaskT]):
         if scheduled is None:
             return
         scheduled.restart_at(scheduled.computed)
+        if self.speculation is not None:
+            complete = keep and not scheduled.request.captured
+            self.speculation.close(request_id, cast(DraftedTask, scheduled.task), complete=complete)
         if keep and scheduled.cached is not None:
             self._cache.put_back(scheduled.request.session, scheduled.cached)
         elif keep and scheduled.request.session:
@@ -334,11 +314,12 @@ class LMEngine(Engine, Generic[TaskT]):
             self.pool.close_table(scheduled.table)
 
     def _plan(self) -> list[Planned[TaskT]]:
-        """Choose rows, oldest request first, as pages allow; single rows come first in the pass."""
+        """Choose rows, oldest request first, as pages allow; those with the same number of rows come together in the pass."""
         planned: list[Planned[TaskT]] = []
-        num_open = sum(bool(scheduled.running) or scheduled.can_begin() for scheduled in self._requests.values())
+        requests = self._captures.choose(self._requests.values())
+        num_open = sum(bool(scheduled.running) or scheduled.can_begin() for scheduled in requests)
         limit = min(self.limits.max_batch, self._passes.max_requests(num_open))
-        for scheduled in self._requests.values():
+        for scheduled in requests:
             if len(planned) == limit or (planned and planned[0][0].alone):
                 break
             if not scheduled.can_begin() or (planned and scheduled.alone):
@@ -348,7 +329,10 @@ class LMEngine(Engine, Generic[TaskT]):
             if self._find_pages(scheduled, stop):
                 extent = Extent(table=scheduled.table, start=scheduled.begun, stop=stop)
                 planned.append((scheduled, PassEntry(task=scheduled.task, extent=extent)))
-        return sorted(planned, key=lambda entry: entry[1].extent.num_rows > 1)
+        if self.speculation is not None:
+            drafted = self.speculation.with_drafts(named(planned), self.pool)
+            planned = [(scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)]
+        return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
 
     def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
         """Grow the request's table, evicting younger requests if necessary. A new request waits until all its rows fit."""
@@ -380,24 +364,24 @@ class LMEngine(Engine, Generic[TaskT]):
 
         Raises: the error of the pass, if a request advanced in it: its output is lost, and another attempt would skip it.
         """
-        before = _progress(planned)
+        before, began_s = progress_of(planned), time.monotonic()
         try:
             self._passes.begin([entry for _, entry in planned])
         except FAILURES as error:
-            if len(planned) > 1 and _progress(planned) != before:
+            if len(planned) > 1 and progress_of(planned) != before:
                 raise
             return self._fail_pass(planned, error)
         for scheduled, entry in planned:
             scheduled.begun = entry.extent.stop
             scheduled.running.append(entry)
-        self._running.append(planned)
+        self._running.append((planned, began_s))
         return ()
 
     def _fail_pass(self, planned: Sequence[Planned[TaskT]], error: Exception) -> Sequence[EngineOutput]:
         """Fail the request of a pass that it had alone; let those of a larger one each have a pass of their own."""
         current = [scheduled for scheduled, entry in planned if not entry.is_void]
         if len(planned) == 1 and current:
-            return list(self._settle(current[0], [_failed(current[0], error)]))
+            return list(self._settle(current[0], [failed(current[0], error)]))
         for scheduled in current:
             scheduled.restart_at(scheduled.computed)
             scheduled.alone = True
@@ -407,13 +391,17 @@ class LMEngine(Engine, Generic[TaskT]):
         """Return the outputs of the passes that have ended. Raises: as `PassQueue.take_ended`; the pass is lost."""
         outputs: list[EngineOutput] = []
         while self._passes.has_ended:
-            planned = self._running.popleft()
+            planned, began_s = self._running.popleft()
             try:
                 done = self._passes.take_ended()
             except FAILURES:
                 for scheduled, _ in planned:
                     scheduled.restart_at(scheduled.computed)
                 raise
+            took_s = time.monotonic() - began_s
+            is_of_captures = self._captures.record(planned, took_s)
+            if isinstance(done, PassDone) and self.speculation is not None and not is_of_captures:
+                self.speculation.record(named(planned), done, took_s)
             outputs += self._complete(planned, done) if isinstance(done, PassDone) else self._on_failure(planned, done)
         return outputs
 
@@ -430,12 +418,18 @@ class LMEngine(Engine, Generic[TaskT]):
             if entry.is_void:
                 continue
             scheduled.running.remove(entry)
-            extent, scheduled.computed, scheduled.alone = entry.extent, entry.extent.stop, False
+            extent, stop, scheduled.alone = entry.extent, entry.extent.stop - done.num_rejected(entry.extent), False
+            scheduled.computed = stop
+            if extent.drafts:
+                scheduled.begun = stop
             new: Sequence[EngineOutput] = ()
-            if scheduled.reported < extent.stop:
-                tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported))
-                new = scheduled.task.on_computed(scheduled.reported, extent.stop, tapped_NH)
-                scheduled.reported = extent.stop
+            if scheduled.request.captured:
+                new = self._captures.outputs(scheduled, extent, done)
+                scheduled.reported = max(scheduled.reported, stop)
+            elif scheduled.reported < stop:
+                tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported), stop)
+                new = scheduled.task.on_computed(scheduled.reported, stop, tapped_NH)
+                scheduled.reported = stop
             outputs.append((scheduled, [*new, *done.drawn.get(id(extent), ())]))
         return [output for scheduled, its in outputs for output in self._settle_or_hold(scheduled, its)]
 
@@ -453,19 +447,3 @@ class LMEngine(Engine, Generic[TaskT]):
                 self._drop(scheduled.request.request_id, keep=output.error is None)
                 return outputs[: number + 1]
         return outputs
-
-
-def _progress(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
-    """Return the state of each request that a pass changes."""
-    return [
-        (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw) for scheduled, _ in planned
-    ]
-
-
-def _failed(scheduled: ScheduledRequest[TaskT], error: Exception) -> EngineOutput:
-    """Return the output of a failed request; log errors other than the user's mistakes."""
-    if not isinstance(error, FleetError):
-        labels = {"request_id": scheduled.request.request_id, "walk": scheduled.walk}
-        log.error("the engine failed a request", exc_info=error, extra=labels)
-    failure = failure_of("the engine failed the request", error)
-    return EngineOutput(request_id=scheduled.request.request_id, walk=scheduled.walk, error=failure)

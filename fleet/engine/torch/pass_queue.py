@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError
+from fleet.core.span_figures import SpanFigures
 from fleet.engine.torch.kv_pool import PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassDone, PassRunner
@@ -74,6 +75,10 @@ class PassQueue(Protocol[TaskT]):
     def num_other_layers(self) -> int:
         """Number of the model's layers that other processes have."""
         return 0
+
+    def figures(self) -> SpanFigures | None:
+        """Return the figures of the passes, if other processes compute parts of them."""
+        return None
 
     def outage(self) -> FleetError | None:
         """Return the error for requests that have waited too long for missing layers."""

@@ -24,10 +24,14 @@ from fleet.engine.torch.step_inputs import StepInputs, StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the program taps, if any."""
+    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the program taps, if any.
+
+    `features_NT`: those that enter the layers that a draft head reads, side by side, if there is one.
+    """
 
     last_NH: Tensor
     tapped_NH: Tensor | None = None
+    features_NT: Tensor | None = None
 
 
 class ProgramTask(Protocol):
@@ -58,6 +62,10 @@ class ProgramTask(Protocol):
         """
         return ()
 
+    def needs_tapped(self, start: int, stop: int) -> bool:
+        """Return True if `on_computed` uses tapped rows of [start, stop): others need not come from the process that has them."""
+        return False
+
     def prefix(self) -> Prefix:
         """Return the leading rows, with which another request may begin. Called only for a request with a session."""
         ...
@@ -85,6 +93,50 @@ class Program(Protocol[TaskT]):
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
         """Draw once for each task from its last hidden row. An output that is `final` or has an `error` ends its task."""
+        ...
+
+
+class DraftedTask(ProgramTask, Protocol):
+    """One request whose next draws may be guessed."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+
+    @property
+    def answer_ids(self) -> Sequence[int]:
+        """Ids drawn so far."""
+        ...
+
+    @property
+    def most_drafts(self) -> int:
+        """The most draws that may follow the next one."""
+        ...
+
+
+DraftedTaskT = TypeVar("DraftedTaskT", bound=DraftedTask)
+
+
+class DraftedProgram(Program[DraftedTaskT], Protocol[DraftedTaskT]):
+    """A program that computes rows of drafts beside known ones, and draws after each. Legend: R rows drawn from, V vocabulary."""
+
+    def read_features(self, layers: Sequence[int]) -> None:
+        """Return the rows that enter these layers from each later `forward`: [N, T]. Raises: ConfigError where it cannot."""
+        ...
+
+    def draft_rows(self, ids: Sequence[int]) -> Tensor:
+        """Return the embeddings of drafts: [n, H]."""
+        ...
+
+    def logits(self, last_RH: Tensor) -> Tensor:
+        """Return logits [R, V]."""
+        ...
+
+    def draw_drafted(
+        self, tasks: Sequence[DraftedTaskT], drafts: Sequence[Sequence[int]], logits_RV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        """Draw for each task after its last known row and after each of its drafts, and record the draws up to the first that is
+        not the draft: at least one, as `draw`.
+        """
         ...
 
 

@@ -1,6 +1,6 @@
 """A request's input rows, stored until it ends so that freed pages can be recomputed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,3 +28,9 @@ class Rows:
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def side_by_side(parts: Mapping[int, Tensor | None]) -> Tensor | None:
+    """Join parts [N, H] along the columns, in their order; None without any, or if one is missing."""
+    found = [part for part in parts.values() if part is not None]
+    return torch.cat(found, -1) if found and len(found) == len(parts) else None

@@ -33,6 +33,14 @@ class TokenCounts:
         if self._dense is not None:
             self._dense[token] = min(self.drawn[token], MAX_COUNT)
 
+    def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
+        """Return the counts as they will be if these ids are drawn next."""
+        counts = TokenCounts()
+        counts.seen, counts.drawn = set(self.seen), dict(self.drawn)
+        for token in tokens:
+            counts.add(token)
+        return counts
+
     def dense(self, num_tokens: int) -> NDArray[np.int16]:
         """Return how often each id was drawn, `UNSEEN` for ids that no penalty applies to: [V]. Later draws update it."""
         if self._dense is None:

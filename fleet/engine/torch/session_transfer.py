@@ -10,7 +10,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, FleetError, OutOfPages
+from fleet.core.errors import BadInput, FleetError, OutOfPages, SessionInterrupted
 from fleet.engine.base import SavedSession, SessionCopied
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import PassQueue
@@ -36,6 +36,7 @@ class SessionCopies(Generic[TaskT]):
         self._first_layer = passes.first_layer
         self._num_layers = pool.shape.num_layers + passes.num_other_layers
         self._running: dict[int, SessionCopy] = {}
+        self._dropped: set[int] = set()
         self._done: list[SessionCopied] = []
         self._num_begun = 0
 
@@ -76,6 +77,10 @@ class SessionCopies(Generic[TaskT]):
         if not begin:
             self._end(self._num_begun, {}, None)
 
+    def drop(self, session: str | None) -> None:
+        """Cache the rows of a session, or of all, no more once their copies have ended."""
+        self._dropped |= {number for number, copy in self._running.items() if session in (None, copy.session)}
+
     def take_done(self) -> Sequence[SessionCopied]:
         """Return the copies that have ended."""
         for number, layers, error in self._passes.take_copied():
@@ -86,8 +91,11 @@ class SessionCopies(Generic[TaskT]):
 
     def _end(self, number: int, others: dict[int, NDArray[np.uint8]], error: FleetError | None) -> None:
         copy = self._running.pop(number)
-        saved = None
-        if error is not None and copy.loads:
+        saved, is_dropped = None, number in self._dropped
+        self._dropped.discard(number)
+        if is_dropped and copy.loads and error is None:
+            error = SessionInterrupted("the session was dropped while it was loaded; load it again")
+        if is_dropped or (error is not None and copy.loads):
             self._pool.close_table(copy.cached.table)
         else:
             self._return_to_cache(copy)

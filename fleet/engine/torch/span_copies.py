@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import FleetError, SpanUnreachable
+from fleet.core.errors import FleetError, SessionInterrupted, from_code
 from fleet.core.span_messages import SpanFetch, SpanFetched, SpanStore, SpanStored
 from fleet.engine.span_chain import SpanChain
 
@@ -19,13 +19,17 @@ CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SpanCopy:
-    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched. `num_missing`: answers."""
+    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched. `num_missing`: answers.
+
+    `before`: hash of the rows.
+    """
 
     number: int
     table: int
     pages: tuple[int, ...]
     keys: NDArray[np.int64]
     layers: Sequence[NDArray[np.uint8]] | None
+    before: int
     after: int = 0
     has_begun: bool = False
     num_missing: int = 0
@@ -53,16 +57,16 @@ class SpanCopies:
         if copy is None or not copy.has_begun:
             return
         copy.num_missing -= 1
-        if isinstance(message, SpanFetched):
+        if message.error is not None:
+            copy.error = from_code(message.error.code, message.error.message)
+        elif isinstance(message, SpanFetched):
             copy.fetched[message.layer] = np.frombuffer(payload, np.uint8)
-        elif message.error:
-            copy.error = FleetError(message.error)
 
     def fail_all(self) -> None:
         """Fail the copies that have begun, since their worker may be lost."""
         for copy in self._copies.values():
             if copy.has_begun:
-                copy.error = SpanUnreachable("a span worker was lost during the copy; try again")
+                copy.error = SessionInterrupted("a span worker was lost during the copy; try again")
 
     def take_ended(self, chain: SpanChain | None, completed: int) -> list[CopiedRows]:
         """Begin the copies that may begin, and return those that have ended."""
@@ -79,7 +83,10 @@ class SpanCopies:
 def _begin(copy: SpanCopy, chain: SpanChain) -> None:
     for hop in range(chain.num_hops):
         if copy.layers is None:
-            fetch = SpanFetch(generation=chain.generation, copy=copy.number, pages=copy.pages, num_rows=len(copy.keys))
+            fetch = SpanFetch(
+                generation=chain.generation, copy=copy.number, table=copy.table, pages=copy.pages, num_rows=len(copy.keys),
+                before=copy.before,
+            )  # fmt: skip
             copy.num_missing += len(chain.layers_of(hop))
             chain.send_to(hop, fetch)
             continue

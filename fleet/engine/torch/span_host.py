@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import SpanPrefixMismatch
-from fleet.core.span_messages import Returned, SpanExtent, SpanPass
+from fleet.core.span_messages import Returned, SpanExtent, SpanFetch, SpanPass
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.prefix_hashes import PrefixHashes
@@ -30,7 +30,7 @@ def extents_of(work: SpanPass) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRows:
-    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns, None if nothing is wanted."""
+    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns. None: those are not wanted."""
 
     rows: Tensor | None
     tapped_NH: Tensor | None
@@ -59,6 +59,10 @@ class SpanHost:
     @property
     def num_tables(self) -> int:
         return len(self._tables)
+
+    @property
+    def has_tapped_layer(self) -> bool:
+        return self._computer.layers.has_tapped_layer
 
     def close_tables(self, tables: Iterable[int]) -> None:
         for table in tables:
@@ -96,12 +100,22 @@ class SpanHost:
             table.hashes.extend(extent.start, np.frombuffer(extent.keys, np.uint64))
             table.pages = extent.pages
         self.num_rows += len(rows_NH)
-        return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=done.tapped_NH)
+        tapped_NH = done.tapped_NH if any(extent.taps for extent in work.extents) else None
+        return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=tapped_NH)
 
-    def read_rows(self, pages: Sequence[int], num_rows: int) -> dict[int, NDArray[np.uint8]]:
-        """Return the first rows of a table with these pages: uint8 [bytes] by the number of the layer in the model."""
+    def read_rows(self, fetch: SpanFetch) -> dict[int, NDArray[np.uint8]]:
+        """Return the first rows of a table: uint8 [bytes] by the number of the layer in the model.
+
+        Raises: SpanPrefixMismatch if this worker does not have them, as after the loss of another one.
+        """
+        hashes = self._tables.get(fetch.table, HostedTable()).hashes
+        if hashes.before(fetch.num_rows) != fetch.before:
+            raise SpanPrefixMismatch(
+                f"this worker has {hashes.num_rows} of the {fetch.num_rows} rows, since another one was lost; try again later, "
+                "or after another turn"
+            )
         first = self._computer.layers.span.first
-        rows = self._pool.read_rows(PageTable(pages=list(pages)), num_rows)
+        rows = self._pool.read_rows(PageTable(pages=list(fetch.pages)), fetch.num_rows)
         return {first + at: its for at, its in enumerate(rows)}
 
     def write_rows(self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]) -> None:

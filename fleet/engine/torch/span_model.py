@@ -39,6 +39,11 @@ class SpanLayers(Protocol):
     @property
     def kv_shape(self) -> KVShape: ...
 
+    @property
+    def has_tapped_layer(self) -> bool:
+        """True if the model taps one of these layers."""
+        return False
+
     def weights(self) -> Mapping[str, Tensor]:
         """Return the loaded weights by name; a weight may have several."""
         ...

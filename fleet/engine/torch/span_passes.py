@@ -5,6 +5,7 @@ embeddings go out, and the anchor computes its layers, and the head, from the ro
 Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
@@ -15,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import FleetError, from_code
+from fleet.core.errors import FleetError, SpanPrefixMismatch, from_code
+from fleet.core.span_figures import PassSums, PassTally, SpanFigures
 from fleet.core.span_messages import (
     Returned,
     SpanExtent,
@@ -62,14 +64,20 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 class RunningPass(Generic[TaskT]):
     """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry, whether a draw follows.
 
-    `tapped`: rows by the number of their table; None until they arrive.
+    `taps`: for each entry, whether it needs tapped rows of a span worker. `tapped`: rows by the number of their table; None until
+    they arrive. Times by `time.monotonic`: `began_s`; `sent_s`, when its rows were ready to be sent; `arrived_s`, when the last
+    part of its result arrived.
     """
 
     number: int
     entries: Sequence[PassEntry[TaskT]]
     extents: list[Extent]
     draws: list[bool]
+    taps: list[bool]
     changes: PoolChanges
+    began_s: float
+    sent_s: float = 0.0
+    arrived_s: float = 0.0
     tapped: dict[int, Tensor] | None = None
     payload: memoryview | None = None
     result: SpanResult | None = None
@@ -79,9 +87,17 @@ class RunningPass(Generic[TaskT]):
         number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
         at = [number_of[table] for table in tables]
         return RunningPass(
-            number=self.number, changes=self.changes, entries=[self.entries[number] for number in at],
+            number=self.number, changes=self.changes, began_s=self.began_s, entries=[self.entries[number] for number in at],
             extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
+            taps=[self.taps[number] for number in at],
         )  # fmt: skip
+
+    @property
+    def untapped(self) -> list[int]:
+        """The tables whose tapped rows are needed, and have not arrived. A request that has ended needs none."""
+        parts = zip(self.entries, self.extents, self.taps, strict=True)
+        needed = [extent.table.number for entry, extent, taps in parts if taps and not entry.is_void]
+        return [table for table in needed if table not in (self.tapped or {})]
 
     def divided(self, rows_NH: Tensor) -> dict[int, Tensor]:
         """Return the rows of each table."""
@@ -127,6 +143,11 @@ class SpanPasses(PassQueue[TaskT]):
         self._break_noted = False
         self._num_begun = self._num_completed = self._num_reported = 0
         self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
+        self._tally = PassTally()
+        self._earlier_bytes = 0, 0
+        """Bytes received and sent over earlier chains."""
+        weights = {weight.data_ptr(): weight.nbytes for weight in program.layers.weights().values()}
+        self._weight_bytes = sum(weights.values())
 
     @property
     def _is_last(self) -> bool:
@@ -148,8 +169,7 @@ class SpanPasses(PassQueue[TaskT]):
     def _is_complete(self, running: RunningPass[TaskT]) -> bool:
         """Return True if all has arrived that ends the pass."""
         result = running.result
-        has_taps = running.tapped is not None or not self._program.taps_elsewhere
-        return result is not None and (result.error is not None or not result.tables or has_taps)
+        return result is not None and (result.error is not None or running.tapped is not None or not running.untapped)
 
     @property
     def is_open(self) -> bool:
@@ -180,19 +200,36 @@ class SpanPasses(PassQueue[TaskT]):
             self._unsent.zeroed = [part for part in self._unsent.zeroed if part[0] not in pages]
             self._hashes[table.number] = PrefixHashes()
             self._hashes[table.number].extend(0, keys.view(np.uint64))
-        copy = SpanCopy(number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers)
+        before = self._hashes.get(table.number, PrefixHashes()).before(len(keys))
+        assert before is not None, f"{len(keys)} rows were never sent"
+        copy = SpanCopy(
+            number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers, before=before
+        )  # fmt: skip
         self._copies.append(copy, after=self._num_begun)
         return True
 
     def take_copied(self) -> Sequence[tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]]:
         if self.is_open and self._copies.is_busy:
             self._receive(0)
+        if self._chain is not None and self._chain.is_broken:
+            self._copies.fail_all()  # not only by the next chain, which may need long
         return self._copies.take_ended(self._chain, self._num_completed)
 
     @property
     def is_empty(self) -> bool:
         """True if nothing of any request is held."""
         return not (self._running or self._hashes or self._log.num_tables)
+
+    def figures(self) -> SpanFigures:
+        received, sent = self._num_bytes()
+        total, recent = self._tally.sums()
+        return SpanFigures(weight_bytes=self._weight_bytes, received_bytes=received, sent_bytes=sent, total=total, recent=recent)
+
+    def _num_bytes(self) -> tuple[int, int]:
+        """Return the bytes that were received over all chains, and sent."""
+        (received, sent), chain = self._earlier_bytes, self._chain
+        own = chain.num_bytes if chain is not None else (0, 0)
+        return received + own[0], sent + own[1]
 
     def outage(self) -> FleetError | None:
         return None if self.is_open else self._route.outage()
@@ -223,6 +260,7 @@ class SpanPasses(PassQueue[TaskT]):
         """Continue with another chain: each worker sends again what the next one lacks, and so does the anchor."""
         if self._chain is not None:
             self._chain.close()
+            self._earlier_bytes = self._num_bytes()
         self._chain, self._break_noted = chain, False
         self._copies.fail_all()
         self._log.keep_only(self._pool.open_tables)
@@ -257,6 +295,7 @@ class SpanPasses(PassQueue[TaskT]):
 
     def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
         assert self._chain is not None
+        began_s = time.monotonic()
         self._take_changes()
         changes = self._unsent
         extents = [_frozen(entry.extent) for entry in entries]
@@ -269,8 +308,8 @@ class SpanPasses(PassQueue[TaskT]):
         self._num_begun += 1
         running = RunningPass(
             number=self._num_begun, entries=entries, extents=extents,
-            draws=[is_due(entry.task, entry.extent) for entry in entries],
-            changes=changes,
+            draws=[is_due(entry.task, entry.extent) for entry in entries], taps=[self._taps(entry) for entry in entries],
+            changes=changes, began_s=began_s,
         )  # fmt: skip
         if computed.tapped_NH is not None:
             running.tapped = running.divided(computed.tapped_NH)
@@ -278,8 +317,13 @@ class SpanPasses(PassQueue[TaskT]):
         self._unsent = PoolChanges()
         rows = rows_to_wire(computed.rows_NH, self._options.wire_dtype)
         self._log.add(message, rows)
-        self._chain.send(message, rows)
+        running.sent_s = time.monotonic()
+        self._chain.send(message, rows, when_sent=self._tally.sending(running.sent_s))
         self._running[running.number] = running
+
+    def _taps(self, entry: PassEntry[TaskT]) -> bool:
+        """Return True if a span worker is to return tapped rows of an entry."""
+        return self._program.taps_elsewhere and entry.task.needs_tapped(entry.extent.start, entry.extent.stop)
 
     def _message(self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges) -> SpanPass:
         assert self._chain is not None
@@ -292,7 +336,7 @@ class SpanPasses(PassQueue[TaskT]):
     def _described(self, running: RunningPass[TaskT], keys: bytes) -> tuple[SpanExtent, ...]:
         described: list[SpanExtent] = []
         first = 0
-        for extent, draws in zip(running.extents, running.draws, strict=True):
+        for extent, draws, taps in zip(running.extents, running.draws, running.taps, strict=True):
             hashes = self._hashes.setdefault(extent.table.number, PrefixHashes())
             before = hashes.before(extent.start)
             assert before is not None, f"rows before {extent.start} were never sent"
@@ -302,7 +346,7 @@ class SpanPasses(PassQueue[TaskT]):
             described.append(
                 SpanExtent(
                     table=extent.table.number, pages=tuple(extent.table.pages), start=extent.start, stop=extent.stop,
-                    before=before, keys=its_keys, draws=draws,
+                    before=before, keys=its_keys, draws=draws, taps=taps,
                 )
             )  # fmt: skip
         return tuple(described)
@@ -324,16 +368,23 @@ class SpanPasses(PassQueue[TaskT]):
             if running is None:
                 continue
             if isinstance(message, SpanTapped):
-                tapped = running.of_tables(message.tables)
-                num_rows = sum(extent.num_rows for extent in tapped.extents)
-                running.tapped = tapped.divided(self._from_wire(arrival.payload, num_rows))
+                self._receive_tapped(running, message, arrival.payload)
+                running.arrived_s = arrival.at_s
             elif running.result is None:
-                running.result, running.payload = message, arrival.payload
+                running.result, running.payload, running.arrived_s = message, arrival.payload, arrival.at_s
+
+    def _receive_tapped(self, running: RunningPass[TaskT], message: SpanTapped, payload: memoryview) -> None:
+        """Note the tapped rows of a pass. A worker that has replaced another one may send fewer of them."""
+        tapped = running.of_tables(message.tables)
+        num_rows = sum(extent.num_rows for extent in tapped.extents)
+        arrived = tapped.divided(self._from_wire(payload, num_rows)) if message.tables else {}
+        running.tapped = (running.tapped or {}) | arrived
 
     def _from_wire(self, payload: memoryview, num_rows: int) -> Tensor:
         return rows_from_wire(payload, num_rows, self._options.wire_dtype, self._like)
 
     def take_ended(self) -> PassDone | PassFailure:
+        continued_s = time.monotonic()
         running = self._running.pop(next(iter(self._running)))
         result = running.result
         assert result is not None and self._is_complete(running), "a pass that has not ended"
@@ -342,14 +393,31 @@ class SpanPasses(PassQueue[TaskT]):
             self._pool.apply(running.changes)
         if result.error is not None:
             return PassFailure(error=from_code(result.error.code, result.error.message), loses_rows=result.error.loses_rows)
+        if running.untapped:
+            lost = SpanPrefixMismatch("a span worker was lost before its tapped rows arrived; they are computed again")
+            return PassFailure(error=lost, loses_rows=True)
         due = [entry for entry, draws in zip(running.entries, running.draws, strict=True) if draws]
         before = [entry.task.num_rows for entry in due]
         try:
-            return self._completed(running, result)
+            done = self._completed(running, result)
+            self._count(running, continued_s)
+            return done
         except FAILURES as error:
             if [entry.task.num_rows for entry in due] != before:
                 raise
             return PassFailure(error=error)
+
+    def _count(self, running: RunningPass[TaskT], continued_s: float) -> None:
+        """Count a pass that ends now. `continued_s`: when the computation from its result began."""
+        ended_s = time.monotonic()
+        computed_s = running.sent_s - running.began_s + ended_s - continued_s
+        self._tally.add(
+            PassSums(
+                num_passes=1, num_rows=sum(extent.num_rows for extent in running.extents),
+                waited_us=int(1e6 * (continued_s - running.arrived_s)), computed_us=int(1e6 * computed_s),
+                took_us=int(1e6 * (ended_s - running.began_s)),
+            )
+        )  # fmt: skip
 
     def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
         """Compute what is left of a pass, and draw. Entries without a result have ended while the pass ran."""

@@ -3,12 +3,15 @@
 Knows no requests. Legend: N rows, H hidden size, V vocabulary.
 """
 
-from typing import cast
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.rows import side_by_side
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
 
 
@@ -20,6 +23,24 @@ class Parts:
         self._body = cast(nn.Module, getattr(model, self._name))
         self._embedding, self._stub = model.get_input_embeddings(), BodyStub()
         setattr(model, self._name, self._stub)
+        self._entering: dict[int, Tensor | None] = {}
+
+    def read_features(self, layers: Sequence[int]) -> None:
+        """Keep the rows that enter these layers in each later `body`. Raises: ValueError if no list of its layers is found."""
+        num_layers = int(self._model.config.num_hidden_layers)
+        lists = [part for part in self._body.modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers]
+        if not lists:
+            raise ValueError(f"it keeps its {num_layers} layers in no list")
+        self._entering = dict.fromkeys(layers)
+        for number in layers:
+            lists[0][number].register_forward_pre_hook(partial(self._note_entering, number), with_kwargs=True)
+
+    def _note_entering(self, number: int, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._entering[number] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    def features(self) -> Tensor | None:
+        """Return the rows that entered the layers of `read_features` in the last `body`, side by side: [N, T]."""
+        return side_by_side(self._entering)
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Return embeddings [N, H]."""

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
@@ -92,6 +92,17 @@ class CausalProgram:
     def draw(self, tasks: Sequence[CausalTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
         return self.draw_from(tasks, self._head(last_SH))
 
+    def draft_rows(self, ids: Sequence[int]) -> Tensor:
+        return self._embed_tokens(torch.tensor(ids, device=self._device))
+
+    def logits(self, last_RH: Tensor) -> Tensor:
+        return self._head(last_RH)
+
+    def draw_drafted(
+        self, tasks: Sequence[CausalTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        return draw_drafted(tasks, drafts, logits_RV, self._embed_tokens, one_by_one=self._tiled)
+
     def draw_from(self, tasks: Sequence[CausalTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
         return draw_answers(tasks, logits_SV, self._embed_tokens, one_by_one=self._tiled)
 
@@ -103,7 +114,7 @@ class CausalLM(CausalProgram):
     """
 
     def __init__(self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool) -> None:
-        config = read_config(folder)
+        config, self._folder = read_config(folder), folder
         kind = config.model_type
         check_experts(config, tiled=tiled)
         model = load_model(folder, kind, dtype)
@@ -116,7 +127,11 @@ class CausalLM(CausalProgram):
         super().__init__(config, end_ids, self._parts.embed, self._parts.head, device=device, tiled=tiled)
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CausalTask]) -> Forwarded:
-        return Forwarded(last_NH=self._parts.body(rows_NH, layout))
+        return Forwarded(last_NH=self._parts.body(rows_NH, layout), features_NT=self._parts.features())
+
+    def read_features(self, layers: Sequence[int]) -> None:
+        with refusing(self._folder, "a draft head cannot read its layers"):
+            self._parts.read_features(layers)
 
 
 class CausalAnchor(CausalProgram):

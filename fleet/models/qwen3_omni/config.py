@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from transformers import Qwen3OmniMoeConfig
 
 from fleet.core.errors import ConfigError
+
+DividedStage = Literal["thinker", "talker"]
+"""A stage with a decoder, whose layers can be divided."""
 
 
 class TextConfig(Protocol):
@@ -62,6 +65,10 @@ class OmniConfig(Protocol):
     tts_eos_token_id: int
     tts_pad_token_id: int
     user_token_id: int
+
+
+def decoder_config(config: OmniConfig, stage: DividedStage) -> TextConfig:
+    return config.talker_config.text_config if stage == "talker" else config.thinker_config.text_config
 
 
 def read_config(folder: Path) -> OmniConfig:

@@ -128,15 +128,20 @@ class Decoder:
         return cos, sin
 
     def forward(
-        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all layers."""
-        rows_NH, tapped = self.run_layers(rows_NH, layout, tap=tap, turns=turns)
+        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None,
+        entering: dict[int, Tensor | None] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all layers.
+
+        `entering`: gets the rows that enter each layer that is a key of it.
+        """
+        rows_NH, tapped = self.run_layers(rows_NH, layout, tap=tap, turns=turns, entering=entering)
         return self.finish(rows_NH), tapped
 
     def run_layers(
-        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None,
+        entering: dict[int, Tensor | None] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Return the rows after the last of these layers, and those that enter the model's layer `tap`, if it is one of these.
 
         `turns`: those of the layout's positions.
@@ -146,6 +151,8 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             if number == tap_at:
                 tapped = rows_NH
+            if entering is not None and number + self._first in entering:
+                entering[number + self._first] = rows_NH
             rows_NH = self._layer(number, layer, rows_NH, turns, layout)
         return rows_NH, tapped
 

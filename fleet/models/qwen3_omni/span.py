@@ -5,7 +5,7 @@ Legend: N rows, H hidden size, S rows drawn from, V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,11 +17,10 @@ from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.span_model import SpanLayers, SpanRows
 from fleet.models.checkpoint import WeightReader
-from fleet.models.qwen3_omni.config import OmniConfig, TextConfig
+from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, decoder_config
 from fleet.models.qwen3_omni.decoder import Decoder
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, THINKER_TEXT, load_decoder, norm_beside
 
-DividedStage = Literal["thinker", "talker"]
 ALL_LAYERS = LayerSpan(0, has_output=True)
 THINKER_HEAD = "thinker.lm_head.weight"
 
@@ -41,9 +40,9 @@ class StageDecoder:
     @classmethod
     def of(cls, stage: DividedStage, reader: WeightReader, config: OmniConfig) -> Self:
         """Raises: ConfigError if the checkpoint has no such decoder, or the Thinker lacks the layer that is to be tapped."""
-        talker, text = config.talker_config, config.thinker_config.text_config
+        talker, text = config.talker_config, decoder_config(config, stage)
         if stage == "talker":
-            return cls(config=talker.text_config, layers="talker.model.layers.", head="talker.codec_head.weight")
+            return cls(config=text, layers="talker.model.layers.", head="talker.codec_head.weight")
         if talker.accept_hidden_layer >= text.num_hidden_layers:
             raise ConfigError(f"checkpoint: accept_hidden_layer {talker.accept_hidden_layer} is no layer", param="checkpoint")
         tied = bool(text.tie_word_embeddings) and not reader.has(THINKER_HEAD)
@@ -87,6 +86,10 @@ class OmniSpan(SpanLayers):
     @property
     def head_VH(self) -> Tensor | None:
         return self._head_VH
+
+    @property
+    def has_tapped_layer(self) -> bool:
+        return self._tap is not None and self._span.first <= self._tap <= self._span.final
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the loaded weights by name; those that a layer reads together are one."""

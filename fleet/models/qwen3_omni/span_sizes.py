@@ -1,19 +1,52 @@
-"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, from the headers of weight files: no weight is read."""
+"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, by config.json or the headers of weight files: no weight is read."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Never
 
 import torch
+from torch import Tensor
 
 from fleet.core.layer_spans import LayerSpan
 from fleet.core.span_plan import ModelSizes
 from fleet.models.checkpoint import WeightReader
-from fleet.models.qwen3_omni.config import OmniConfig, TextConfig
+from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, read_config
+from fleet.models.qwen3_omni.full_size import weight_shapes
 from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
-from fleet.models.qwen3_omni.span import DividedStage, StageDecoder
+from fleet.models.qwen3_omni.span import THINKER_HEAD, StageDecoder
 
 TALKER_PARTS = ("talker.model.codec_embedding.", "talker.text_projection.", "talker.hidden_projection.", "talker.code_predictor.")
 """Prefixes of what the Talker has beside its decoder and the Thinker's embedding."""
+
+
+class DescribedWeights(WeightReader):
+    """The names and shapes of the weights that a config.json describes, in its folder. They cannot be read."""
+
+    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(f"checkpoint {folder}", shapes, device=torch.device("meta"), dtype=torch.float32)
+        self._shapes = shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise self._missing(name)
+        return self._shapes[name]
+
+    def _write(self, out: Tensor, name: str) -> Never:
+        raise AssertionError(f"{name} is described only")
+
+
+def stage_sizes(
+    stage: DividedStage, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
+) -> ModelSizes:  # fmt: skip
+    """Return the sizes of a stage's decoder by its config.json alone; see `decoder_sizes`. Raises: ConfigError."""
+    config = read_config(folder)
+    shapes = weight_shapes(json.loads((folder / "config.json").read_text()))
+    if config.thinker_config.text_config.tie_word_embeddings:
+        del shapes[THINKER_HEAD]  # checkpoints do not store it
+    described = DescribedWeights(folder, shapes)
+    return decoder_sizes(described, config, stage, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes)
 
 
 def decoder_sizes(

@@ -17,12 +17,12 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import Walk
 from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, history_of, record_answers
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of, record_answers
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded, StepOutputs
-from fleet.engine.torch.rows import Rows, joined
+from fleet.engine.torch.rows import Rows, joined, side_by_side
 from fleet.engine.torch.sampling_rows import draw_rows
 from fleet.engine.torch.step_inputs import StepInputs, StepShape
 from fleet.models.checkpoint import WeightReader
@@ -94,9 +94,14 @@ class ThinkerTask(AnsweringTask):
     def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         """Return accept-layer rows of the prompt's positions and, after its last one, replayed draws."""
         replayed = self.answer.take_replayed() if self.answer is not None and stop >= len(self._ids) else ()
-        if start < len(self._ids) and (WITH_ROWS in self._request.params or self._request.session):
+        if self.needs_tapped(start, stop):
             self._store_tapped(stop, tapped_NH)
         return [*self._prefilled(start, min(stop, len(self._ids))), *replayed]
+
+    def needs_tapped(self, start: int, stop: int) -> bool:
+        """Return True if any of the rows are sent to the Talker: those of audio in the prompt."""
+        is_wanted = WITH_ROWS in self._request.params or bool(self._request.session)
+        return is_wanted and bool(self._multimodal_N[start:stop].any())
 
     def _store_tapped(self, stop: int, tapped_NH: Tensor | None) -> None:
         """Store the multimodal ones of tapped rows that end before position `stop`."""
@@ -148,8 +153,7 @@ class Thinker:
         )
         self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
         self.num_layers = thinker.text_config.num_hidden_layers
-        own = self.layers.span
-        self.taps_elsewhere = not own.first <= self._accept_layer <= own.final
+        self.taps_elsewhere = not self.layers.has_tapped_layer
         head = self._table if self.layers.head_VH is None else self.layers.head_VH
         self._tower = AudioTower(reader, config)
         self._audio_id: int = thinker.audio_token_id
@@ -160,6 +164,7 @@ class Thinker:
         self._ends_V[sorted(end_ids)] = True
         self.step_shape = StepShape(hidden_size=head.shape[1], num_codes=1, num_ids=len(head), salt=SALT)
         self._one_by_one = one_by_one
+        self._feature_layers: tuple[int, ...] = ()
 
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)
@@ -206,8 +211,9 @@ class Thinker:
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[ThinkerTask]) -> Forwarded:
         assert len(self._decoder.layers) == self.num_layers, "the passes of an anchor run through `layers`"
-        last_NH, tapped_NH = self._decoder.forward(rows_NH, layout, tap=self._accept_layer)
-        return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH)
+        entering: dict[int, Tensor | None] = dict.fromkeys(self._feature_layers)
+        last_NH, tapped_NH = self._decoder.forward(rows_NH, layout, tap=self._accept_layer, entering=entering)
+        return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH, features_NT=side_by_side(entering))
 
     def draw(self, tasks: Sequence[ThinkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
         return self.draw_from(tasks, self.layers.head(last_SH))
@@ -215,6 +221,21 @@ class Thinker:
     def draw_from(self, tasks: Sequence[ThinkerTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
         """Draw as `draw` does, from logits that another process may have computed."""
         return draw_answers(tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one)
+
+    def read_features(self, layers: Sequence[int]) -> None:
+        self._feature_layers = tuple(layers)
+
+    def draft_rows(self, ids: Sequence[int]) -> Tensor:
+        return F.embedding(torch.tensor(ids, device=self._table.device), self._table)
+
+    def logits(self, last_RH: Tensor) -> Tensor:
+        return self.layers.head(last_RH)
+
+    def draw_drafted(
+        self, tasks: Sequence[ThinkerTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        embed = partial(F.embedding, weight=self._table)
+        return draw_drafted(tasks, drafts, logits_RV, embed, one_by_one=self._one_by_one)
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)

@@ -4,11 +4,12 @@
 that vLLM needs. About 4 million parameters; its answers are noise, but depend on every input of the real model.
 """
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
+from fleet.models.qwen3_omni.tiny_config import generation_config, model_config, resized
 from fleet.models.qwen3_omni.tiny_tokenizer import (
     build_tokenizer,
     speakable_ids,
@@ -21,9 +22,10 @@ from fleet.models.qwen3_omni.tiny_weights import fill_weights
 SHARD_SIZE = "4MB"
 
 
-def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
+def write_tiny_checkpoint(out_dir: Path, seed: int = 0, sizes: Mapping[str, Any] | None = None) -> Path:
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes.
 
+    `sizes`: values of its config that differ, nested like it.
     The layout is that of the published Qwen3-Omni-30B-A3B: weights in shards with an index, experts one by one, and a tokenizer
     of vocab.json and merges.txt without a tokenizer.json.
     """
@@ -31,7 +33,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     ids = tokenizer.get_vocab()
-    config = model_config(ids)
+    config = resized(model_config(ids), sizes or {})
     codec_eos_id = config["talker_config"]["codec_eos_token_id"]
     model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
     fill_weights(model, seed, answer_ids=speakable_ids(tokenizer), im_end_id=ids["<|im_end|>"], codec_eos_id=codec_eos_id)

@@ -1,21 +1,25 @@
 """The Talker's stage: the Thinker's prompt and tokens in, frames of codes out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ChunkOrderError
 from fleet.core.ids import EdgeName, Walk
+from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import RequestSpec
-from fleet.engine.base import NUM_POSITIONS, Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.span_chain import RouteSlot
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
-from fleet.models.qwen3_omni.config import read_config
+from fleet.models.qwen3_omni.config import OmniConfig, read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import prepare_stage
+from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.sampling import sampling_of
 
 CODES = EdgeName("codes")
@@ -24,17 +28,38 @@ CODES = EdgeName("codes")
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     config = read_config(options.checkpoint)
-    setup = prepare_stage(options, config.talker_config.text_config.max_position_embeddings)
-    reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
-    talker = Talker(reader, config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
     roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
-    loop = setup.graph_loop(talker)
+    engine, names, route = _engine(options, config)
     return BuiltStage(
-        engine=loop,
+        engine=engine,
         adapter=lambda spec, _blob: TalkerAdapter(spec, roles),
         num_added_rows=NUM_OPENING_ROWS,
-        weight_names=tuple(reader.names),
+        weight_names=names,
+        route=route,
     )
+
+
+def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
+    """Load a span for a span worker. Raises: ConfigError."""
+    return load_stage_span(options, "talker", span)
+
+
+def count_layers(checkpoint: Path) -> int:
+    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    return num_layers(checkpoint, "talker")
+
+
+def _engine(options: BuildOptions, config: OmniConfig) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
+    setup, anchor = prepare_stage(options, config.talker_config.text_config.max_position_embeddings), options.anchor
+    experts, num_positions, tiled = setup.where.experts, setup.num_positions, setup.where.tiled
+    if anchor is None:
+        reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
+        talker = Talker(reader, config, experts, num_positions, tiled=tiled)
+        return setup.graph_loop(talker), tuple(reader.names), None
+    reader = anchor_reader(setup, config, "talker", anchor.span, with_head=True)
+    talker = Talker(reader, config, experts, num_positions, tiled=tiled, span=anchor.span)
+    engine, route = setup.anchor_loop(talker, talker.num_layers)
+    return engine, tuple(reader.names), route
 
 
 class TalkerAdapter(TaskAdapter):

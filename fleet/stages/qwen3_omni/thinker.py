@@ -10,8 +10,10 @@ from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName
+from fleet.core.layer_spans import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.span_chain import RouteSlot
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import installed_version, start
@@ -20,8 +22,11 @@ from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.lm_setup import end_ids_of, prepare_stage, vllm_options
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.capture import capturing
+from fleet.stages.lm_setup import end_ids_of, exchange_of, prepare_stage, vllm_options
+from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
+from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
@@ -31,24 +36,46 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    engine, names = _vllm_engine(options) if options.engine == "vllm" else _torch_engine(options)
+    engine, names, route = (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
+    captures = capturing(options, lambda: count_layers(options.checkpoint))
 
-    def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
-        return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TaskAdapter:
+        own = ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
+        return captures(spec, own)
 
-    return BuiltStage(engine=engine, adapter=adapter, weight_names=names)
+    heads = exchange_of(
+        options, engine, lambda _: head_config(options.checkpoint, read_config(options.checkpoint), options.most_draft_ids)
+    )  # fmt: skip
+    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
 
-def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
-    config = read_config(options.checkpoint)
+def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
+    """Load a span for a span worker. Raises: ConfigError."""
+    return load_stage_span(options, "thinker", span)
+
+
+def count_layers(checkpoint: Path) -> int:
+    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    return num_layers(checkpoint, "thinker")
+
+
+def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
+    config, end_ids, anchor = read_config(options.checkpoint), end_ids_of(options.checkpoint), options.anchor
     setup = prepare_stage(options, config.thinker_config.text_config.max_position_embeddings)
-    reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
+    experts, num_positions, tiled = setup.where.experts, setup.num_positions, setup.where.tiled
+    if anchor is None:
+        reader = setup.reader(lambda name: name.startswith("thinker.") and ".visual." not in name)
+        thinker = Thinker(reader, config, end_ids, experts, num_positions, one_by_one=tiled)
+        return setup.graph_loop(thinker), tuple(reader.names), None
+    with_head = anchor.returned != "logits"
+    reader = anchor_reader(setup, config, "thinker", anchor.span, with_head=with_head)
     thinker = Thinker(
-        reader, config, end_ids_of(options.checkpoint), setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
-    )
-    return setup.graph_loop(thinker), tuple(reader.names)
+        reader, config, end_ids, experts, num_positions, one_by_one=tiled, span=anchor.span, with_head=with_head
+    )  # fmt: skip
+    engine, route = setup.anchor_loop(thinker, thinker.num_layers)
+    return engine, tuple(reader.names), route
 
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:

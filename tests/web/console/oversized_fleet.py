@@ -20,6 +20,7 @@ def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
     fill(gateway)
     telemetry, now = gateway.client.telemetry, now_us()
     template = telemetry.worker_list[0]
+    divided = [view.part for view in telemetry.worker_list if view.part is not None]
     telemetry.worker_list = [
         msgspec.structs.replace(
             template if number % 50 else telemetry.worker_list[-1],
@@ -28,6 +29,7 @@ def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
             host=HOST,
             pid=number + 100_000,
             checkpoint=LONG[:64],
+            part=divided[number % len(divided)],
         )
         for number in range(NUM_WORKERS)
     ]

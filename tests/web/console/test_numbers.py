@@ -28,6 +28,7 @@ STAGES = (StageName("thinker"), StageName("talker"))
     ("form", "values"),
     [
         (formats.ms, {0.04: "0.0 ms", 9.94: "9.9 ms", 84.4: "84 ms", 12_345: "12 s", None: "–"}),
+        (formats.us, {0: "0 µs", 999: "999 µs", 1_000: "1.0 ms", 45_600: "46 ms", None: "–"}),
         (formats.seconds, {0.05: "50 ms", 3.04: "3.0 s", 61: "61 s", 125: "2 min 05 s", 3_660: "1 h 01 min", 90_000: "1 d 1 h"}),
         (formats.size, {999: "999 B", 1_250_000: "1.2 MB", 3.1e6: "3.1 MB"}),
         (formats.count, {48_000: "48\u202f000", 44.1: "44.1"}),

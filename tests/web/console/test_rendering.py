@@ -12,8 +12,9 @@ from fleet.core.telemetry import Job, RoleQueue, WorkerView
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
+from tests.web.divided import ANCHOR, GAP, SECOND
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.plausible import HOSTILE
+from tests.web.plausible import HOSTILE, worker_id
 
 MAX_PAGE_BYTES = 100_000
 NAMES = (*LIVE_PAGES, "request", "worker")
@@ -63,6 +64,46 @@ def test_role_that_loads_shows_its_progress(gateway: ServedGateway, path: str) -
     assert "2 starting (34 % loaded)" in shown
     gateway.client.telemetry.queue_list = [msgspec.structs.replace(talker, loaded_percent=None)]
     assert "2 starting" in page_of(gateway, path).replace("</span>", "").replace('<span class="num">', "")
+
+
+def shown_on(gateway: ServedGateway, path: str) -> str:
+    return " ".join(" ".join(html_audit.read(page_of(gateway, path)).text).split())
+
+
+def test_workers_page_shows_routes_of_divided_models(busy_gateway: ServedGateway) -> None:
+    shown = shown_on(busy_gateway, "/workers")
+    for part in (
+        "a pass takes 9.0 ms , 500 µs of it between processes",
+        "0:3 anchor",
+        "12 % 900 µs 100 µs 100 µs 310 MB 620 MB",
+        "26 % 1.9 ms 300 µs 100 µs 310 MB 620 MB",
+        "57 % most 3.8 ms 1.2 ms 100 µs 310 MB 620 MB",
+        "1.5 GB 61 500",
+        f"{GAP} Layers",
+        "12:output no worker",
+        "standby stands by: it replaces a worker that is lost",
+        "leaving is leaving: it gets no layers; it has loaded layers 4:11",
+    ):
+        assert part in shown, part
+    page = page_of(busy_gateway, "/workers")
+    assert 'aria-label="compute 3.8 ms, wait 1.2 ms, send 100 µs"' in page
+    # of a bar of 100, which the longest process fills: 3800, 1200 and 100 of 5100 us
+    assert 'class="level" width="74.5"' in page and 'x="74.5" width="23.5"' in page and 'x="98.0" width="2.0"' in page
+
+
+def test_routes_are_those_of_the_chosen_stage(busy_gateway: ServedGateway) -> None:
+    for role in ("thinker", "thinker.span"):
+        assert "Layers divided among workers" in shown_on(busy_gateway, f"/workers?role={role}")
+    for role in ("talker", "gateway"):
+        assert "Layers divided" not in shown_on(busy_gateway, f"/workers?role={role}")
+
+
+def test_worker_page_shows_its_part_of_a_divided_model(busy_gateway: ServedGateway) -> None:
+    shown = shown_on(busy_gateway, f"/workers/{worker_id('thinker.span', SECOND)}")
+    assert f"Layers 12:output of {worker_id('thinker', ANCHOR)}" in shown and "Share of a pass 57 %" in shown
+    assert "Compute / wait / send 3.8 ms / 1.2 ms / 100 µs" in shown and "Bytes in / out 310 MB / 620 MB" in shown
+    assert "Layers 0:3 , anchor" in shown_on(busy_gateway, f"/workers/{worker_id('thinker', ANCHOR)}")
+    assert "Share of a pass" not in shown_on(busy_gateway, f"/workers/{worker_id('talker', 1)}")
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)

@@ -1,9 +1,10 @@
 """Jobs: state, progress, results and errors of background jobs. Knows no kind of job."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from fleet.core.jobs import MEASURE_TAKES, BenchArguments
+from fleet.core.jobs import MEASURE_TAKES
 from fleet.core.telemetry import Job
 from web.console.page_context import LivePage, PageContext, Query
 
@@ -37,11 +38,11 @@ class JobsPage(LivePage):
         )
 
 
-def format_arguments(arguments: BenchArguments | None) -> str:
+def format_arguments(arguments: Mapping[str, object] | None) -> str:
     """Return the arguments as `fleet jobs submit` accepts them."""
     if arguments is None:
         return "arguments of another version"
-    return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.as_json().items())
+    return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.items())
 
 
 def _format_value(value: object) -> str:

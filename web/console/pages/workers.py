@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.errors import NotFound, quoted
+from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
+from fleet.core.span_routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
@@ -13,7 +15,7 @@ from web.gateway.metrics import GATEWAY_ROLE
 
 PATH = "/workers"
 NUM_REQUESTS, NUM_LINES = 20, 50
-MAX_ROWS, MAX_GONE = 100, 20
+MAX_ROWS, MAX_GONE, MAX_ROUTES, MAX_UNUSED = 100, 20, 10, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,11 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, "" without such a page."""
+    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, "" without such a page.
+
+    `routes`: of divided models, of the stage of `role` if one is chosen, and `unused` span workers; `num_routes`, `num_unused`
+    with those that are left out.
+    """
 
     role: str
     chips: tuple[FilterLink, ...]
@@ -39,14 +45,20 @@ class WorkersContext(PageContext):
     more: str
     here: tuple[WorkerRow, ...]
     gone: tuple[WorkerRow, ...]
+    routes: tuple[RouteView, ...]
+    num_routes: int
+    unused: tuple[UnusedSpanWorker, ...]
+    num_unused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """`row` is None for an unknown worker."""
+    """`row` is None for an unknown worker. `route`: in which it has a part of a divided model; `hop`: that part."""
 
     id: str
     row: WorkerRow | None = None
+    route: RouteView | None = None
+    hop: HopView | None = None
     requests: tuple[RequestTableRow, ...] = ()
     lines: tuple[LogLine, ...] = ()
 
@@ -68,7 +80,7 @@ def find_available_commands(view: WorkerView) -> tuple[str, ...]:
 class WorkersPage(_WorkerPage):
     key = active = "workers"
     path = "/workers"
-    live = ("trouble", "roles", "workers", "gone")
+    live = ("trouble", "roles", "routes", "workers", "gone")
 
     def empty(self, query: Query) -> WorkersContext:
         return self._build(query, [], [])
@@ -83,6 +95,9 @@ class WorkersPage(_WorkerPage):
         matching = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
         start = next((place + 1 for place, view in enumerate(matching) if view.id == after), 0)
         shown = matching[start : start + MAX_ROWS]
+        spans, stage = routes_of(here), stage_of(role)
+        routes = [route for route in spans.routes if stage in ("", route.stage)]
+        unused = [free for free in spans.unused if stage in ("", stage_of(free.role))]
         return WorkersContext(
             stream_query={"role": role, "after": after},
             role=role,
@@ -93,6 +108,10 @@ class WorkersPage(_WorkerPage):
             remedy=f"fleet worker {missing[0]}" if missing else "",
             here=tuple(self._row(view, here) for view in shown),
             gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
+            routes=tuple(routes[:MAX_ROUTES]),
+            num_routes=len(routes),
+            unused=tuple(unused[:MAX_UNUSED]),
+            num_unused=len(unused),
         )
 
     def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
@@ -121,10 +140,14 @@ class OneWorkerPage(_WorkerPage):
             raise NotFound(f"no worker {quoted(worker)}; workers that left are removed after some minutes", param="id")
         held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
+        hops = ((route, hop) for route in routes_of(workers).routes for hop in route.hops if hop.worker == worker)
+        route, hop = next(hops, (None, None))
         return OneWorkerContext(
             id=worker,
             stream_query={"id": worker},
             row=self._row(view, workers),
+            route=route,
+            hop=hop,
             requests=tuple(build_row(row, self._gateway) for row in held.rows),
             lines=logged.lines,
         )

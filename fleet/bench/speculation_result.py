@@ -1,0 +1,91 @@
+"""Result of the measurement of speculation: the numbers, their tables and their targets. Measures nothing."""
+
+from statistics import median
+
+import msgspec
+from rich.console import Group
+
+from fleet.bench.result import FLEET, MANY, OTHER, PLAYED, Result
+from fleet.core.request import RequestSpec
+from fleet.core.speculation_figures import OFF
+from fleet.reporting.plot import Axes, Panel
+from fleet.reporting.stats import Ratio
+from fleet.reporting.tables import figure, table_of, titled
+
+COLORS = {OFF: PLAYED, "ngram": OTHER, "suffix": FLEET, "eagle3": MANY}
+LOSS_TARGET = 0.97
+"""Tokens/s relative to those without speculation, below which no batch with it may be."""
+
+
+class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each drafter in each round."""
+
+    taught: tuple[RequestSpec, ...]
+    asked: tuple[RequestSpec, ...]
+    batches: tuple[int, ...]
+    num_rounds: int
+
+
+class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one drafter, `batch` at a time. `tokens_per_s` of each round; `acceptance_length`: tokens of a request per pass.
+
+    `shares`: of the drafts at each position that were accepted. `num_equal` answers are those without speculation.
+    """
+
+    numerics: str
+    drafter: str
+    batch: int
+    tokens_per_s: tuple[float, ...]
+    acceptance_length: float
+    shares: tuple[float, ...]
+    num_equal: int
+    num_answers: int
+
+
+class SpeculationResult(Result, frozen=True, kw_only=True):
+    """`others_cores`: background load."""
+
+    model: str
+    runs: tuple[DraftedRuns, ...]
+    others_cores: tuple[float | None, ...]
+
+    def gain(self, run: DraftedRuns) -> float:
+        """Return the speed relative to that without speculation: the median over the rounds, in each of which both ran."""
+        plain = next(one for one in self.runs if (one.numerics, one.batch, one.drafter) == (run.numerics, run.batch, OFF))
+        return median(mine / other for mine, other in zip(run.tokens_per_s, plain.tokens_per_s, strict=True))
+
+    def tables(self) -> list[Group]:
+        table = table_of("numerics", "batch", "drafter", "tokens/s", "of off", "tokens per pass", "accepted by position")
+        for run in self.runs:
+            table.add_row(
+                run.numerics, f"{run.batch}", run.drafter, figure(median(run.tokens_per_s)), figure(self.gain(run)),
+                figure(run.acceptance_length), " ".join(f"{share:.2f}" for share in run.shares),
+            )  # fmt: skip
+        num_equal, num_answers = sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
+        same = f"{num_equal} of {num_answers} answers are those without speculation"
+        return [titled(f"{self.model}; medians of {len(self.runs[0].tokens_per_s)} rounds; {same}", table)]
+
+    def panels(self) -> list[Panel]:
+        return [self._draw]
+
+    def targets(self) -> list[Ratio]:
+        return [
+            Ratio(
+                name=f"{run.drafter} / {OFF}, {run.numerics}, batch {run.batch}", value=self.gain(run), target=LOSS_TARGET,
+                at_most=False,
+            )
+            for run in self.runs
+            if run.drafter != OFF
+        ]  # fmt: skip
+
+    def background_loads(self) -> list[float | None]:
+        return list(self.others_cores)
+
+    def _draw(self, axes: Axes) -> None:
+        for numerics, style in (("fast", "o-"), ("invariant", "s--")):
+            for drafter, color in COLORS.items():
+                points = [(run.batch, self.gain(run)) for run in self.runs if (run.numerics, run.drafter) == (numerics, drafter)]
+                if points:
+                    axes.plot(*zip(*points, strict=True), style, color=color, label=f"{drafter}, {numerics}")
+        axes.set(xscale="log", xlabel="batch", ylabel="tokens/s of off", title="speculation")
+        axes.legend()

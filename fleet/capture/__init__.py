@@ -1,0 +1,1 @@
+"""Captures: answers of a pool, or a share of live ones, are computed once more in the background, and trained on."""

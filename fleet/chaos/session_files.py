@@ -1,0 +1,78 @@
+"""Conversations saved and loaded as `fleet session` does it, and comparison of their files. Injects nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from fleet.config import FleetConfig
+from fleet.control import keys
+from fleet.control.connect import connect, text
+from fleet.core.errors import BadInput
+from fleet.core.ids import StageName
+from fleet.core.request import session_name
+from fleet.core.session_messages import missing_parts
+from fleet.worker.peers import read_peer_access
+from fleet.worker.session_client import SessionClient, SessionFile, named_outages
+
+PATIENCE_S = 2.0
+"""Time in which Redis must answer, as for `fleet session`."""
+KEY_BYTES = 8
+
+
+class SessionFiles:
+    """The conversations of one fleet; each call has connections of its own. Thread-safe.
+
+    Raises: FleetError with the cause, OSError of a file.
+    """
+
+    def __init__(self, redis_url: str, config: FleetConfig) -> None:
+        self._redis_url, self._config = redis_url, config
+        self._secret = read_peer_access(config).secret
+
+    @contextmanager
+    def _client(self) -> Iterator[SessionClient]:
+        with connect(self._redis_url, patience_s=PATIENCE_S) as client:
+            yield SessionClient(client, self._config, self._secret)
+
+    def processes_of(self, stage: str, name: str) -> tuple[str, ...]:
+        """Return the worker that caches a conversation, and the span workers of its route. Raises: NotFound."""
+        with connect(self._redis_url, patience_s=PATIENCE_S) as client:
+            worker = SessionClient(client, self._config, self._secret).worker_of(StageName(stage), session_name(name), name)
+            with named_outages():
+                route = text(client.hget(keys.worker(worker), "route")) or "[]"
+        return worker, *(hop for hop, _ in msgspec.json.decode(route, type=list[tuple[str, str]]))
+
+    def save(self, stage: str, name: str, file: Path) -> int:
+        """Save a conversation, and return its number of rows."""
+        with self._client() as client:
+            saved = client.save(StageName(stage), session_name(name), name)
+        saved.write(file)
+        return saved.info.num_rows
+
+    def load(self, stage: str, name: str, file: Path) -> None:
+        with self._client() as client:
+            client.load(StageName(stage), session_name(name), SessionFile.read(file))
+
+
+def damage_of(file: Path, expected: Path | None = None) -> str:
+    """Return what is wrong with the file of a session, "" if nothing. `expected`: a file that has the same rows."""
+    try:
+        found = SessionFile.read(file)
+    except BadInput as error:
+        return error.message
+    if missing := missing_parts(found.info, found.parts):
+        return f"{file}: lacks {', '.join(missing)}"
+    num_rows, layers = found.info.num_rows, [len(found.parts[str(layer)]) for layer in range(found.info.num_layers)]
+    if len(found.parts["keys"]) != KEY_BYTES * num_rows or len(set(layers)) != 1 or not layers[0] or layers[0] % num_rows:
+        return f"{file}: has other rows than the {num_rows} that it says"
+    return "" if expected is None else _difference(file, found, SessionFile.read(expected))
+
+
+def _difference(file: Path, found: SessionFile, expected: SessionFile) -> str:
+    if found.info != expected.info:
+        return f"{file}: has {found.info}, not {expected.info}"
+    if different := [name for name, part in expected.parts.items() if found.parts.get(name) != part]:
+        return f"{file}: its parts {', '.join(sorted(different))} are not those of the undisturbed session"
+    return ""

@@ -1,0 +1,118 @@
+"""Files of draft heads for `fleet draft export`, `import` and `add`. Imports torch only when called."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.config import FleetConfig
+from fleet.core.errors import BadInput, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fleet.core.training_figures import DraftVersion
+    from fleet.models.eagle3.head import Eagle3Head
+
+Format = Literal["speculators", "sglang"]
+EMBEDDINGS = (
+    "thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight", "model.embed_tokens.weight",
+    "transformer.wte.weight", "model.decoder.embed_tokens.weight",
+)  # fmt: skip
+"""Names of the embedding in checkpoints, the first of which is the main stage's."""
+
+
+def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
+    """Write a head of Fleet's own files in another program's format. Raises: ConfigError, BadInput."""
+    from fleet.models.eagle3.files import load_head
+    from fleet.models.eagle3.sglang import export_sglang
+    from fleet.models.eagle3.speculators import export_speculators
+    from fleet.models.target_hash import hash_of_target
+
+    _require_empty(out)
+    checkpoint = resolve_checkpoint(config)
+    head = load_head(folder, target_hash=hash_of_target(checkpoint))
+    if kind == "sglang":
+        export_sglang(head, out)
+        return
+    described = json.loads((checkpoint / "config.json").read_text())
+    num_drafts = config.stage(config.graph_declaration().main_stage.name).speculation.num_drafts
+    export_speculators(
+        head, out, target=str(checkpoint), target_architectures=described["architectures"], num_drafts=num_drafts,
+        embedding_VH=_embedding_of(checkpoint),
+    )  # fmt: skip
+
+
+def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
+    """Write a head of another program's format in Fleet's own. Raises: ConfigError, BadInput."""
+    from fleet.models.eagle3.files import save_head
+    from fleet.models.eagle3.sglang import import_sglang
+    from fleet.models.eagle3.speculators import import_speculators
+    from fleet.models.target_hash import hash_of_target
+    from fleet.stages.builders import layer_counter
+
+    _require_empty(out)
+    checkpoint, graph = resolve_checkpoint(config), config.graph_declaration()
+    num_layers = layer_counter(graph, graph.main_stage.name)(checkpoint)
+    read = import_sglang if kind == "sglang" else import_speculators
+    head: Eagle3Head = read(
+        folder, num_layers=num_layers, target_hash=hash_of_target(checkpoint), embedding_VH=_embedding_of(checkpoint)
+    )  # fmt: skip
+    save_head(head, out)
+
+
+def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
+    """Copy a head into the deployment's folder of versions; return its description, with number 0.
+
+    Raises: ConfigError if it is damaged or belongs to another target.
+    """
+    from fleet.core.clock import now_us
+    from fleet.core.training_figures import DraftVersion
+    from fleet.models.eagle3.files import WEIGHTS_FILE, load_head, save_head
+    from fleet.models.target_hash import hash_of_target
+    from fleet.train.engine import VERSIONS
+
+    head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
+    part = config.drafts_dir / VERSIONS / f".{folder.name}.part"
+    sha256 = save_head(head, part)
+    place = part.with_name(sha256)
+    if place.exists():
+        shutil.rmtree(part)
+    else:
+        part.rename(place)
+    return DraftVersion(
+        number=0, sha256=sha256, target=head.config.target_hash, num_bytes=(place / WEIGHTS_FILE).stat().st_size,
+        source=str(folder), created_us=now_us(),
+    )  # fmt: skip
+
+
+def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
+    """Return the folder of a version. Raises: BadInput if it is not on this host."""
+    from fleet.train.engine import VERSIONS
+
+    folder = config.drafts_dir / VERSIONS / version.sha256
+    if not folder.is_dir():
+        raise BadInput(
+            f"version {version.number}: its files are not in {folder.parent}; run the command on the trainer's host",
+            param="version",
+        )
+    return folder
+
+
+def _require_empty(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is not an empty folder; name another", param="out")
+
+
+def _embedding_of(checkpoint: Path) -> "Tensor":
+    """Return the target's embedding [V, H]. Raises: ConfigError if the checkpoint has none of a known name."""
+    import torch
+
+    from fleet.models.checkpoint import CheckpointReader
+
+    reader = CheckpointReader(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    name = next((name for name in EMBEDDINGS if reader.has(name)), None)
+    if name is None:
+        raise ConfigError(f"{checkpoint}: no embedding under {', '.join(EMBEDDINGS)}", param="checkpoint")
+    return reader.get(name)

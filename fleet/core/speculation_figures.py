@@ -1,0 +1,73 @@
+"""Counts of drafts that a worker's engine verified, as workers publish them, and the drafters of a fleet as readers see them."""
+
+import msgspec
+
+from fleet.core.ids import StageName, WorkerId
+
+OFF = "off"
+"""In place of a drafter's name: none."""
+DRAFTERS = ("ngram", "suffix", "eagle3")
+CONFIGURED = "configured"
+"""In an operator's order, in place of a drafter's name: the one that the configuration names."""
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the drafter is in use; `drafter` is its name, or `off`. `num_draws`: passes of one request that ended in
+    draws, with or without drafts.
+
+    `drafted`, `accepted`: by position of the draft, from the first on. A draft counts as accepted if those before it were, too.
+    `version`: of the draft head; 0: the configured one, or none. `failed`: the drafter whose `failure` ended drafting.
+    """
+
+    drafter: str
+    num_draws: int = 0
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    version: int = 0
+    failed: str = ""
+    failure: str = ""
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean number of tokens of one request in one pass; None before the first one."""
+        return 1 + sum(self.accepted) / self.num_draws if self.num_draws else None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of the drafts at each position that were accepted; positions without drafts are left out."""
+        return tuple(accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True) if drafted)
+
+
+class WorkerDrafts(msgspec.Struct, frozen=True, kw_only=True):
+    """The drafts of one worker. `acceptance_length`: mean tokens of one request in one pass; None before the first one."""
+
+    worker: WorkerId
+    acceptance_length: float | None
+    figures: SpeculationFigures
+
+
+class StageDrafts(msgspec.Struct, frozen=True, kw_only=True):
+    """The drafter that the configuration names for a stage, the one that an operator chose instead ("": none), and its workers.
+
+    A worker follows a choice within a second.
+    """
+
+    stage: StageName
+    configured: str
+    chosen: str
+    workers: tuple[WorkerDrafts, ...]
+
+
+_decoder = msgspec.json.Decoder(SpeculationFigures)
+
+
+def encode_speculation(figures: SpeculationFigures) -> str:
+    return msgspec.json.encode(figures).decode()
+
+
+def decode_speculation(text: str) -> SpeculationFigures | None:
+    """Decode figures; None if none were written yet, or another version wrote them in another form."""
+    try:
+        return _decoder.decode(text) if text else None
+    except msgspec.DecodeError:
+        return None

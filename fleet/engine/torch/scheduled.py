@@ -1,0 +1,78 @@
+"""A request in the batch loop, and what passes change of it. Knows no model."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from fleet.core.errors import FleetError, failure_of
+from fleet.core.ids import RequestId, Walk
+from fleet.engine.base import EngineOutput, EngineRequest
+from fleet.engine.torch.kv_pool import PageTable
+from fleet.engine.torch.pass_queue import PassEntry
+from fleet.engine.torch.prefix import CachedPrefix
+from fleet.engine.torch.program import TaskT
+
+log = logging.getLogger(__name__)
+NO_WALK = Walk("")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ScheduledRequest(Generic[TaskT]):
+    """A request in the batch loop.
+
+    Invariants: 0 <= computed <= begun <= task.num_rows, and while a pass computes drafts, `begun` counts them too; pages cover
+    `begun` rows; rows below `reported` were reported to the task as computed. `running`: its parts in passes that began and have
+    not ended, which compute rows `computed` to `begun`.
+    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a pass with others failed.
+    """
+
+    request: EngineRequest
+    task: TaskT
+    table: PageTable
+    computed: int = 0
+    begun: int = 0
+    reported: int = 0
+    running: list[PassEntry[TaskT]] = field(default_factory=list[PassEntry[TaskT]])
+    alone: bool = False
+    paused: bool = False
+    fed_final: bool = False
+    walk: Walk = NO_WALK
+    waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
+    cached: CachedPrefix | None = None
+
+    def can_settle(self) -> bool:
+        return bool(self.waiting) and not self.paused
+
+    def can_begin(self) -> bool:
+        return not self.paused and self.begun < self.task.num_rows
+
+    def restart_at(self, computed: int) -> None:
+        """Let the rows from `computed` on be computed again; results of passes that are running are not used."""
+        for entry in self.running:
+            entry.is_void = True
+        self.running.clear()
+        self.computed = self.begun = computed
+
+
+Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
+
+
+def progress_of(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
+    """Return the state of each request that a pass changes."""
+    return [
+        (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw) for scheduled, _ in planned
+    ]
+
+
+def named(planned: Sequence[Planned[TaskT]]) -> list[tuple[RequestId, PassEntry[TaskT]]]:
+    return [(scheduled.request.request_id, entry) for scheduled, entry in planned]
+
+
+def failed(scheduled: ScheduledRequest[TaskT], error: Exception) -> EngineOutput:
+    """Return the output of a failed request; log errors other than the user's mistakes."""
+    if not isinstance(error, FleetError):
+        labels = {"request_id": scheduled.request.request_id, "walk": scheduled.walk}
+        log.error("the engine failed a request", exc_info=error, extra=labels)
+    failure = failure_of("the engine failed the request", error)
+    return EngineOutput(request_id=scheduled.request.request_id, walk=scheduled.walk, error=failure)

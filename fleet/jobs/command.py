@@ -1,0 +1,52 @@
+"""A command of `fleet` as a job: its deployment file, its process, and its last line as progress."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rq import get_current_job
+
+from fleet.control.job_files import make_folder
+from fleet.control.jobs import note_progress
+from fleet.core.telemetry import JobProgress
+from fleet.jobs.measured import TEMPORARY, Measured
+
+TAIL_CHARS = 20_000
+MAX_NOTE_CHARS = 200
+NOTE_EVERY_S = 1.0
+CONFIG_NAME = "deployment.yaml"
+
+
+def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
+    """Create a job's folder; return it, and the deployment file in its temporary part."""
+    folder = make_folder(measured.config.data_dir, job_id)
+    temporary = folder / TEMPORARY
+    temporary.mkdir(mode=0o700)
+    config_file = temporary / CONFIG_NAME
+    config_file.write_text(yaml.safe_dump(measured.config.model_dump(mode="json"), sort_keys=False))
+    return folder, config_file
+
+
+def run_command(options: Sequence[str], temporary: Path) -> tuple[int, str]:
+    """Run `fleet` with these options; return its exit status and the end of its output."""
+    command = [sys.executable, "-m", "fleet.cli", *options]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    tail, noted_s = "", 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail = (tail + line)[-TAIL_CHARS:]
+            if line.strip() and time.monotonic() - noted_s > NOTE_EVERY_S:
+                noted_s = time.monotonic()
+                _note(line.strip())
+    return process.returncode, tail
+
+
+def _note(line: str) -> None:
+    current = get_current_job()
+    if current is not None:
+        note_progress(current, JobProgress(note=line[:MAX_NOTE_CHARS]))

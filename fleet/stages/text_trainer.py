@@ -1,0 +1,31 @@
+"""The trainer of the `text` graph: a draft head for any causal language model."""
+
+import torch
+from torch import Tensor
+
+from fleet.core.layer_spans import LayerSpan
+from fleet.models.causal_lm.load import read_config
+from fleet.models.causal_lm.span_load import load_span
+from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.lm_setup import end_ids_of
+from fleet.stages.text_head import head_config
+from fleet.stages.training import build_trainer
+from fleet.train.samples import TargetParts
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Build the stage; of the target only the embedding, the last layer and the output head are loaded. Raises: ConfigError."""
+    folder, device = options.checkpoint, torch.device(options.device)
+    config, training = read_config(folder), options.training
+    assert training is not None, "a trainer without its options"
+    last = LayerSpan(int(config.num_hidden_layers) - 1, has_output=True)
+    target = load_span(folder, last, torch.float32, with_embedding=True, device=device)
+    head = head_config(folder, target.kv_shape, training.draft_vocab_size)
+    parts = TargetParts(embed=target.embed, head=target.head)
+    return build_trainer(options, head, parts, end_ids_of(folder), head_VH=_matrix_of(parts, head.hidden_size, device))
+
+
+@torch.no_grad()
+def _matrix_of(target: TargetParts, hidden: int, device: torch.device) -> Tensor:
+    """Return the output head's matrix [V, H], by its results for unit rows: its module differs with the architecture."""
+    return target.head(torch.eye(hidden, device=device)).T.contiguous()

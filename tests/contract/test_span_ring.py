@@ -1,0 +1,183 @@
+"""Large payloads of span connections by real NIXL: the same frames in the same order as on the connection alone, or its end."""
+
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.core.errors import TransferError
+from fleet.spans.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
+from fleet.spans.frames import BLOCK_AT, PREFIX
+from fleet.spans.ring import BLOCK, BlockPort, BlockReads, RingSpace
+from tests.span_peers import KEY, WAIT_S, connected, dial_as, serving, take_arrivals, take_closed, take_frames
+from tests.support import cli_env, wait_until
+
+SIZES = (0, 1, 999, 1000, 5000, 16_000, 16_001, 12_000, 3, 15_999, 70_000, 1000) * 6
+
+PEER = """
+import sys
+from fleet.spans.connection import FrameReceived, SpanArrivals
+from fleet.spans.listener import SpanListener
+from fleet.spans.ring import BlockReads
+arrivals = SpanArrivals(BlockReads(min_bytes=1000))
+listener = SpanListener("127.0.0.1", arrivals=arrivals, key=b"%s", own_name="acceptor")
+print(listener.address[1], flush=True)
+while True:
+    for arrival in arrivals.take(60):
+        if isinstance(arrival, FrameReceived):
+            arrival.connection.send(arrival.frame.header, arrival.frame.payload)
+"""
+"""A process that sends back what it receives."""
+
+
+def small_blocks() -> BlockReads:
+    return BlockReads(min_bytes=1000, ring_bytes=64_000)
+
+
+def payloads_of(sizes: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
+    return [(b"%d" % number, np.random.default_rng(number).bytes(size)) for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(("dials", "accepts"), [(True, True), (True, False), (False, True)], ids=["both", "dialer", "acceptor"])
+def test_frames_of_all_sizes_arrive_whole_and_in_order(dials: bool, accepts: bool) -> None:
+    """A full ring, too large a payload and a peer that reads no blocks make payloads travel on the connection."""
+    sent, dialer, acceptor = payloads_of(SIZES), small_blocks() if dials else None, small_blocks() if accepts else None
+    with serving(blocks=acceptor) as served, connected(served, dialer) as pair:
+        pair.dialer.send(b"first", b"")
+        pair.acceptor.send(b"first", b"")
+        for arrivals in (pair.dialer_arrivals, pair.acceptor_arrivals):
+            take_frames(arrivals, 1)  # each end knows then if the other one reads blocks
+        for header, payload in sent:
+            pair.dialer.send(header, payload[:100], payload[100:])
+            pair.acceptor.send(header, payload)
+        assert take_frames(pair.acceptor_arrivals, len(sent)) == sent
+        assert take_frames(pair.dialer_arrivals, len(sent)) == sent
+        uses = dials and accepts
+        assert all(0 < num < len(sent) for num in pair.dialer.num_blocks) if uses else pair.dialer.num_blocks == (0, 0)
+        wait_until(lambda: pair.dialer.num_bytes_sent == pair.acceptor.num_bytes_received, "equal counts of bytes")
+
+
+def test_block_that_changed_before_it_was_read_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = BlockPort.write
+
+    def write_another(self: BlockPort, buffers: list[memoryview], num_bytes: int) -> tuple[bytes, bytes | None] | None:
+        written = write(self, buffers, num_bytes)
+        assert written is not None
+        address, length, stamp = BLOCK.unpack(written[0])
+        return BLOCK.pack(address, length, stamp + 1), written[1]
+
+    monkeypatch.setattr(BlockPort, "write", write_another)
+    with serving(blocks=small_blocks()) as served, connected(served, small_blocks()) as pair:
+        pair.acceptor.send(b"first")
+        take_frames(pair.dialer_arrivals, 1)
+        pair.dialer.send(b"", bytes(2000))
+        assert take_closed(pair.acceptor_arrivals) == "a block of the peer changed before it was read"
+
+
+def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its route would be set up again and again."""
+
+    def refuse(self: BlockPort, block: bytes) -> bytearray:
+        raise TransferError("the kernel permits no copies")
+
+    monkeypatch.setattr(BlockPort, "read", refuse)
+    blocks = small_blocks()
+    with serving(blocks=blocks) as served:
+        with connected(served, small_blocks()) as pair:
+            pair.acceptor.send(b"first")
+            take_frames(pair.dialer_arrivals, 1)
+            pair.dialer.send(b"", bytes(2000))
+            assert take_closed(pair.acceptor_arrivals) == "the kernel permits no copies" and not blocks.is_usable
+        with connected(served, small_blocks()) as pair:
+            pair.acceptor.send(b"first")
+            take_frames(pair.dialer_arrivals, 1)
+            pair.dialer.send(b"", bytes(2000))
+            assert take_frames(pair.acceptor_arrivals, 1) == [(b"", bytes(2000))] and pair.dialer.num_blocks == (0, 0)
+            pair.dialer.close()
+            assert take_closed(pair.acceptor_arrivals) == CLOSED_BY_PEER
+
+
+def test_peer_that_has_ended_is_no_reason_to_do_without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of its connection is behind rows that were not read yet, and more than the kernel shows at a time."""
+    has_ended = threading.Event()
+
+    def refuse(self: BlockPort, block: bytes) -> bytearray:
+        assert has_ended.wait(WAIT_S)
+        raise TransferError("its memory is gone")
+
+    monkeypatch.setattr(BlockPort, "read", refuse)
+    blocks = small_blocks()
+    with serving(blocks=blocks) as served:
+        sock, _ = served.connect_raw()
+        sock.recv(PREFIX.size, socket.MSG_WAITALL)  # with unread bytes, the kernel would reset the connection
+        sock.sendall(PREFIX.pack(BLOCK_AT, 0, BLOCK.size) + bytes(BLOCK.size))
+        sock.settimeout(0.2)
+        with suppress(TimeoutError):
+            while True:
+                sock.sendall(bytes(1 << 20))
+        sock.close()
+        has_ended.set()
+        assert take_closed(served.arrivals) == "its memory is gone" and blocks.is_usable
+
+
+def test_closed_connection_ends_reads_and_takes_no_more_blocks() -> None:
+    with serving(blocks=small_blocks()) as served, connected(served, small_blocks()) as pair:
+        pair.acceptor.send(b"first")
+        take_frames(pair.dialer_arrivals, 1)
+        for _ in range(50):
+            pair.dialer.send(b"", bytes(9000))
+        pair.dialer.close()
+        pair.dialer.send(b"", bytes(9000))
+        assert take_closed(pair.dialer_arrivals) == CLOSED_HERE
+
+
+@pytest.mark.parametrize("dies_while", ["it reads", "it is read"])
+def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -> None:
+    """The peer is killed in the middle of large blocks, in either direction; another one is served as before."""
+    for number in range(3):
+        peer = subprocess.Popen([sys.executable, "-c", PEER % KEY.decode()], stdout=subprocess.PIPE, text=True, env=cli_env())
+        assert peer.stdout is not None
+        address = "127.0.0.1", int(peer.stdout.readline())
+        arrivals = SpanArrivals(BlockReads(min_bytes=1000))
+        connection = dial_as("dialer", address, arrivals)
+        connection.send(b"first", b"")
+        assert isinstance(take_arrivals(arrivals, 1)[0], FrameReceived)
+        payload = np.random.default_rng(number).bytes(8 << 20)
+        for _ in range(6):
+            connection.send(b"block", payload)
+        received = arrivals.take(WAIT_S) if dies_while == "it is read" else []
+        peer.kill()
+        peer.wait()
+        peer.stdout.close()
+        wait_until(lambda connection=connection: connection.is_closed, "the end of the connection", WAIT_S)
+        connection.close()
+        received += arrivals.take(0)
+        blocks = [bytes(arrival.frame.payload) for arrival in received if isinstance(arrival, FrameReceived)]
+        assert all(block == payload for block in blocks) and (blocks or dies_while == "it reads")
+        assert connection.num_blocks[1] > 0
+
+
+@given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=60))
+def test_space_of_a_ring_is_contiguous_and_never_given_twice(steps: list[int | None]) -> None:
+    """None frees the oldest; too large a size is refused."""
+    space, held = RingSpace(64), list[range]()
+    for size in steps:
+        if size is None:
+            if held:
+                space.free_first()
+                held.pop(0)
+            continue
+        start = space.reserve(size)
+        if start is None:
+            assert held, "an empty ring has room"
+            continue
+        added = range(start, start + size)
+        assert added.stop <= 64 and not any(set(added) & set(other) for other in held)
+        held.append(added)
+    assert space.num_reserved == len(held)

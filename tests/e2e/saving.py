@@ -1,0 +1,64 @@
+"""Conversations of a divided fleet that are saved while a test disturbs its processes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet.api_client.client import ApiClient
+from fleet.chaos.clients import Gateways
+from fleet.chaos.faults import InjectedFault
+from fleet.chaos.requests import make_save_tasks
+from fleet.chaos.save_report import SaveReport, report_saves
+from fleet.chaos.saves import SaveLoad, SaveSurroundings
+from fleet.chaos.schedule import FaultKind
+from fleet.chaos.session_files import SessionFiles
+from fleet.core.ids import WorkerId
+from tests.e2e.fleets import PATIENCE_S
+from tests.e2e.span_fleets import SpanFleet
+
+NUM_CONVERSATIONS = 2
+
+
+class DisturbedSaves:
+    """The saves of some conversations; `report` once they have ended."""
+
+    def __init__(self, fleet: SpanFleet, folder: Path) -> None:
+        tasks = make_save_tasks(ApiClient(fleet.up.url).model(), fleet.config, 0, NUM_CONVERSATIONS)
+        self._stage, self._folder = fleet.stage, folder
+        self._load = SaveLoad(
+            tasks,
+            SaveSurroundings(
+                gateways=Gateways([fleet.up.url]), store=SessionFiles(fleet.up.redis_url, fleet.config), stages=(fleet.stage,),
+                folder=folder, exact=True,
+            ),
+        )  # fmt: skip
+        self._faults: list[InjectedFault] = []
+        self.report: SaveReport | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Save the conversations during the block, then load them; at least one save must have been struck by each fault."""
+        self._load.record_reference(lambda: None)
+        with self._load.running(time.perf_counter, lambda: None):
+            yield
+        self.report = report_saves(self._load.finish(), self._faults)
+
+    def strike(self, role: str, disturb: Callable[[WorkerId], None]) -> None:
+        """Disturb a process of the role in the middle of a save; wait until the next one begins after it."""
+        while True:
+            save = self._load.clock.next_save(self._stage, share=0.3, timeout_s=PATIENCE_S)
+            assert save is not None, "no conversation is saved"
+            at_s = time.perf_counter()
+            if self._load.clock.is_open(save):
+                break
+        worker = WorkerId(save.workers_of(role)[-1])
+        disturb(worker)
+        self._faults.append(
+            InjectedFault(
+                role=role, kind=FaultKind.KILL, target=worker, requests=(), at_s=at_s, until_s=at_s, recovered_s=None
+            )
+        )  # fmt: skip
+
+    def await_next(self) -> None:
+        assert self._load.clock.next_save(self._stage, share=0.0, timeout_s=PATIENCE_S) is not None, "no conversation is saved"

@@ -1,0 +1,110 @@
+"""Captures in the torch engine: rows of every position as `transformers` computes them, beside answers that stay the same."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
+from fleet.core.errors import BadInput
+from fleet.core.ids import RequestId
+from fleet.core.request import Sampling
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.graphs.training import CAPTURE
+from fleet.models.eagle3.config import default_layer_ids
+from tests.oracle.oracle import from_pretrained
+from tests.oracle.test_text_engine import FAMILIES, PROMPTS, answers_of, stage, write_model
+
+QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
+SAMPLING = Sampling(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write_model(QWEN3, tmp_path_factory.mktemp("target") / "model")
+
+
+def engine_of(target: Any, **options: Any) -> LMEngine[Any]:
+    built = stage(target, capture_share=0.5, **options)
+    assert isinstance(built.engine, LMEngine)
+    return built.engine
+
+
+def begin(engine: LMEngine[Any], name: str, prompt: list[int], answer: list[int], captured: tuple[str, ...]) -> None:
+    request = EngineRequest(
+        request_id=RequestId(name), sampling=Sampling(max_tokens=len(answer)), captured=captured,
+        params={NUM_POSITIONS: str(len(prompt) + len(answer))}, history={TOKEN: np.array(answer, np.int32)},
+    )  # fmt: skip
+    engine.submit(request)
+    engine.feed(request.request_id, EngineInput(walk=CAPTURE, arrays={"ids": np.array(prompt, np.int32)}, final=True))
+
+
+def finish(engine: LMEngine[Any]) -> list[EngineOutput]:
+    found: list[EngineOutput] = []
+    while engine.is_ready():
+        found += engine.step()
+    return found
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+@pytest.mark.parametrize("chunk", [3, 256])
+def test_captured_rows_are_those_of_transformers(target: Any, numerics: str, chunk: int) -> None:
+    engine, answer = engine_of(target, numerics=numerics, prefill_chunk_tokens=chunk), [5, 9, 3, 7, 1]
+    prompt = list(PROMPTS[0])
+    begin(engine, "c", prompt, answer, (TAPS, LAST_ROWS, INPUT_ROWS))
+    outputs = finish(engine)
+    assert [output.final for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    got = {name: np.concatenate([output.arrays[name] for output in outputs]) for name in (TAPS, LAST_ROWS, INPUT_ROWS)}
+    model = from_pretrained("AutoModelForCausalLM", target, dtype=torch.float32).eval()
+    with torch.no_grad():
+        done = model.model(input_ids=torch.tensor([prompt + answer]), use_cache=False, output_hidden_states=True)
+    layers = default_layer_ids(len(done.hidden_states) - 1)
+    expected = torch.cat([done.hidden_states[layer][0] for layer in layers], -1)
+    assert len(got[TAPS]) == len(prompt) + len(answer)
+    np.testing.assert_allclose(got[TAPS], expected.numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(got[LAST_ROWS], done.last_hidden_state[0].numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(got[INPUT_ROWS], done.hidden_states[0][0].numpy(), rtol=1e-3, atol=1e-4)
+    assert engine.stats().running == 0 and engine.stats().pages_used == 0
+
+
+def test_answers_beside_captures_stay_the_same(target: Any) -> None:
+    """Byte-equal, in fixed tiles; and with pages so few that captures are evicted, no row is returned twice."""
+    expected = answers_of(stage(target, numerics="invariant"), PROMPTS, lambda _: SAMPLING)
+    built = stage(target, capture_share=0.5, numerics="invariant", kv_pages=12, prefill_chunk_tokens=3)
+    engine: Any = built.engine
+    for number in range(3):
+        begin(engine, f"c{number}", [3, 1, 4, 1, 5, number], [9, 2, 6], (TAPS,))
+    real, rows = engine.step, dict[str, int]()
+
+    def counting() -> list[EngineOutput]:
+        outputs = list(real())
+        for output in outputs:
+            if output.request_id.startswith("c"):
+                rows[output.request_id] = rows.get(output.request_id, 0) + len(output.arrays[TAPS])
+        return [output for output in outputs if not output.request_id.startswith("c")]
+
+    engine.step = counting
+    assert answers_of(built, PROMPTS, lambda _: SAMPLING) == expected
+    while engine.is_ready():
+        engine.step()
+    assert rows == {"c0": 9, "c1": 9, "c2": 9}
+    assert engine.stats().pages_used == 0
+
+
+def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
+    built = stage(target, capture_share=0.0, prefill_chunk_tokens=3)
+    engine: Any = built.engine
+    begin(engine, "c", [3, 1, 4, 1, 5, 9], [2, 6], (TAPS,))
+    answer = EngineRequest(request_id=RequestId("a"), sampling=SAMPLING, params={NUM_POSITIONS: "30"})
+    engine.submit(answer)
+    engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": np.array([1, 2, 3], np.int32)}, final=True))
+    order = [output.request_id for output in finish(engine)]
+    assert order == ["a"] * 12 + ["c"] * 3
+
+
+def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
+    engine: Any = stage(target).engine
+    with pytest.raises(BadInput, match=r"training\.enabled: true"):
+        begin(engine, "c", [1, 2, 3], [4], (TAPS,))

@@ -1,0 +1,167 @@
+"""Training runs: they end as finished, stopped or failed, in every order in which their parts end, and leave nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fleet.capture.run import CapturedRun, RunProgress, RunState
+from fleet.capture.source import AnsweredPrompt
+from fleet.core.errors import EngineError, FleetError
+from fleet.graphs.training import TRAINER
+from fleet.train.engine import CHECKPOINTS
+from tests.support import await_until
+from tests.train.fleets import TrainingFleet, prompt, training_fleet
+
+
+def pool(count: int) -> list[AnsweredPrompt]:
+    return [prompt(number) for number in range(count)]
+
+
+async def run(given: CapturedRun) -> RunProgress:
+    async with asyncio.timeout(60):
+        return await given.run(asyncio.Event())
+
+
+async def versions(training: TrainingFleet) -> int:
+    return len(await training.client.training.versions())
+
+
+async def acknowledged(training: TrainingFleet) -> int:
+    return (await training.client.training.counts())["acknowledged"]
+
+
+async def test_b7_full_drain_then_terminate(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        given = training.run_over(pool(7))
+        done = await run(given)
+        assert (done.state, done.submitted, done.trained, done.refused) == (RunState.FINISHED, 7, 7, 0)
+        (version,) = await training.client.training.versions()
+        assert done.version == version.number == 1 and version.source == "test" and version.windows == done.windows
+        await training.wait_empty()
+
+
+async def test_b6_training_begins_before_the_pool_is_drained(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        given, seen = training.run_over(pool(12)), list[RunProgress]()
+        given.on_progress = seen.append
+        await run(given)
+        assert any(0 < each.trained and each.submitted < 12 for each in seen)
+
+
+async def test_b7_run_that_is_stopped_makes_no_version(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        stop, given = asyncio.Event(), training.run_over(prompt(number) for number in range(10_000))
+        given.on_progress = lambda progress: stop.set() if progress.trained >= 3 else None
+        done = await given.run(stop)
+        assert done.state is RunState.STOPPED and await versions(training) == 0
+        await training.wait_empty()
+
+
+async def test_b7_producer_exception_propagates_and_unblocks_consumer(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    async def failing() -> AsyncIterator[AnsweredPrompt]:
+        for number in range(3):
+            yield prompt(number)
+        raise RuntimeError("the pool cannot be read")
+
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        given = training.run_over(failing())
+        with pytest.raises(RuntimeError, match="the pool cannot be read"):
+            await run(given)
+        assert given.progress.state is RunState.FAILED and await versions(training) == 0
+        await training.wait_empty()
+
+
+async def test_b7_trainer_stops_first(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    """It ends in the middle, and no other one is there: the run fails with the remedy, although its producer is blocked."""
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        given = training.run_over(prompt(number) for number in range(10_000))
+        running = asyncio.create_task(run(given))
+        await await_until(lambda: _has_trained(given), "a sample to be trained on")
+        training.fleet.kill(training.trainer, died=False)
+        with pytest.raises(FleetError, match="fleet worker trainer"):
+            await running
+        assert given.progress.state is RunState.FAILED and await versions(training) == 0
+        await training.wait_empty()
+
+
+async def test_b7_error_of_the_trainer_fails_the_run(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("fleet.train.trainer.Trainer.train_on", failing)
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        given = training.run_over(pool(3))
+        with pytest.raises(EngineError, match="out of memory"):
+            await run(given)
+        assert given.progress.state is RunState.FAILED
+        await training.wait_empty()
+
+
+async def test_b8_b9_run_survives_the_death_of_the_trainer(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    """The standby trainer continues from the last durable checkpoint, and no sample is acknowledged twice."""
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        training.fleet.add_worker(TRAINER)
+        given = training.run_over(pool(14))
+        running = asyncio.create_task(run(given))
+        await await_until(lambda: _has_trained(given), "a sample to be trained on")
+        training.fleet.kill(training.trainer)
+        done = await running
+        assert (done.state, done.trained) == (RunState.FINISHED, 14)
+        assert await acknowledged(training) == 15, "each sample once, and the one that made the version"
+        assert done.windows >= 7, "windows of the dead trainer's last checkpoint count"
+        await training.wait_empty()
+        assert len(list((tmp_path / CHECKPOINTS).iterdir())) == 1
+
+
+async def test_b8_trainer_that_was_fenced_acknowledges_nothing(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    """It is frozen past its lease, another one takes over, and it continues: its checkpoint and acknowledgements are refused."""
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        training.fleet.add_worker(TRAINER)
+        frozen = training.trainer
+        records = frozen.engine._records  # pyright: ignore
+        training.fleet.fence(frozen)
+        done = await run(training.run_over(pool(4)))
+        assert done.state is RunState.FINISHED and await acknowledged(training) == 5
+        assert not records.note_checkpoint("late"), "its right ended with its lease"
+        assert frozen.worker in training.fleet.killed or frozen.engine.stats().running == 0
+
+
+async def test_b10_run_survives_the_death_of_the_worker_that_computes_captures(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        training.fleet.add_worker("lm")
+        given = training.run_over(pool(14))
+        running = asyncio.create_task(run(given))
+        await await_until(lambda: _has_trained(given), "a sample to be trained on")
+        training.fleet.kill(next(loop for loop in training.alive if loop.stage == "lm"))
+        done = await running
+        assert (done.state, done.trained) == (RunState.FINISHED, 14)
+        await training.wait_empty()
+
+
+async def test_b10_next_run_continues_from_the_checkpoint_of_the_last_one(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        first = await run(training.run_over(pool(4)))
+        training.fleet.kill(training.trainer, died=False)
+        training.fleet.add_worker(TRAINER)
+        second = await run(training.run_over(pool(4)))
+        assert second.windows > first.windows and second.version == 2
+
+
+async def test_pool_without_a_fitting_sample_fails(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        with pytest.raises(FleetError, match="took none of its 0 samples"):
+            await run(training.run_over([]))
+
+
+async def _has_trained(given: CapturedRun) -> bool:
+    return given.progress.trained > 0

@@ -1,0 +1,39 @@
+"""The measurement of speculation: at the small size as a command, and its target."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.bench.main import run
+from fleet.bench.report import BenchFile
+from fleet.bench.speculation_result import LOSS_TARGET, DraftedRuns, SpeculationResult
+from fleet.core.speculation_figures import OFF
+
+
+@pytest.mark.one_in(3, "benchmarks")
+def test_small_measurement_reports_every_drafter_and_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "speculation.json"
+    assert run(["--speculation", "--small", "--json", str(out)]) == 0
+    assert "tokens per pass" in capsys.readouterr().out
+    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.speculation
+    assert result is not None
+    assert {(one.batch, one.drafter) for one in result.runs} == {
+        (batch, name) for batch in (1, 4) for name in (OFF, "ngram", "suffix")
+    }
+    assert all(one.num_equal == one.num_answers for one in result.runs)
+    assert all((one.acceptance_length > 1) == (one.drafter != OFF) for one in result.runs if one.batch == 1)
+
+
+def runs(drafter: str, *tokens_per_s: float) -> DraftedRuns:
+    return DraftedRuns(
+        numerics="fast", drafter=drafter, batch=8, tokens_per_s=tokens_per_s, acceptance_length=1.5, shares=(0.5,), num_equal=3,
+        num_answers=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("slowest", "met"), [(LOSS_TARGET, True), (LOSS_TARGET - 0.01, False)])
+def test_target_is_the_median_of_the_ratios_of_each_round(slowest: float, met: bool) -> None:
+    measured = (runs(OFF, 10.0, 20.0, 40.0), runs("ngram", 10 * slowest, 10.0, 80.0))
+    (target,) = SpeculationResult(model="m", runs=measured, others_cores=(None,)).targets()
+    assert target.value == pytest.approx(slowest) and target.met == met

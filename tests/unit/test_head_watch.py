@@ -1,0 +1,46 @@
+"""A version of the draft head whose guesses are clearly worse than those of the version before gives way to it, once."""
+
+import pytest
+
+from fleet.core.speculation_figures import SpeculationFigures
+from fleet.worker.head_watch import FEWEST_DRAFTS, MOST_DRAFTS, HeadWatch
+
+
+def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
+    """Figures of so many passes with three guesses each, of which a share is right at each position."""
+    accepted = tuple(round(num_drafts * share**position) for position in (1, 2, 3))
+    return SpeculationFigures(
+        drafter="eagle3", num_draws=2 * num_drafts, drafted=(num_drafts,) * 3, accepted=accepted, version=version
+    )  # fmt: skip
+
+
+def watch(floor: float, *seen: SpeculationFigures) -> list[tuple[int, int]]:
+    rolled_back: list[tuple[int, int]] = []
+    watching = HeadWatch(floor, lambda version, before, _: rolled_back.append((version, before)))
+    for each in seen:
+        watching.observe(each)
+    return rolled_back
+
+
+GOOD = figures(1, 1000, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("floor", "seen", "expected"),
+    [
+        (0.8, (GOOD, figures(2, 0, 0), figures(2, FEWEST_DRAFTS - 1, 0.1)), []),
+        (0.8, (GOOD, figures(2, 0, 0), figures(2, FEWEST_DRAFTS, 0.1)), [(2, 1)]),
+        (0.8, (GOOD, figures(2, 0, 0), figures(2, 300, 0.1), figures(2, 400, 0.1)), [(2, 1)]),
+        (0.8, (GOOD, figures(2, 0, 0), figures(2, 300, 0.78)), []),
+        (0.0, (GOOD, figures(2, 0, 0), figures(2, 300, 0.1)), []),
+        (0.8, (figures(1, 50, 0.8), figures(2, 0, 0), figures(2, 300, 0.1)), []),
+        (0.8, (GOOD, figures(2, 0, 0), figures(2, MOST_DRAFTS + 1, 0.1)), []),
+        (0.8, (GOOD, figures(1, 1500, 0.1)), []),
+    ],
+    ids=[
+        "too few guesses", "clearly worse", "once", "about equal", "switched off", "the version before is not known",
+        "traffic may have changed by now", "no new version",
+    ],
+)  # fmt: skip
+def test_worse_version_gives_way(floor: float, seen: tuple[SpeculationFigures, ...], expected: list[tuple[int, int]]) -> None:
+    assert watch(floor, *seen) == expected

@@ -1,0 +1,72 @@
+"""Connections to the service of a worker's conversations: each is answered, or closed."""
+
+from typing import cast
+
+import pytest
+
+from fleet.core.errors import BadInput
+from fleet.core.ids import StageName, WorkerId
+from fleet.core.session_messages import PURPOSE, SaveSession, SessionEnd, decode_session_message, encode_session_message
+from fleet.engine.base import Engine
+from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.dial import dial
+from fleet.worker import session_service
+from fleet.worker.endpoints import endpoint_of
+from fleet.worker.session_service import SessionService
+from tests.support import wait_until
+
+WAIT_S = 20.0
+
+
+class EngineWithoutSessions:
+    """An engine that caches no rows."""
+
+    def begin_save(self, session: str) -> None:
+        raise BadInput(f"no rows of the session {session} are cached")
+
+    def take_copied(self) -> tuple[()]:
+        return ()
+
+
+def service() -> SessionService:
+    engine = cast(Engine, EngineWithoutSessions())
+    return SessionService(engine, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None)
+
+
+def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
+    """Connect to a service, and order a save."""
+    fields = {name: value.encode() if isinstance(value, str) else value for name, value in service.fields.items()}
+    endpoint, arrivals = endpoint_of("session", fields, None), SpanArrivals()
+    assert endpoint is not None
+    connection = dial(
+        endpoint.address, key=endpoint.key, own_name="client", purpose=PURPOSE, arrivals=arrivals, timeout_s=WAIT_S
+    )  # fmt: skip
+    connection.send(encode_session_message(SaveSession(session="s")))
+    return connection, arrivals
+
+
+def test_refused_save_is_answered_with_the_code_of_its_error() -> None:
+    served = service()
+    connection, arrivals = asked(served)
+
+    def answer() -> FrameReceived | None:
+        served.advance()
+        return next((each for each in arrivals.take(0) if isinstance(each, FrameReceived)), None)
+
+    received = wait_until(answer, "an answer")
+    assert received is not None
+    refused = SessionEnd(session="s", error="no rows of the session s are cached", code="invalid_value")
+    assert decode_session_message(received.frame.header) == refused
+    connection.close()
+    served.close()
+
+
+def test_service_that_closes_ends_connections_that_it_has_not_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frozen worker may accept a connection between the loss of its lease and its next incarnation."""
+    of_service = SpanArrivals()
+    monkeypatch.setattr(session_service, "SpanArrivals", lambda: of_service)
+    served = service()
+    _, arrivals = asked(served)
+    wait_until(lambda: of_service.num_bytes[0], "the order to arrive")
+    served.close()
+    assert any(isinstance(each, ConnectionClosed) for each in arrivals.take(WAIT_S))

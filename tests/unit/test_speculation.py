@@ -1,0 +1,67 @@
+"""The number of drafts that a pass verifies, by measured times: passes whose times are given by a function."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fleet.core.errors import BadInput
+from fleet.core.speculation_figures import SpeculationFigures, decode_speculation, encode_speculation
+from fleet.engine.torch.drafters import NgramDrafter
+from fleet.engine.torch.speculation import FEWEST_MEASURES, LAST_INTERVAL, PassCosts, Speculation
+
+NUM_PASSES = 4000
+
+
+def chosen(seconds: Callable[[int], float], share: float, most: int = 3) -> list[int]:
+    """Return the drafts of each of many passes of one request, each draft accepted with a constant share."""
+    costs, numbers = PassCosts(), list[int]()
+    tokens = [sum(share**number for number in range(count + 1)) for count in range(most + 1)]
+    for _ in range(NUM_PASSES):
+        numbers.append(costs.choice(tokens, list(range(most + 1))))
+        costs.add(numbers[-1], seconds(numbers[-1]))
+    return numbers
+
+
+def test_drafts_are_verified_where_rows_cost_little() -> None:
+    numbers = chosen(lambda drafts: 1.0 + 0.05 * drafts, share=0.6)
+    assert numbers[:FEWEST_MEASURES] == [0] * FEWEST_MEASURES
+    assert sum(number == 3 for number in numbers) > 0.98 * NUM_PASSES
+
+
+def test_no_drafts_are_verified_where_rows_cost_as_much_as_passes() -> None:
+    numbers = chosen(lambda drafts: 1.0 + drafts, share=0.6)
+    assert sum(number > 0 for number in numbers) < 0.02 * NUM_PASSES
+
+
+def test_fewer_drafts_are_verified_where_later_ones_are_rarely_right() -> None:
+    numbers = chosen(lambda drafts: 1.0 + 0.3 * drafts, share=0.5)
+    assert numbers[-1] == 1
+
+
+def test_choice_follows_times_that_change() -> None:
+    costs, tokens = PassCosts(), [1.0, 1.6, 1.96, 2.2]
+    per_draft, last = 1.0, list[int]()
+    for number in range(2 * NUM_PASSES):
+        if number == NUM_PASSES:
+            per_draft = 0.05
+        count = costs.choice(tokens, [0, 1, 2, 3])
+        costs.add(count, 1.0 + per_draft * count)
+        last.append(count)
+    assert max(last[NUM_PASSES - 20 : NUM_PASSES - 10]) <= 3 and last[-1] == 3
+    assert next(at for at in range(NUM_PASSES, len(last)) if last[at : at + 10] == [3] * 10) < NUM_PASSES + 12 * LAST_INTERVAL
+
+
+def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:
+    speculation = Speculation({"ngram": NgramDrafter()}, "ngram", 3)
+    with pytest.raises(BadInput, match="'eagle' is none of off, ngram"):
+        speculation.use("eagle")
+    assert speculation.figures().drafter == "ngram"
+    speculation.use("off")
+    assert speculation.figures() == SpeculationFigures(drafter="off", drafted=(0, 0, 0), accepted=(0, 0, 0))
+
+
+def test_figures_travel_as_text_and_those_of_another_version_are_none() -> None:
+    figures = SpeculationFigures(drafter="suffix", num_draws=10, drafted=(8, 4, 0), accepted=(6, 1, 0))
+    assert decode_speculation(encode_speculation(figures)) == figures
+    assert figures.acceptance_length == 1.7 and figures.shares == (0.75, 0.25)
+    assert decode_speculation("") is None and decode_speculation('{"drafter": 3}') is None

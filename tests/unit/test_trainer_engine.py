@@ -1,0 +1,327 @@
+"""The trainer's engine: samples are acknowledged after a durable checkpoint, once, and a successor continues there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet.core.captures import LAST_ROWS, TAPS
+from fleet.core.errors import ConfigError, SampleRefused
+from fleet.core.ids import RequestId, Walk
+from fleet.core.request import Sampling
+from fleet.core.training_figures import DraftVersion
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.graphs.training import PUBLISH
+from fleet.models.eagle3.config import Eagle3Config
+from fleet.models.eagle3.files import load_head
+from fleet.models.eagle3.head import Eagle3Head
+from fleet.train.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
+from fleet.train.records import LocalRecords
+from fleet.train.replay import ReplayBuffer
+from fleet.train.samples import DraftSample, TargetParts
+from fleet.train.trainer import Trainer, TrainerSettings
+from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
+
+TRAIN = Walk("train")
+TARGET = bytes(range(32)).hex()
+
+
+@dataclass
+class Seconds:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class TrainerBench:
+    """One trainer whose clock is the test's."""
+
+    folder: Path
+    records: LocalRecords = field(default_factory=LocalRecords)
+    clock: Seconds = field(default_factory=Seconds)
+    passes: int = 1
+    num_slots: int = 4
+    checkpoint_windows: int = 8
+    held_out: float = 0.0
+    margin: float | None = None
+    max_bytes: int = 1 << 20
+    engine: TrainerEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = self.successor()
+
+    def successor(self) -> TrainerEngine:
+        plain = make_trainer([greedy_sample([1, 2, 3, 4])])
+        config = Eagle3Config.from_json(CONFIG.as_json() | {"target_hash": TARGET}, "test")
+        target = make_target()
+        trainer = Trainer(
+            Eagle3Head(config, plain.head.vocabulary_D, seed=1),
+            TargetParts(embed=target.model.embed_tokens, head=target.lm_head),
+            TrainerSettings(window_samples=2, batch_samples=1, num_steps=3),
+            ReplayBuffer(max_samples=8, max_bytes=self.max_bytes),
+        )  # fmt: skip
+        schedule = TrainingSchedule(
+            num_slots=self.num_slots, window_samples=2, passes=self.passes, checkpoint_windows=self.checkpoint_windows,
+            held_out=self.held_out, margin=self.margin,
+        )  # fmt: skip
+        engine = TrainerEngine(trainer, schedule, self.folder, self.clock)
+        engine.begin(self.records)
+        return engine
+
+    def send(
+        self, name: str, sample: DraftSample, engine: TrainerEngine | None = None, publish: str = "",
+        parts: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """Feed a sample in two chunks, as the request `name`. `parts`: arrays of each chunk in place of its own."""
+        engine = engine or self.engine
+        params = {ANSWER_START: str(sample.answer_start), PUBLISH: publish}
+        engine.submit(EngineRequest(request_id=RequestId(name), sampling=Sampling(), params=params))
+        assert sample.last_NH is not None
+        rows = {"ids": sample.ids_N.int().numpy(), TAPS: sample.taps_NT.numpy(), LAST_ROWS: sample.last_NH.numpy()}
+        target = np.frombuffer(bytes.fromhex(TARGET), np.uint8)
+        shared = {"layer_ids": np.array(sample.layer_ids, np.int32), "target": target, **(parts or {})}
+        for start, stop in ((0, 7), (7, len(sample.ids_N))):
+            arrays: dict[str, NDArray[Any]] = {key: value[start:stop] for key, value in rows.items()} | shared
+            engine.feed(RequestId(name), EngineInput(walk=TRAIN, arrays=arrays, final=stop == len(sample.ids_N)))
+
+    def run(self, engine: TrainerEngine | None = None) -> list[EngineOutput]:
+        """Step until nothing is ready, and nothing runs in the thread."""
+        engine, found = engine or self.engine, list[EngineOutput]()
+        while engine.is_ready() or engine.await_pass(30):
+            found += engine.step()
+        return found
+
+
+def texts(count: int) -> list[DraftSample]:
+    return [greedy_sample([first + 1, 9, 2, 7]) for first in range(count)]
+
+
+def names(outputs: Sequence[EngineOutput]) -> list[str]:
+    return [output.request_id for output in outputs if output.final]
+
+
+def test_sample_is_acknowledged_after_a_checkpoint_that_contains_it(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    assert not names(bench.run()) and bench.records.checkpoint() == "", "further samples may come"
+    bench.clock.now_s += 1
+    acknowledged = bench.run()
+    assert names(acknowledged) == ["s0", "s1"] and all(output.arrays[WINDOWS] == 1 for output in acknowledged)
+    assert (tmp_path / CHECKPOINTS / bench.records.checkpoint()).is_dir()
+    assert bench.engine.stats().running == 0
+
+
+def test_full_slots_are_acknowledged_without_a_pause(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    for number, sample in enumerate(texts(4)):
+        bench.send(f"s{number}", sample)
+    assert sorted(names(bench.run())) == ["s0", "s1", "s2", "s3"]
+
+
+def test_sample_is_trained_on_as_often_as_its_passes_say(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, passes=6)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    bench.clock.now_s += 1
+    assert names(bench.run()) == ["s0", "s1"]
+    figures = bench.engine.stats().training
+    assert figures is not None and figures.windows == 6 and figures.checkpoint == 6
+
+
+def test_successor_acknowledges_samples_of_the_checkpoint_without_training(tmp_path: Path) -> None:
+    """Its predecessor died between the checkpoint and the acknowledgement."""
+    bench = TrainerBench(tmp_path)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    bench.clock.now_s += 1
+    assert names(bench.run()) == ["s0", "s1"]
+    successor = bench.successor()
+    for number, sample in enumerate(texts(3)):
+        bench.send(f"s{number}", sample, successor)
+    bench.clock.now_s += 1
+    assert sorted(names(bench.run(successor))) == ["s0", "s1", "s2"]
+    figures = successor.stats().training
+    assert figures is not None and figures.windows == 2, "one window more, for the third sample"
+
+
+def test_sample_that_no_checkpoint_contains_is_trained_on_by_the_successor(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    bench.run()  # a window, and no checkpoint
+    successor = bench.successor()
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample, successor)
+    bench.clock.now_s += 1
+    assert sorted(names(bench.run(successor))) == ["s0", "s1"]
+    figures = successor.stats().training
+    assert figures is not None and figures.windows == 1
+
+
+class FencedRecords(LocalRecords):
+    """Records of a worker in whose place another one trains."""
+
+    def note_checkpoint(self, name: str) -> bool:
+        return False
+
+
+def test_trainer_that_was_replaced_acknowledges_nothing(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, records=FencedRecords())
+    bench.send("s0", texts(1)[0])
+    for _ in range(3):
+        bench.clock.now_s += 10
+        assert not bench.run()
+    assert bench.engine.stats().running == 1
+
+
+def test_checkpoint_of_another_folder_fails_the_request_with_the_remedy(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    bench.records.note_checkpoint("00000007-elsewhere")
+    with pytest.raises(ConfigError, match="all trainers need one folder"):
+        bench.send("s0", texts(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ({"target": np.zeros(32, np.uint8)}, "computed by the target 0000"),
+        ({"layer_ids": np.array([2, 3, 5], np.int32)}, "taps of the layers"),
+        ({TAPS: np.zeros((7, 5), np.float32)}, "have the shape"),
+        ({LAST_ROWS: np.full((7, 32), np.nan, np.float32)}, "shape|finite"),
+    ],
+)
+def test_sample_that_does_not_fit_is_refused_and_frees_its_bytes(
+    tmp_path: Path, parts: dict[str, NDArray[Any]], cause: str
+) -> None:
+    bench = TrainerBench(tmp_path)
+    bench.send("s0", greedy_sample([1, 9, 2, 7], length=14), parts=parts)
+    (output,) = bench.run()
+    assert isinstance(output.error, SampleRefused)
+    figures = bench.engine.stats()
+    assert figures.running == 0 and figures.training is not None
+    assert figures.training.refused == 1 and figures.training.replay_bytes == 0
+
+
+def test_window_without_a_finite_gradient_refuses_its_samples(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    for parameter in bench.engine._trainer.head.parameters():  # pyright: ignore[reportPrivateUsage]
+        parameter.data.fill_(float("nan"))
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    outputs = bench.run()
+    assert {output.request_id for output in outputs} == {"s0", "s1"}
+    assert all(isinstance(output.error, SampleRefused) for output in outputs)
+
+
+def test_version_has_the_bytes_of_the_checkpoint_and_a_number(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=0.0)
+    bench.send("s0", texts(1)[0], publish="weekly")
+    bench.clock.now_s += 1
+    (output,) = bench.run()
+    (version,) = bench.records.versions
+    assert output.arrays[VERSION] == version.number == 1 and version.source == "weekly"
+    head = load_head(tmp_path / VERSIONS / version.sha256, target_hash=TARGET)
+    assert all(
+        np.array_equal(one.detach(), other.detach())
+        for one, other in zip(head.parameters(), bench.engine._trainer.head.parameters(), strict=True)  # pyright: ignore
+    )
+
+
+def test_held_out_samples_are_acknowledged_and_never_trained_on(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=0.5)
+    for number, sample in enumerate(texts(4)):
+        bench.send(f"s{number}", sample, publish="run")
+    bench.clock.now_s += 1
+    assert len(names(bench.run())) == 4
+    figures = bench.engine.stats().training
+    assert figures is not None and figures.held_out and figures.replay_samples == 4 - figures.held_out
+    (version,) = bench.records.versions
+    assert version.acceptance is not None
+
+
+def test_aborted_sample_leaves_nothing(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path)
+    bench.send("s0", texts(1)[0])
+    bench.engine.abort(RequestId("s0"))
+    bench.clock.now_s += 1
+    assert bench.run() == []
+    stats = bench.engine.stats()
+    assert stats.running == 0 and stats.training is not None and stats.training.replay_bytes == 0
+
+
+def test_capacity_below_a_window_is_refused() -> None:
+    with pytest.raises(ConfigError, match="raise stages.trainer.max_batch"):
+        TrainingSchedule(num_slots=3, window_samples=4, passes=1, checkpoint_windows=1, held_out=0.0)
+
+
+def test_full_disk_delays_the_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = TrainerBench(tmp_path)
+    bench.send("s0", texts(1)[0])
+    bench.clock.now_s += 1
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("fleet.train.engine.save_trainer", full)
+        assert bench.run() == [] and bench.engine.due_in_s() > 0
+    bench.clock.now_s += 10
+    assert names(bench.run()) == ["s0"]
+
+
+def test_same_bytes_are_the_same_version() -> None:
+    records = LocalRecords()
+    version = DraftVersion(number=0, sha256="a", target="t", num_bytes=1)
+    assert records.add_version(version) == records.add_version(version)
+
+
+def test_state_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+    """The next incarnation, after windows that no checkpoint has, trains from the first head."""
+    bench = TrainerBench(tmp_path)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    bench.run()
+    bench.engine.begin(bench.records)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    bench.clock.now_s += 1
+    assert sorted(names(bench.run())) == ["s0", "s1"]
+    figures = bench.engine.stats().training
+    assert figures is not None and figures.windows == 1 and figures.waiting == 0
+
+
+def published(bench: TrainerBench, passes: int) -> DraftVersion:
+    """Train on some samples, half of them held out, and return the version that is made."""
+    for number, sample in enumerate(texts(4)):
+        bench.send(f"p{passes}-{number}", sample, publish="run")
+    bench.clock.now_s += 1
+    bench.run()
+    return bench.records.versions[-1]
+
+
+def test_b13_version_that_is_better_on_held_out_samples_is_promoted(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=0.5, passes=100, margin=0.05, checkpoint_windows=1000)
+    version = published(bench, 100)
+    assert bench.records.present == version and (version.acceptance or 0) > 0.05, "none was in use"
+
+
+def test_b13_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=0.5, passes=100, margin=0.05, checkpoint_windows=1000)
+    good = published(bench, 100)
+    bench.engine._trainer.reset()  # pyright: ignore[reportPrivateUsage]
+    bench.records.present = good
+    bench.engine._schedule = replace(bench.engine._schedule, passes=1)  # pyright: ignore[reportPrivateUsage]
+    assert published(bench, 1) != good and bench.records.present == good and len(bench.records.versions) == 2
+
+
+def test_b13_no_version_is_promoted_unless_the_operator_wants_it(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=0.5, passes=10)
+    published(bench, 10)
+    assert bench.records.present is None

@@ -1,0 +1,51 @@
+"""Training: the trainer, its loss and samples, captures, and versions of the draft head."""
+
+from dataclasses import dataclass
+
+from fleet.core.telemetry import WorkerView
+from fleet.core.training_figures import DraftVersion, TrainingState
+from web.console.charts import Chart, ChartLine, draw_path, find_top
+from web.console.page_context import LivePage, PageContext, Query
+
+MAX_ROWS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingContext(PageContext):
+    """`versions`: the newest. `workers`: those that draft; `num_more` are left out. `charts`: of the loss, if any."""
+
+    state: TrainingState | None = None
+    versions: tuple[DraftVersion, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
+    num_more: int = 0
+    charts: tuple[Chart, ...] = ()
+
+
+class TrainingPage(LivePage):
+    key = active = "training"
+    path = "/training"
+    live = ("trouble", "trainer", "charts", "versions", "workers")
+    context = TrainingContext
+
+    async def read(self, query: Query) -> TrainingContext:
+        state = await self._gateway.client.training.state()
+        workers = await self._gateway.client.telemetry.workers()
+        drafting = tuple(view for view in workers if view.speculation is not None and not view.gone)
+        return TrainingContext(
+            state=state, versions=state.versions[:MAX_ROWS], workers=drafting[:MAX_ROWS],
+            num_more=max(0, len(drafting) - MAX_ROWS), charts=_charts(state),
+        )  # fmt: skip
+
+
+def _charts(state: TrainingState) -> tuple[Chart, ...]:
+    """Return the chart of the loss over the last windows, if there are any."""
+    losses = state.figures.losses if state.figures is not None else ()
+    if not losses:
+        return ()
+    top = find_top(losses)
+    chart = Chart(
+        key="loss", title=f"loss of the last {len(losses)} windows", now=f"{losses[-1]:.2f}", at_us=0, note=f"{top:g}",
+        description=f"loss of the last {len(losses)} windows, now {losses[-1]:.2f}",
+        lines=(ChartLine(kind="p50", path=draw_path(losses, top)),),
+    )  # fmt: skip
+    return (chart,)
