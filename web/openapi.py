@@ -130,7 +130,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("GET", "/v1/fleet/drafters", "Drafters of the stages, and how many drafts were accepted", answer=DraftsList),
     Operation(
-        "POST", "/v1/fleet/drafters/{stage}/{drafter}", "Choose a stage's drafter: off, ngram, suffix, eagle3 or configured",
+        "POST", "/v1/fleet/drafters/{stage}/{drafter}", "Choose a drafter: off, ngram, suffix, eagle3, auto or configured",
         answer=DrafterResult,
     ),
     Operation("GET", "/v1/fleet/training", "The trainer, captures, and versions of the draft head", answer=TrainingState),

@@ -15,7 +15,15 @@ from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
 from fleet.core.speculation_figures import OFF, SpeculationFigures
 from fleet.engine.base import TOKEN
-from fleet.engine.torch.drafters import AnswerTable, Drafter, MatchedProposer, MatchingDrafter, NgramDrafter, Proposer
+from fleet.engine.torch.drafters import (
+    NUM_PROMPT_IDS,
+    AnswerTable,
+    Drafter,
+    MatchedProposer,
+    MatchingDrafter,
+    NgramDrafter,
+    Proposer,
+)
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.speculation import Speculation
 from fleet.stages.base import BuiltStage
@@ -24,20 +32,15 @@ from fleet.worker.main import build_stage
 Answers = list[list[int]]
 
 
-class ReadProposer(MatchedProposer):
+class ReadDrafter(MatchingDrafter):
     """Reads a table of served answers and adds none, so that no round profits from the one before."""
 
-    def end(self) -> None:
-        return
-
-
-class ReadDrafter(MatchingDrafter):
     def __init__(self, table: AnswerTable) -> None:
         super().__init__()
         self._table = table
 
     def open(self, prompt_ids: Sequence[int]) -> Proposer:
-        return ReadProposer(prompt_ids, self._table)
+        return MatchedProposer(prompt_ids, self._table)
 
 
 @dataclass(slots=True)
@@ -56,9 +59,7 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
     built, table = build_stage(config, stage.name, Path(config.checkpoint)), AnswerTable(sys.maxsize)
     assert isinstance(built.engine, LMEngine), "the engine torch"
     for spec, answer in zip(work.taught, _answer(built, work.taught, max(work.batches)), strict=True):
-        proposer = MatchedProposer(spec.prompt_ids, table)
-        proposer.add(answer)
-        proposer.end()
+        table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *answer])
     print("taught", flush=True)
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": ReadDrafter(table)}
     speculation = Speculation(drafters, OFF, config.stage(stage.name).speculation.num_drafts)

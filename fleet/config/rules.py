@@ -18,7 +18,7 @@ from fleet.config.vllm_rules import (
     vllm_settings_are_used,
 )
 from fleet.core.ids import StageName
-from fleet.core.speculation_figures import OFF
+from fleet.core.speculation_figures import EAGLE3, OFF
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
@@ -317,7 +317,7 @@ def drafts_can_be_verified(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(here, f"drafts are verified by the engine torch, not by {engine}; set engine: torch, or off")
         elif own.spans is not None:
             yield Problem(here, "drafts are not sent to span workers; set off, or remove spans")
-        elif own.speculation.drafter == "eagle3" and own.speculation.head is None and not config.training.enabled:
+        elif own.speculation.drafter == EAGLE3 and own.speculation.head is None and not config.training.enabled:
             message = "eagle3 guesses with a draft head; name its folder, set training.enabled: true, or another drafter"
             yield Problem((*here[:-1], "head"), message)
 

@@ -169,7 +169,7 @@ class SpeculationConfig(Strict):
     the draft head with which `eagle3` guesses.
     """
 
-    drafter: Annotated[Literal["off", "ngram", "suffix", "eagle3"], BeforeValidator(values.drafter)] = OFF
+    drafter: Annotated[Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)] = OFF
     num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
     table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
     head: Folder | None = None

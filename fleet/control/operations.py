@@ -16,7 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.speculation_figures import CONFIGURED, DRAFTERS, OFF
+from fleet.core.speculation_figures import CONFIGURED, ORDERS
 from fleet.core.telemetry import WorkerOrder
 from fleet.graphs import Graph
 
@@ -30,8 +30,8 @@ def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
     stages = [each.name for each in graph.stages if each.verifies_drafts]
     if stage not in stages:
         raise NotFound(f"stage: no drafts are verified for {quoted(stage)}; give one of {', '.join(stages)}", param="stage")
-    if drafter not in (OFF, *DRAFTERS, CONFIGURED):
-        message = f"drafter: {quoted(drafter)} is none of {', '.join((OFF, *DRAFTERS, CONFIGURED))}"
+    if drafter not in ORDERS:
+        message = f"drafter: {quoted(drafter)} is none of {', '.join(ORDERS)}"
         raise BadInput(message, param="drafter")
 
 

@@ -6,26 +6,40 @@ from fleet.core.ids import StageName, WorkerId
 
 OFF = "off"
 """In place of a drafter's name: none."""
-DRAFTERS = ("ngram", "suffix", "eagle3")
+NGRAM, SUFFIX, EAGLE3 = "ngram", "suffix", "eagle3"
+DRAFTERS = (NGRAM, SUFFIX, EAGLE3)
+AUTO = "auto"
+"""In place of a drafter's name: the fastest at present, by measure; maybe none."""
 CONFIGURED = "configured"
 """In an operator's order, in place of a drafter's name: the one that the configuration names."""
+ORDERS = (OFF, *DRAFTERS, AUTO, CONFIGURED)
+"""What an operator may order."""
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the drafter is in use; `drafter` is its name, or `off`. `num_draws`: passes of one request that ended in
-    draws, with or without drafts.
+    """Counts since the drafter is in use; `drafter` is its name, or `off`. `automatic`: it was chosen by measured speed, and its
+    counts include those of earlier uses. `num_draws`: passes of one request that ended in draws, with or without drafts.
+
+    `gains`: tokens/s with a drafter relative to those without, in decode passes; with `automatic` of each at its last trial.
 
     `drafted`, `accepted`: by position of the draft, from the first on. A draft counts as accepted if those before it were, too.
     `version`: of the draft head; 0: the configured one, or none. `failed`: the drafter whose `failure` ended drafting.
     """
 
     drafter: str
+    automatic: bool = False
     num_draws: int = 0
     drafted: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
+    gains: dict[str, float] = {}
     version: int = 0
     failed: str = ""
     failure: str = ""
+
+    @property
+    def ordered(self) -> str:
+        """What was ordered: a drafter's name, `off` or `auto`."""
+        return AUTO if self.automatic else self.drafter
 
     @property
     def acceptance_length(self) -> float | None:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from fleet.core.errors import ConfigError
+from fleet.core.speculation_figures import EAGLE3, NGRAM, SUFFIX
 from fleet.engine.base import Engine
 from fleet.engine.span_chain import RouteSlot
 from fleet.engine.torch.build import ComputeDevice, open_device
@@ -112,11 +113,11 @@ class StageSetup:
             drafted.read_features(layer_ids if head is None else head.config.layer_ids)
         if own is None:
             return self._pool(shape), None
-        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": SuffixDrafter(own.table_tokens)}
+        drafters: dict[str, Drafter] = {NGRAM: NgramDrafter(), SUFFIX: SuffixDrafter(own.table_tokens)}
         if head is None and not trains:
             return self._pool(shape), Speculation(drafters, own.drafter, own.num_drafts)
         pool = self._pool(dataclasses.replace(shape, num_layers=shape.num_layers + 1))
-        drafters["eagle3"] = HeadDrafter(head, pool, lambda ids_S: drafted.draft_rows(ids_S.tolist()))
+        drafters[EAGLE3] = HeadDrafter(head, pool, lambda ids_S: drafted.draft_rows(ids_S.tolist()))
         return pool, Speculation(drafters, own.drafter, own.num_drafts)
 
     def _configured_head(self, shape: KVShape) -> Eagle3Head | None:
@@ -182,7 +183,7 @@ def exchange_of(options: BuildOptions, engine: Engine, config: Callable[[KVShape
     """
     if not isinstance(engine, LMEngine) or engine.speculation is None:
         return None
-    drafter = engine.speculation.drafter_of("eagle3")
+    drafter = engine.speculation.drafter_of(EAGLE3)
     if not isinstance(drafter, HeadDrafter):
         return None
     wanted = config(engine.pool.shape)

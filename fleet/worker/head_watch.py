@@ -6,7 +6,7 @@ A version that is clearly worse gives way to the one before; the script that wri
 import logging
 from collections.abc import Callable
 
-from fleet.core.speculation_figures import SpeculationFigures
+from fleet.core.speculation_figures import EAGLE3, SpeculationFigures
 
 log = logging.getLogger(__name__)
 FEWEST_DRAFTS, MOST_DRAFTS = 200, 2000
@@ -26,7 +26,9 @@ class HeadWatch:
         """The version before the present one, and its right guesses per pass with guesses."""
 
     def observe(self, figures: SpeculationFigures) -> None:
-        """Look at the figures; called regularly."""
+        """Look at the figures; called regularly. Those of other drafters than the head say nothing."""
+        if figures.drafter != EAGLE3:
+            return
         last, self._last = self._last, figures
         if last is not None and last.version != figures.version:
             known = _num_drafts(last) >= FEWEST_DRAFTS

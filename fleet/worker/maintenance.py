@@ -91,7 +91,7 @@ class Maintenance:
             return
         name = self._link.chosen_drafter(self._drafter.stage) or self._drafter.name
         refused = f"{name} with version {figures.version}"
-        is_in_use = name == figures.drafter and not figures.failed
+        is_in_use = name == figures.ordered and (figures.automatic or not figures.failed)
         if is_in_use or name == figures.failed or refused == self._refused_drafter:
             return
         try:

@@ -3,6 +3,7 @@
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
+import fleet.engine.torch.drafter_choice as drafter_choice
 from fleet.bench.twin import SlowTwin
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineOutput
 from fleet.engine.torch.answer import AnsweringTask
-from fleet.engine.torch.drafters import Drafter, MatchingDrafter, NgramDrafter, Proposer, SuffixDrafter
+from fleet.engine.torch.drafters import AskedDraft, Drafter, MatchingDrafter, NgramDrafter, Proposer, SuffixDrafter
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.engine.torch.speculation import Speculation
@@ -57,9 +59,6 @@ class KnownProposer(Proposer):
     def propose(self, most: int) -> Sequence[int]:
         coming = self.answer[self.num_seen : self.num_seen + most]
         return [token if self.rng.random() < self.share else (token + 1) % NUM_IDS for token in coming]
-
-    def end(self) -> None:
-        pass
 
 
 class KnownDrafter(MatchingDrafter):
@@ -202,6 +201,30 @@ def continued_answer(built: BuiltStage, spec: RequestSpec, logged: Sequence[int]
     while built.engine.is_ready():
         tokens += [int(output.arrays[TOKEN][0]) for output in built.engine.step()]
     return tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafters_that_change_in_mid_answer_change_no_answer(
+    runs: Runs, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto`, with trials so short that every answer is drafted by each drafter."""
+    monkeypatch.setattr(drafter_choice, "TRIAL_PASSES", 2)
+    monkeypatch.setattr(drafter_choice, "WARM_UP_PASSES", 1)
+    monkeypatch.setattr(drafter_choice, "FIRST_TERM", 2)
+    expected = runs.answers(runs.stage(numerics="invariant"), sampling)
+    built = runs.stage(numerics="invariant")
+    used = Counter[str]()
+
+    class Counted(KnownDrafter):
+        def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
+            used[engine(built).speculation.figures().drafter] += 1  # pyright: ignore[reportOptionalMemberAccess]
+            return super().propose(asked)
+
+    drafters = {"suffix": Counted(expected, 0.7), "eagle3": Counted(expected, 1.0)}
+    engine(built).speculation = Speculation(drafters, "auto", NUM_DRAFTS, follows_times=False)
+    assert runs.answers(built, sampling) == expected
+    assert min(used["suffix"], used["eagle3"]) >= 3, used
+    assert runs.answers(built, sampling) == expected
 
 
 def test_stop_string_within_accepted_drafts_ends_the_answer_there(runs: Runs) -> None:

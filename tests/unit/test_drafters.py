@@ -7,12 +7,6 @@ import pytest
 from fleet.engine.torch.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, num_equal_before
 
 
-def served(drafter: SuffixDrafter, prompt: list[int], answer: list[int]) -> None:
-    proposer = drafter.open(prompt)
-    proposer.add(answer)
-    proposer.end()
-
-
 def test_ngram_continues_as_after_the_same_tokens_before() -> None:
     proposer = NgramDrafter().open([1, 2, 3, 4, 5, 9, 1, 2])
     assert proposer.propose(3) == [3, 4, 5]
@@ -34,13 +28,13 @@ def test_guesses_run_into_the_answer_itself() -> None:
 def test_suffix_takes_the_most_frequent_continuation() -> None:
     drafter = SuffixDrafter(1000)
     for answer in ([1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 5, 6]):
-        served(drafter, [8, 8], answer)
+        drafter.learn([8, 8], answer)
     assert drafter.open([9, 9, 1, 2]).propose(2) == [5, 6]
 
 
 def test_suffix_guesses_the_first_tokens_from_the_end_of_the_prompt() -> None:
     drafter = SuffixDrafter(1000)
-    served(drafter, [*range(100, 120), 40, 41], [1, 2, 3])
+    drafter.learn([*range(100, 120), 40, 41], [1, 2, 3])
     assert drafter.open([7, 40, 41]).propose(3) == [1, 2, 3]
     assert drafter.open([100, 101]).propose(3) == [], f"only the last {NUM_PROMPT_IDS} ids of a prompt are stored"
 

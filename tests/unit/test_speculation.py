@@ -7,7 +7,8 @@ import pytest
 from fleet.core.errors import BadInput
 from fleet.core.speculation_figures import SpeculationFigures, decode_speculation, encode_speculation
 from fleet.engine.torch.drafters import NgramDrafter
-from fleet.engine.torch.speculation import FEWEST_MEASURES, LAST_INTERVAL, PassCosts, Speculation
+from fleet.engine.torch.pass_costs import FEWEST_MEASURES, LAST_INTERVAL, PassCosts
+from fleet.engine.torch.speculation import Speculation
 
 NUM_PASSES = 4000
 
@@ -53,7 +54,7 @@ def test_choice_follows_times_that_change() -> None:
 
 def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:
     speculation = Speculation({"ngram": NgramDrafter()}, "ngram", 3)
-    with pytest.raises(BadInput, match="'eagle' is none of off, ngram"):
+    with pytest.raises(BadInput, match="'eagle' is none of off, ngram, auto"):
         speculation.use("eagle")
     assert speculation.figures().drafter == "ngram"
     speculation.use("off")

@@ -57,6 +57,11 @@ class Drafter(Protocol):
     costs_time: bool = False
 
     @property
+    def can_draft(self) -> bool:
+        """False while something that it needs is missing."""
+        return True
+
+    @property
     def reads_features(self) -> bool:
         """True if it reads the rows of passes, which a captured step does not return."""
         return False
@@ -68,9 +73,12 @@ class Drafter(Protocol):
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
         """Read the rows of a pass; the draws after them are recorded."""
 
-    def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        """Forget a request; an answer that is complete may serve for later drafts."""
+    def close(self, request: RequestId) -> None:
+        """Forget a request."""
         ...
+
+    def learn(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+        """Use a complete answer for later drafts."""
 
     def forget_requests(self) -> None:
         """Forget all requests, since another drafter is used from now on."""
@@ -87,9 +95,6 @@ class Proposer(Protocol):
     def propose(self, most: int) -> Sequence[int]:
         """Return at most so many guesses of the next tokens; none if there is no reason for one."""
         ...
-
-    def end(self) -> None:
-        """The answer is complete."""
 
 
 class MatchingDrafter(Drafter, ABC):
@@ -113,12 +118,8 @@ class MatchingDrafter(Drafter, ABC):
         self._proposers[request] = proposer, num_seen + len(new)
         return proposer
 
-    def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        if request not in self._proposers:
-            return
-        if complete:
-            self._current(request, task).end()
-        del self._proposers[request]
+    def close(self, request: RequestId) -> None:
+        self._proposers.pop(request, None)
 
     def forget_requests(self) -> None:
         self._proposers.clear()
@@ -235,12 +236,15 @@ class SuffixDrafter(MatchingDrafter):
     def open(self, prompt_ids: Sequence[int]) -> Proposer:
         return MatchedProposer(prompt_ids, self._table)
 
+    def learn(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
+        self._table.add([*prompt_ids[-NUM_PROMPT_IDS:], *answer_ids])
+
 
 class MatchedProposer(Proposer):
     """Guesses by the longest match of the last tokens."""
 
     def __init__(self, prompt_ids: Sequence[int], table: AnswerTable | None) -> None:
-        self._own, self._table, self._num_prompt = IndexedTokens(prompt_ids), table, len(prompt_ids)
+        self._own, self._table = IndexedTokens(prompt_ids), table
 
     def add(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
@@ -248,7 +252,3 @@ class MatchedProposer(Proposer):
     def propose(self, most: int) -> Sequence[int]:
         served = self._table.places(self._own.ids) if self._table is not None else ()
         return continued([*self._own.places(), *served], most) if most > 0 else ()
-
-    def end(self) -> None:
-        if self._table is not None:
-            self._table.add(self._own.ids[max(0, self._num_prompt - NUM_PROMPT_IDS) :])

@@ -12,89 +12,59 @@ from typing import cast
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
-from fleet.core.speculation_figures import OFF, SpeculationFigures
+from fleet.core.speculation_figures import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
+from fleet.engine.torch.drafter_choice import DrafterChoice, Gain
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_costs import WEIGHT, PassCosts
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
 from fleet.engine.torch.program import DraftedTask, TaskT
 
 log = logging.getLogger(__name__)
 
-WEIGHT, RARE_WEIGHT = 0.1, 0.5
-"""Weight of a new measure in the averages, and of one that is taken now and then only."""
 FIRST_SHARE = 0.7
 """Share of drafts that is assumed to be accepted, per position, before there are measures."""
-FEWEST_MEASURES = 3
 MAX_FAILURE_LEN = 200
-FIRST_INTERVAL, LAST_INTERVAL = 32, 256
-"""Passes after which the alternative is measured again; more each time that it confirms the choice."""
+COMPARED = (SUFFIX, EAGLE3)
+"""Drafters among which `auto` chooses."""
+MOST_EARLY_PASSES = 512
+"""Passes after which a drafter is measured although it has not read the first rows of some requests."""
 
 
 @dataclass(slots=True)
-class _Average:
-    value: float = 0.0
-    num_measures: int = 0
+class _Measured:
+    """What passes with one drafter have shown. Lists are by position of a draft."""
 
-    @property
-    def is_known(self) -> bool:
-        return self.num_measures >= FEWEST_MEASURES
+    shares: list[float]
+    num_drafted: list[int]
+    num_accepted: list[int]
+    num_draws: int = 0
+    costs: dict[int, PassCosts] = field(default_factory=dict[int, PassCosts])
+    gain: Gain = field(default_factory=Gain)
 
-    def add(self, value: float, weight: float) -> None:
-        self.num_measures += 1
-        self.value += (value - self.value) * max(weight, 1 / self.num_measures)
+    @classmethod
+    def nothing(cls, most: int) -> "_Measured":
+        return cls([FIRST_SHARE ** (number + 1) for number in range(most)], [0] * most, [0] * most)
 
+    def costs_of(self, num_requests: int) -> PassCosts:
+        return self.costs.setdefault(num_requests, PassCosts())
 
-@dataclass(slots=True)
-class PassCosts:
-    """Times of decode passes of one number of requests: without drafts, and what one draft adds.
-
-    `num_same`: passes since the alternative was measured; `interval`: after which it is measured again.
-    """
-
-    plain_s: _Average = field(default_factory=_Average)
-    draft_s: _Average = field(default_factory=_Average)
-    drafted: bool = False
-    num_same: int = 0
-    interval: int = FIRST_INTERVAL
-
-    def add(self, num_drafts: int, seconds: float) -> None:
-        weight = WEIGHT if (num_drafts > 0) == self.drafted else RARE_WEIGHT
-        if not num_drafts:
-            self.plain_s.add(seconds, weight)
-        elif self.plain_s.is_known:
-            self.draft_s.add((seconds - self.plain_s.value) / num_drafts, weight)
-
-    def choice(self, tokens: Sequence[float], drafts: Sequence[int]) -> int:
-        """Return the best number of drafts for each request.
-
-        `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests together.
-        """
-        if not self.plain_s.is_known:
-            return 0
-        if not self.draft_s.is_known:
-            return len(drafts) - 1
-        times = [self.plain_s.value + max(0.0, self.draft_s.value) * number for number in drafts]
-        best = max(range(len(drafts)), key=lambda number: tokens[number] / times[number])
-        return self._or_alternative(best, len(drafts) - 1)
-
-    def _or_alternative(self, best: int, most: int) -> int:
-        """Return now and then the alternative to the choice, so that its time stays known."""
-        if (best > 0) != self.drafted:
-            self.drafted, self.num_same, self.interval = best > 0, 0, FIRST_INTERVAL
-        self.num_same += 1
-        if self.num_same < self.interval:
-            return best
-        self.num_same, self.interval = 0, min(2 * self.interval, LAST_INTERVAL)
-        return 0 if best else most
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_draws += 1
+        for number in range(num_drafts):
+            is_accepted = number < num_accepted
+            self.num_drafted[number] += 1
+            self.num_accepted[number] += is_accepted
+            self.shares[number] += WEIGHT * (is_accepted - self.shares[number])
 
 
 class Speculation:
     """The drafts of the requests of one batch loop. Not thread-safe.
 
-    `drafters`: by name; `OFF` is none of them. `most`: drafts of one request in a pass. `follows_times`: False to verify every
-    draft.
+    `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one request in a pass.
+    `follows_times`: False to verify every draft.
     """
 
     def __init__(self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True) -> None:
@@ -103,17 +73,32 @@ class Speculation:
         self.use(name)
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on; its counts begin at 0. Raises: BadInput for an unknown name."""
-        if name != OFF and name not in self._drafters:
-            raise BadInput(f"drafter: {name!r} is none of {', '.join((OFF, *self._drafters))}", param="drafter")
+        """Draft with another drafter from the next pass on; counts begin at 0. Raises: BadInput for an unknown name."""
+        known = (OFF, *self._drafters, AUTO)
+        if name not in known:
+            raise BadInput(f"drafter: {name!r} is none of {', '.join(known)}", param="drafter")
         self._failed = self._failure = ""
+        self._measured = {each: _Measured.nothing(self._most) for each in (OFF, *self._drafters)}
+        self._drafting_s = 0.0
+        self._choice: DrafterChoice | None = None
+        if name == AUTO:
+            self._compare()
+        else:
+            self._switch(name)
+
+    def _compare(self) -> None:
+        """Choose among the drafters that can draft and have not failed."""
+        able = [each for each in COMPARED if each in self._drafters and each != self._failed and self._drafters[each].can_draft]
+        self._choice = DrafterChoice(able)
+        self._switch(self._choice.name)
+
+    def _switch(self, name: str) -> None:
+        """Draft with another drafter, and continue its counts."""
         for drafter in self._drafters.values():
             drafter.forget_requests()
-        self._name, self._drafter, most = name, self._drafters.get(name), self._most
-        self._costs: dict[int, PassCosts] = {}
-        self._shares = [FIRST_SHARE ** (number + 1) for number in range(most)]
-        self._num_drafted, self._num_accepted = [0] * most, [0] * most
-        self._num_draws, self._drafting_s = 0, 0.0
+        self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
+        self._early: set[RequestId] | None = None
+        self._num_early_passes = 0
 
     def drafter_of(self, name: str) -> Drafter | None:
         return self._drafters.get(name)
@@ -126,14 +111,17 @@ class Speculation:
     def on_new_head(self, version: int) -> None:
         """Begin to count again, for another version of the draft head. A drafter that failed is used again with it."""
         self._version = version
-        self.use(self._failed or self._name)
+        self.use(AUTO if self._choice is not None else self._failed or self._name)
 
     def _end_drafting(self, error: BaseException) -> None:
-        """Draft no more: an error of a drafter must not fail the requests of a pass."""
+        """Draft no more with the present drafter: its error must not fail the requests of a pass."""
         failed = self._name
-        log.error("%s failed, and no drafts are made any more: %s", failed, error, exc_info=error)
-        self.use(OFF)
+        log.error("%s failed, and makes no drafts any more: %s", failed, error, exc_info=error)
         self._failed, self._failure = failed, f"{type(error).__name__}: {error}"[:MAX_FAILURE_LEN]
+        if self._choice is not None:
+            self._compare()
+        else:
+            self._switch(OFF)
 
     def with_drafts(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], pool: KVPool) -> list[PassEntry[TaskT]]:
         """Return the entries of a pass, with drafts after the rows from which a token is drawn.
@@ -173,48 +161,82 @@ class Speculation:
         if not drafter.costs_time and self.follows_times and any(found):
             longest = self._choose(list(map(len, found)))
             found = [drafts[:longest] for drafts in found]
-        self._drafting_s = time.monotonic() - began_s if drafter.costs_time else 0.0
+        self._drafting_s = time.monotonic() - began_s
         return found
 
     def _choose(self, most: Sequence[int]) -> int:
         """Return the number of drafts of each request up to which they are worth their time."""
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
-        tokens = [len(most) + sum(sum(self._shares[:length]) for length in each) for each in lengths]
-        return self._costs.setdefault(len(most), PassCosts()).choice(tokens, [sum(each) for each in lengths])
+        tokens = [len(most) + sum(sum(self._own.shares[:length]) for length in each) for each in lengths]
+        return self._own.costs_of(len(most)).choice(tokens, [sum(each) for each in lengths])
 
     def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
         """Count the results of a pass, and its time if it computed one known row of each request."""
         extents = [entry.extent for _, entry in entries]
+        num_tokens = 0
         for extent in extents:
             if id(extent) in done.drawn:
-                self._count(len(extent.drafts), len(extent.drafts) - done.num_rejected(extent))
-        if all(extent.num_rows - len(extent.drafts) == 1 for extent in extents):
+                num_accepted = len(extent.drafts) - done.num_rejected(extent)
+                num_tokens += 1 + num_accepted
+                self._own.count(len(extent.drafts), num_accepted)
+        own, took_s = self._own, seconds + self._drafting_s + self._read(entries, done)
+        self._drafting_s = 0.0
+        if own is self._own and all(extent.num_rows - len(extent.drafts) == 1 for extent in extents):
             num_drafts = sum(len(extent.drafts) for extent in extents)
-            self._costs.setdefault(len(extents), PassCosts()).add(num_drafts, seconds + self._drafting_s)
-        if self._drafter is not None and done.features:
-            computed = [_computed(request, entry, done) for request, entry in entries if _has_features(entry, done)]
-            try:
-                self._drafter.on_computed(computed)
-            except FAILURES as error:
-                self._end_drafting(error)
+            self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s)
 
-    def _count(self, num_drafts: int, num_accepted: int) -> None:
-        self._num_draws += 1
-        for number in range(num_drafts):
-            is_accepted = number < num_accepted
-            self._num_drafted[number] += 1
-            self._num_accepted[number] += is_accepted
-            self._shares[number] += WEIGHT * (is_accepted - self._shares[number])
+    def _read(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone) -> float:
+        """Let the drafter read the rows of a pass; return the seconds that it took."""
+        if self._drafter is None or not done.features:
+            return 0.0
+        began_s = time.monotonic()
+        computed = [_computed(request, entry, done) for request, entry in entries if _has_features(entry, done)]
+        try:
+            self._drafter.on_computed(computed)
+        except FAILURES as error:
+            self._end_drafting(error)
+        return time.monotonic() - began_s
+
+    def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
+        """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
+        costs = self._own.costs_of(len(requests))
+        costs.add(num_drafts, seconds)
+        if self._choice is None and costs.plain_s.is_known:
+            self._own.gain.add(costs.plain_s.value * num_tokens / len(requests), seconds)
+        elif self._choice is not None and self._is_measurable(requests):
+            self._choice.add(len(requests), num_tokens, seconds)
+            if self._choice.name != self._name:
+                log.info("drafts by %s from now on; measured gains: %s", self._choice.name, self._choice.gains or "none yet")
+                self._switch(self._choice.name)
+
+    def _is_measurable(self, requests: Sequence[RequestId]) -> bool:
+        """Return False while a drafter that reads features drafts for requests that are older than its use."""
+        if not self.reads_features:
+            return True
+        if self._early is None:
+            self._early = set(requests)
+        self._num_early_passes += 1
+        return self._num_early_passes > MOST_EARLY_PASSES or self._early.isdisjoint(requests)
 
     def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        """Forget a request; an answer that is complete may serve for later drafts."""
-        if self._drafter is not None:
-            self._drafter.close(request, task, complete=complete)
+        """Forget a request; an answer that is complete may serve for later drafts, also of a drafter that `auto` may choose."""
+        if self._early is not None:
+            self._early.discard(request)
+        compared = self._drafters.values() if self._choice is not None else ()
+        for drafter in compared or filter(None, [self._drafter]):
+            drafter.close(request)
+            if complete:
+                drafter.learn(task.prompt_ids, task.answer_ids)
 
     def figures(self) -> SpeculationFigures:
+        own = self._own
+        gains = {self._name: own.gain.value} if own.gain.num_passes else {}
+        if self._choice is not None:
+            gains = self._choice.gains
         return SpeculationFigures(
-            drafter=self._name, num_draws=self._num_draws, drafted=tuple(self._num_drafted),
-            accepted=tuple(self._num_accepted), version=self._version, failed=self._failed, failure=self._failure,
+            drafter=self._name, automatic=self._choice is not None, num_draws=own.num_draws, drafted=tuple(own.num_drafted),
+            accepted=tuple(own.num_accepted), gains={name: gain for name, gain in gains.items() if name != OFF},
+            version=self._version, failed=self._failed, failure=self._failure,
         )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.program import DraftedTask
 from fleet.models.eagle3.config import Eagle3Config
 from fleet.models.eagle3.drafting import draft_tokens, read_taps
 from fleet.models.eagle3.head import Eagle3Head
@@ -38,6 +37,10 @@ class HeadDrafter(Drafter):
     @property
     def head(self) -> Eagle3Head | None:
         return self._head
+
+    @property
+    def can_draft(self) -> bool:
+        return self._head is not None
 
     @property
     def reads_features(self) -> bool:
@@ -90,7 +93,7 @@ class HeadDrafter(Drafter):
         num_read, _ = self._hidden.get(asked.request, (-1, None))
         return asked.most > 0 and num_read == asked.task.num_rows - 1 and self._pool.grow(asked.table, num_read + most)
 
-    def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
+    def close(self, request: RequestId) -> None:
         self._hidden.pop(request, None)
 
     def forget_requests(self) -> None:

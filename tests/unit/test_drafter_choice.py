@@ -1,0 +1,73 @@
+"""The choice of a drafter by measured speed: passes whose times and tokens are given by a function."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from fleet.core.speculation_figures import EAGLE3, OFF, SUFFIX
+from fleet.engine.torch.drafter_choice import FIRST_TERM, LAST_TERM, DrafterChoice, PlainTimes
+
+Speeds = dict[str, float]
+"""Tokens/s of each drafter relative to those without drafts."""
+
+
+def passes(choice: DrafterChoice, gains: Speeds, count: int, requests: Callable[[int], int] = lambda _: 1) -> Counter[str]:
+    """Run passes, each of them noisy by up to a tenth; return how many each drafter had. A pass of n requests takes 1 + n / 8."""
+    rng, used = random.Random(1), Counter[str]()
+    for number in range(count):
+        used[choice.name] += 1
+        num_requests = requests(number)
+        seconds = (1 + num_requests / 8) * rng.uniform(0.9, 1.1)
+        choice.add(num_requests, num_requests, seconds / gains.get(choice.name, 1.0))
+    return used
+
+
+@pytest.mark.parametrize(
+    ("gains", "best"),
+    [({SUFFIX: 1.5, EAGLE3: 2.0}, EAGLE3), ({SUFFIX: 1.5, EAGLE3: 0.5}, SUFFIX), ({SUFFIX: 0.5, EAGLE3: 0.5}, OFF)],
+)
+def test_the_fastest_drafter_is_used_nearly_always(gains: Speeds, best: str) -> None:
+    choice = DrafterChoice((SUFFIX, EAGLE3))
+    assert choice.name == OFF, "passes without drafts are measured first"
+    used = passes(choice, gains, 20 * LAST_TERM)
+    assert choice.gains[OFF] == 1.0
+    assert used[best] > 0.97 * used.total() and all(used[name] for name in (OFF, SUFFIX, EAGLE3)), used
+
+
+def test_load_that_changes_does_not_disturb_the_comparison() -> None:
+    """The number of requests differs from pass to pass, and with it the time of a pass."""
+    rng = random.Random(2)
+    choice = DrafterChoice((SUFFIX, EAGLE3))
+    used = passes(choice, {SUFFIX: 1.5, EAGLE3: 1.0}, 4 * LAST_TERM, lambda _: rng.randint(1, 16))
+    assert used[SUFFIX] > 0.9 * used.total(), used
+
+
+def test_drafter_that_becomes_slow_is_left_at_once() -> None:
+    choice = DrafterChoice((SUFFIX, EAGLE3))
+    passes(choice, {SUFFIX: 1.5, EAGLE3: 2.0}, 8 * LAST_TERM)
+    assert choice.name == EAGLE3
+    used = passes(choice, {SUFFIX: 1.5, EAGLE3: 0.5}, FIRST_TERM)
+    assert used[SUFFIX] > FIRST_TERM / 4, "long before the next regular comparison"
+
+
+def test_drafter_that_becomes_fast_is_found_within_a_term() -> None:
+    choice = DrafterChoice((SUFFIX,))
+    passes(choice, {SUFFIX: 0.5}, 4 * LAST_TERM)
+    assert choice.name == OFF
+    assert passes(choice, {SUFFIX: 1.5}, 2 * LAST_TERM)[SUFFIX] > LAST_TERM / 2
+
+
+def test_nothing_to_compare_is_off_for_ever() -> None:
+    choice = DrafterChoice(())
+    assert passes(choice, {}, 1000) == {OFF: 1000}
+
+
+def test_time_of_a_number_of_requests_is_between_those_that_were_measured() -> None:
+    times = PlainTimes()
+    assert times.of(3) is None
+    times.add(2, 1.0)
+    assert times.of(1) == times.of(3) == 1.0
+    times.add(6, 3.0)
+    assert (times.of(1), times.of(2), times.of(3), times.of(6), times.of(9)) == (1.0, 1.0, 1.5, 3.0, 3.0)
