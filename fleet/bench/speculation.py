@@ -1,9 +1,11 @@
 """Measurement of speculation: one stage in one process answers questions with each drafter in turn, round by round.
 
-The table of served answers is filled before with answers to other questions. Each numerics has a process of its own.
+Before, a draft head is trained on answers to other questions, and the table of served answers is filled with them. Each numerics
+has a process of its own.
 """
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,24 +17,28 @@ from fleet.bench.errors import BenchError
 from fleet.bench.options import BenchOptions
 from fleet.bench.reference import run_script
 from fleet.bench.serving import Steps, local_checkpoint
-from fleet.bench.speculation_result import DraftedRuns, SpeculationResult, SpeculationWork
+from fleet.bench.speculation_result import DraftedRuns, HeadWork, SpeculationResult, SpeculationWork, TrainedHead
 from fleet.config import FleetConfig
 from fleet.config.values import AUTO
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
+from fleet.core.speculation_figures import EAGLE3
 from fleet.graphs import Stage
 from fleet.pocket.corpus.dialogue import Split
 from fleet.pocket.corpus.generate import dialogues
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
-MODULE = "fleet.bench.speculation_run"
-SEED = 1
+MODULE, HEAD_MODULE = "fleet.bench.speculation_run", "fleet.bench.speculation_head"
+SEED, NUM_LINES = 1, 100
+TRAINING = ("engine=torch", "numerics=fast", "training.enabled=true", "training.window_samples=8", "training.batch_samples=8")
+"""Settings of the training process, whose stage answers and captures while the head is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Amounts of work. `num_tokens`: the most of an answer."""
+    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: for the draft head."""
 
+    train_s: float
     num_taught: int
     num_asked: int
     num_tokens: int
@@ -42,9 +48,15 @@ class SpeculationPlan:
 
 
 FULL = SpeculationPlan(
-    num_taught=3000, num_asked=48, num_tokens=48, batches=(1, 4, 8, 16), num_rounds=4, numerics=("fast", "invariant")
+    train_s=20 * 60,
+    num_taught=3000,
+    num_asked=48,
+    num_tokens=48,
+    batches=(1, 4, 8, 16),
+    num_rounds=4,
+    numerics=("fast", "invariant"),
 )
-SMALL = SpeculationPlan(num_taught=8, num_asked=4, num_tokens=12, batches=(1, 4), num_rounds=1, numerics=("fast",))
+SMALL = SpeculationPlan(train_s=4, num_taught=8, num_asked=4, num_tokens=12, batches=(1, 4), num_rounds=1, numerics=("fast",))
 
 
 def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResult:
@@ -54,31 +66,46 @@ def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResul
     """
     plan = SMALL if options.small else FULL
     config = resolve_config(options.config, options.overrides)
-    stage = next((stage for stage in config.graph_declaration().stages if stage.verifies_drafts), None)
+    graph = config.graph_declaration()
+    stage = next((stage for stage in graph.stages if stage.verifies_drafts), None)
     if stage is None:
         raise BenchError(f"--speculation needs a stage that verifies drafts, and {config.graph} has none", param="--speculation")
-    shipped = config.graph_declaration().shipped_folder()
+    shipped = graph.shipped_folder()
     checkpoint = shipped if config.checkpoint == AUTO and shipped is not None else local_checkpoint(config)
-    config = config.model_copy(update={"checkpoint": str(checkpoint)})
-    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    frontend = load_frontend(graph.frontend, checkpoint, config.limits)
     work = SpeculationWork(
         taught=_requests(config, stage, frontend, plan, "train", plan.num_taught),
         asked=_requests(config, stage, frontend, plan, "held_out", plan.num_asked),
         batches=plan.batches, num_rounds=plan.num_rounds,
     )  # fmt: skip
-    runs, loads = list[DraftedRuns](), list[float | None]()
-    for numerics in plan.numerics:
-        step = steps(f"speculation, {numerics}", 1 + len(plan.batches) * (plan.num_rounds + 1))
-        with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
-            resolved = Path(folder, "resolved.yaml")
-            own = config.model_copy(update={"numerics": numerics}).model_dump(mode="json")
-            resolved.write_text(yaml.safe_dump(own, sort_keys=False))
-            result, load = run_script(
-                MODULE, ["--config", str(resolved)], msgspec.json.encode(work), tuple[DraftedRuns, ...], step
-            )  # fmt: skip
-        runs += result
+    loads = list[float | None]()
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
+        folder, own = Path(name), (*options.overrides, f"checkpoint={checkpoint}")
+        training = (*own, *TRAINING, f"training.folder={folder / 'training'}")
+        given = _resolved(options.config, training, folder / "training.yaml")
+        head = HeadWork(taught=work.taught, held_out=work.asked, seconds=plan.train_s)
+        step = steps("training of a draft head", NUM_LINES)
+        trained, load = run_script(
+            HEAD_MODULE, [*given, "--head", str(folder / "head")], msgspec.json.encode(head), TrainedHead, step
+        )  # fmt: skip
         loads.append(load)
-    return SpeculationResult(model=checkpoint.name, runs=tuple(runs), others_cores=tuple(loads))
+        runs = list[DraftedRuns]()
+        for numerics in plan.numerics:
+            step = steps(f"speculation, {numerics}", 1 + len(plan.batches) * (plan.num_rounds + 1))
+            drafting = (*own, f"numerics={numerics}", f"stages.{stage.name}.speculation.head={folder / 'head'}",
+                        f"stages.{stage.name}.speculation.drafter={EAGLE3}")  # fmt: skip
+            given = _resolved(options.config, drafting, folder / f"{numerics}.yaml")
+            result, load = run_script(MODULE, given, msgspec.json.encode(work), tuple[DraftedRuns, ...], step)
+            runs += result
+            loads.append(load)
+    return SpeculationResult(model=checkpoint.name, head=trained, runs=tuple(runs), others_cores=tuple(loads))
+
+
+def _resolved(config_file: Path | None, overrides: Sequence[str], file: Path) -> list[str]:
+    """Write the resolved configuration; return the options that name it."""
+    config = resolve_config(config_file, overrides)
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    return ["--config", str(file)]
 
 
 def _requests(

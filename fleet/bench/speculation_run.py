@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from fleet.bench.engine_answers import Answers, answer
 from fleet.bench.speculation_result import DraftedRuns, SpeculationWork
 from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
-from fleet.core.speculation_figures import OFF, SpeculationFigures
-from fleet.engine.base import TOKEN
+from fleet.core.speculation_figures import EAGLE3, NGRAM, OFF, SUFFIX, SpeculationFigures
 from fleet.engine.torch.drafters import (
     NUM_PROMPT_IDS,
     AnswerTable,
@@ -28,8 +28,6 @@ from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.speculation import Speculation
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
-
-Answers = list[list[int]]
 
 
 class ReadDrafter(MatchingDrafter):
@@ -58,10 +56,13 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
     torch.set_num_threads(config.stage(stage.name).threads)
     built, table = build_stage(config, stage.name, Path(config.checkpoint)), AnswerTable(sys.maxsize)
     assert isinstance(built.engine, LMEngine), "the engine torch"
-    for spec, answer in zip(work.taught, _answer(built, work.taught, max(work.batches)), strict=True):
-        table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *answer])
+    for spec, its in zip(work.taught, answer(built, work.taught, max(work.batches)), strict=True):
+        table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *its])
     print("taught", flush=True)
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(), "suffix": ReadDrafter(table)}
+    assert built.engine.speculation is not None, "a stage that verifies drafts"
+    head = built.engine.speculation.drafter_of(EAGLE3)
+    assert head is not None, "a configured head"
+    drafters: dict[str, Drafter] = {NGRAM: NgramDrafter(), SUFFIX: ReadDrafter(table), EAGLE3: head}
     speculation = Speculation(drafters, OFF, config.stage(stage.name).speculation.num_drafts)
     built.engine.speculation = speculation
     for batch in work.batches:
@@ -80,32 +81,12 @@ def _run_round(
     for name, one in runs.items():
         speculation.use(name)
         began_s = time.perf_counter()
-        answers = _answer(built, asked, batch)
+        answers = answer(built, asked, batch)
         one.tokens_per_s.append(sum(map(len, answers)) / (time.perf_counter() - began_s))
         expected = expected or answers
         one.num_equal += sum(mine == other for mine, other in zip(answers, expected, strict=True))
         one.num_answers += len(answers)
         one.figures.append(speculation.figures())
-
-
-def _answer(built: BuiltStage, specs: Sequence[RequestSpec], batch: int) -> Answers:
-    """Answer the requests in order, `batch` at a time. Raises: FleetError if the engine fails one."""
-    answers: dict[str, list[int]] = {spec.id: [] for spec in specs}
-    waiting, num_open = iter(specs), 0
-    while True:
-        while num_open < batch and (spec := next(waiting, None)) is not None:
-            request, pieces = built.adapter(spec, None).open()
-            built.engine.submit(request)
-            for piece in pieces:
-                built.engine.feed(spec.id, piece)
-            num_open += 1
-        if not num_open:
-            return list(answers.values())
-        for output in built.engine.step():
-            if output.error is not None:
-                raise output.error
-            answers[output.request_id] += output.arrays[TOKEN].tolist()
-            num_open -= output.final
 
 
 def _reported(numerics: str, drafter: str, batch: int, runs: _Runs) -> DraftedRuns:

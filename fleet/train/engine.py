@@ -142,6 +142,11 @@ class TrainerEngine(Engine):
         self._acceptance: float | None = None
         self._num_accepted = self._num_refused = self._num_saved = 0
 
+    @property
+    def trainer(self) -> Trainer:
+        """For who trains without a fleet."""
+        return self._trainer
+
     def begin(self, records: TrainingRecords) -> None:
         """Continue under other records: those of the next incarnation of the worker. Samples of the last one are forgotten."""
         self._records = records

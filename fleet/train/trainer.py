@@ -77,7 +77,8 @@ class Trainer:
                 f"trainer: a head is trained in {' or '.join(TRAINED_DTYPES)}, not {head.config.dtype}", param="dtype"
             )
         self.head, self.buffer = head, buffer
-        self._target, self._settings, self._on_window = target, settings, on_window
+        self.settings = settings
+        self._target, self._on_window = target, on_window
         self.optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self._first = [weight.detach().clone() for weight in head.parameters()]
         self.num_windows = 0
@@ -99,15 +100,15 @@ class Trainer:
     @property
     def is_ready(self) -> bool:
         """True if the buffer has a whole window."""
-        return len(self.buffer) >= self._settings.window_samples
+        return len(self.buffer) >= self.settings.window_samples
 
     def train_window(self) -> WindowRecord:
         """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are fewer samples; NotFinite."""
-        return self.train_on(self.buffer.draw(self._settings.window_samples))
+        return self.train_on(self.buffer.draw(self.settings.window_samples))
 
     def train_on(self, samples: Sequence[DraftSample]) -> WindowRecord:
         """Make one step of the optimizer. Raises: NotFinite if the loss or a gradient is not finite, without a step."""
-        settings, sample_ids = self._settings, tuple(sample.sample_id for sample in samples)
+        settings, sample_ids = self.settings, tuple(sample.sample_id for sample in samples)
         batches = [samples[at : at + settings.batch_samples] for at in range(0, len(samples), settings.batch_samples)]
         self.optimizer.zero_grad(set_to_none=True)
         total, counts = 0.0, None
@@ -142,7 +143,7 @@ class Trainer:
         Raises: SampleRefused if one does not fit.
         """
         counts: DraftCounts | None = None
-        head, settings = head or self.head, self._settings
+        head, settings = head or self.head, self.settings
         for sample in samples:
             sample.check(head.config)
             rows = [training_rows(sample, self._target, head.vocabulary_D)]

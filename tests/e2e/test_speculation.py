@@ -37,7 +37,8 @@ def answers(fleet: ProcessFleet) -> list[str]:
 
 def drafters(fleet: ProcessFleet) -> set[str]:
     (stage,) = fleet.get("/v1/fleet/drafters")["data"]
-    return {worker["figures"]["drafter"] for worker in stage["workers"]}
+    figures = [worker["figures"] for worker in stage["workers"]]
+    return {"auto" if one["automatic"] else one["drafter"] for one in figures}
 
 
 def acceptance_lengths(fleet: ProcessFleet) -> list[float | None]:
@@ -52,7 +53,7 @@ def use(fleet: ProcessFleet, drafter: str) -> None:
 
 def test_answers_are_equal_with_every_drafter_and_the_switch_is_shown(fleet: ProcessFleet) -> None:
     expected = answers(fleet)
-    for drafter in ("ngram", "suffix"):
+    for drafter in ("auto", "ngram", "suffix"):
         use(fleet, drafter)
         assert answers(fleet) == expected and answers(fleet) == expected
     wait_until(lambda: any((length or 0) > 1 for length in acceptance_lengths(fleet)), "the worker to publish its counts")

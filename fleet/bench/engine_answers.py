@@ -1,0 +1,29 @@
+"""Answers of one stage in this process, without a fleet. Knows no model."""
+
+from collections.abc import Sequence
+
+from fleet.core.request import RequestSpec
+from fleet.engine.base import TOKEN
+from fleet.stages.base import BuiltStage
+
+Answers = list[list[int]]
+
+
+def answer(built: BuiltStage, specs: Sequence[RequestSpec], batch: int) -> Answers:
+    """Answer the requests in order, `batch` at a time. Raises: FleetError if the engine fails one."""
+    answers: dict[str, list[int]] = {spec.id: [] for spec in specs}
+    waiting, num_open = iter(specs), 0
+    while True:
+        while num_open < batch and (spec := next(waiting, None)) is not None:
+            request, pieces = built.adapter(spec, None).open()
+            built.engine.submit(request)
+            for piece in pieces:
+                built.engine.feed(spec.id, piece)
+            num_open += 1
+        if not num_open:
+            return list(answers.values())
+        for output in built.engine.step():
+            if output.error is not None:
+                raise output.error
+            answers[output.request_id] += output.arrays[TOKEN].tolist()
+            num_open -= output.final
