@@ -16,7 +16,7 @@ from fleet.control.training import TrainingClient
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, Overloaded
-from fleet.core.ids import new_request_id
+from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs.training import PUBLISH, TRAINED
 
@@ -36,8 +36,12 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """`windows`: steps of the optimizer in the durable checkpoint that contains the sample. `version`: made of it; 0: none."""
+    """A capture, named by its request. `windows`: steps of the optimizer in the durable checkpoint that contains the sample.
 
+    `version`: made of it; 0: none.
+    """
+
+    request: RequestId
     windows: int
     version: int
 
@@ -76,7 +80,8 @@ class CaptureSource:
                 raise
 
     async def _captured(self, answered: AnsweredPrompt, publish: str) -> Acknowledged:
-        stream = await self._submit(self._spec_of(answered, publish), answered.blob)
+        spec = self._spec_of(answered, publish)
+        stream = await self._submit(spec, answered.blob)
         ended = False
         try:
             last = [chunk async for chunk in stream][-1]
@@ -85,7 +90,7 @@ class CaptureSource:
             if not ended:
                 await stream.abort("the capture was given up")
         await self._client.training.count("acknowledged")
-        return Acknowledged(windows=_number(last, "windows"), version=_number(last, "version"))
+        return Acknowledged(request=spec.id, windows=_number(last, "windows"), version=_number(last, "version"))
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Submit a capture once the fleet has room for it. If the caller is cancelled meanwhile, no request remains."""

@@ -30,7 +30,7 @@ from fleet.models.eagle3.files import WEIGHTS_FILE, load_head, save_head
 from fleet.train.captured import sample_of
 from fleet.train.records import TrainingRecords
 from fleet.train.samples import DraftSample
-from fleet.train.state import restore_trainer, save_trainer
+from fleet.train.state import TrainedSamples, restore_trainer, save_trainer
 from fleet.train.trainer import NotFinite, Trainer, WindowRecord
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ CHECKPOINTS, VERSIONS = "checkpoints", "versions"
 IDLE_S = 0.1
 """Time without a new sample after which those that there are count as a window."""
 RETRY_S = 5.0
-MOST_IDS, MOST_HELD_OUT, MOST_LOSSES = 1024, 64, 100
+MOST_IDS, MOST_WINDOWS, MOST_HELD_OUT, MOST_LOSSES = 1024, 1024, 64, 100
 UNKNOWN = "?"
 """In place of the name of a checkpoint: the trainer's state may contain samples that were not acknowledged."""
 
@@ -97,13 +97,13 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """A checkpoint on disk: its name, the ids in it, the samples to acknowledge, the windows, and the version to add, if any.
+    """A checkpoint on disk: its name, the samples in it, those to acknowledge, the windows, and the version to add, if any.
 
     `present`: the version in use, and `present_acceptance` its simulated acceptance length on the same held-out samples.
     """
 
     name: str
-    contained: list[str]
+    samples: TrainedSamples
     done: list[_Waiting]
     windows: int
     version: DraftVersion | None
@@ -125,7 +125,10 @@ class TrainerEngine(Engine):
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN
         """The checkpoint that the trainer's state continues."""
-        self._contained: list[str] = []
+        self._contained: tuple[str, ...] = ()
+        self._drawn: tuple[str, ...] = ()
+        self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
+        """The new samples of the window that is computed, and those of each window that the trainer's state contains."""
         self._arriving: dict[RequestId, _Arriving] = {}
         self._waiting: dict[RequestId, _Waiting] = {}
         self._queue: OrderedDict[str, DraftSample] = OrderedDict()
@@ -247,13 +250,19 @@ class TrainerEngine(Engine):
         elif self._work is None and self._clock() >= self._retry_s:
             self._fill_buffer()
             if size := self._window_size():
+                self._drawn = self._trainer.buffer.fresh_ids(size)
                 self._window = self._thread.submit(self._trainer.train_on, self._trainer.buffer.draw(size))
             elif self._is_checkpoint_due():
                 done = [each for each in self._waiting.values() if each.is_contained]
                 assert self._records is not None, "a trainer without records"
                 present = self._records.version_in_use() if any(each.publish for each in done) else None
-                self._saving = self._thread.submit(self._save, done, present)
+                self._saving = self._thread.submit(self._save, done, self._samples_with(done), present)
         return outputs
+
+    def _samples_with(self, done: Sequence[_Waiting]) -> TrainedSamples:
+        """Return the samples of a checkpoint in which these are new."""
+        contained = tuple(dict.fromkeys([*self._contained, *(waiting.request for waiting in done)]))[-MOST_IDS:]
+        return TrainedSamples(contained=contained, windows=tuple(self._new), first=self._trainer.num_windows - len(self._new) + 1)
 
     def _fill_buffer(self) -> None:
         while self._queue:
@@ -290,6 +299,7 @@ class TrainerEngine(Engine):
                 self._refuse(sample_id, f"sample {sample_id}: {error}")
             return
         self._losses.append(record.loss)
+        self._new.append(self._drawn)
         self._shares = tuple(record.counts.acceptance_by_position)
         self._owed = max(0.0, self._owed - len(record.sample_ids) / self._schedule.window_samples)
         self._num_since += 1
@@ -305,15 +315,14 @@ class TrainerEngine(Engine):
             self._num_refused += 1
             self._outputs.append(EngineOutput(request_id=waiting.request, walk=waiting.walk, error=SampleRefused(message)))
 
-    def _save(self, done: list[_Waiting], present: DraftVersion | None) -> _Saved:
+    def _save(self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None) -> _Saved:
         """Write a checkpoint, and the version of the head that a sample asks for. Runs in the thread. Raises: OSError."""
-        contained = [*dict.fromkeys([*self._contained, *(waiting.request for waiting in done)])][-MOST_IDS:]
         name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
-        save_trainer(self._trainer, self._folder / CHECKPOINTS / name, contained)
+        save_trainer(self._trainer, self._folder / CHECKPOINTS / name, samples)
         source = next((waiting.publish for waiting in done if waiting.publish), "")
         version = self._write_version(source) if source else None
         return _Saved(
-            name=name, contained=contained, done=done, windows=self._trainer.num_windows, version=version, present=present,
+            name=name, samples=samples, done=done, windows=self._trainer.num_windows, version=version, present=present,
             present_acceptance=self._acceptance_of(present) if version is not None else 0.0,
         )  # fmt: skip
 
@@ -339,12 +348,13 @@ class TrainerEngine(Engine):
             log.warning("another trainer is active: the checkpoint %s is not used", saved.name)
             self._retry_s = self._clock() + RETRY_S
             return ()
-        self._name, self._contained, self._num_saved, self._num_since = saved.name, saved.contained, saved.windows, 0
+        self._name, self._contained, self._num_saved, self._num_since = saved.name, saved.samples.contained, saved.windows, 0
         version = records.add_version(saved.version) if saved.version is not None else None
         if version is not None:
             log.info(
                 "version %d of the draft head: %d windows, acceptance %s", version.number, version.windows, version.acceptance
             )
+            self._promote_if_better(records, version, saved)
         self._delete_others(saved.name)
         number = version.number if version is not None else 0
         arrays = {WINDOWS: np.array([saved.windows], np.int64), VERSION: np.array([number], np.int64)}
@@ -398,11 +408,11 @@ class TrainerEngine(Engine):
                 param="training.folder",
             )
         if name:
-            self._contained = restore_trainer(self._trainer, folder)
+            self._restored(restore_trainer(self._trainer, folder))
             log.info("training continues from the checkpoint %s", name)
         elif self._trainer.num_windows:
             self._trainer.reset()
-            self._contained = []
+            self._restored(TrainedSamples())
         self._name, self._num_saved = name, self._trainer.num_windows
 
     def _forget(self) -> None:
@@ -453,3 +463,7 @@ class TrainerEngine(Engine):
         )  # fmt: skip
         running = len(self._arriving) + len(self._waiting)
         return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
+
+    def _restored(self, samples: TrainedSamples) -> None:
+        self._contained = samples.contained
+        self._new = deque(samples.windows, maxlen=MOST_WINDOWS)

@@ -1,5 +1,6 @@
 """A bounded buffer of samples, from which windows are drawn. Knows no training."""
 
+import itertools
 import random
 from collections import OrderedDict
 
@@ -63,6 +64,10 @@ class ReplayBuffer:
         self._samples.clear()
         self._fresh.clear()
         self.num_bytes = 0
+
+    def fresh_ids(self, most: int) -> tuple[str, ...]:
+        """Return the ids of the fresh samples that a window of so many will have."""
+        return tuple(itertools.islice(self._fresh, most))
 
     def draw(self, num_samples: int) -> list[DraftSample]:
         """Return so many different samples: fresh ones, the oldest first, then others in random order. All stay here.

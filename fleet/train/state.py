@@ -1,12 +1,13 @@
-"""The state of a trainer on disk: its head, beside it the optimizer's moments, and the ids of samples that it was trained on.
+"""The state of a trainer on disk: its head, beside it the optimizer's moments, and which samples it was trained on.
 
 A folder is complete when its JSON file exists, which is written last and has the hash of the moments' bytes.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -20,7 +21,19 @@ from fleet.train.trainer import Trainer
 STATE_FILE, MOMENTS_FILE = "trainer.json", "moments.safetensors"
 
 
-def save_trainer(trainer: Trainer, folder: Path, sample_ids: Sequence[str] = ()) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSamples:
+    """Ids of samples in a state, the latest ones. `contained`: those that need not be trained on again, held-out ones included.
+
+    `windows`: those that were new in each window, in order; `first`: the number of the first of these windows.
+    """
+
+    contained: tuple[str, ...] = ()
+    windows: tuple[tuple[str, ...], ...] = ()
+    first: int = 1
+
+
+def save_trainer(trainer: Trainer, folder: Path, samples: TrainedSamples = TrainedSamples()) -> None:
     """Write the state to a folder, which is created; it is durable when this returns."""
     head_sha256 = save_head(trainer.head, folder)
     state = trainer.optimizer.state_dict()["state"]
@@ -30,20 +43,38 @@ def save_trainer(trainer: Trainer, folder: Path, sample_ids: Sequence[str] = ())
     data = save(moments)
     write_whole(folder / MOMENTS_FILE, data)
     described = {
-        "windows": trainer.num_windows, "samples": list(sample_ids), "head_sha256": head_sha256,
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "windows": trainer.num_windows, "samples": samples.contained, "first_window": samples.first,
+        "new_samples": samples.windows, "head_sha256": head_sha256, "sha256": hashlib.sha256(data).hexdigest(),
     }  # fmt: skip
     write_whole(folder / STATE_FILE, (json.dumps(described) + "\n").encode())
 
 
-def restore_trainer(trainer: Trainer, folder: Path) -> list[str]:
-    """Continue from a state: the trainer's head gets the weights, its optimizer the moments. Return the ids of its samples.
+def read_samples(folder: Path) -> TrainedSamples:
+    """Return which samples a state contains. Raises: ConfigError if its file is missing or damaged."""
+    return _samples_of(_read_state(folder))
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    path = folder / STATE_FILE
+    described = read_json(path)
+    check_names(described, ["windows", "samples", "first_window", "new_samples", "head_sha256", "sha256"], str(path), "field")
+    return described
+
+
+def _samples_of(described: dict[str, Any]) -> TrainedSamples:
+    return TrainedSamples(
+        contained=tuple(described["samples"]),
+        windows=tuple(map(tuple, described["new_samples"])),
+        first=described["first_window"],
+    )
+
+
+def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
+    """Continue from a state: the trainer's head gets the weights, its optimizer the moments. Return which samples it contains.
 
     Raises: ConfigError if a file is missing, damaged or of another save, or if the head's configuration is another one.
     """
-    path = folder / STATE_FILE
-    described = read_json(path)
-    check_names(described, ["windows", "samples", "head_sha256", "sha256"], str(path), "field")
+    described = _read_state(folder)
     stored = load_head(folder, target_hash=trainer.head.config.target_hash)
     data = read_bytes(folder / MOMENTS_FILE)
     head_sha256 = read_json(folder / "eagle3.json")["sha256"]
@@ -61,4 +92,4 @@ def restore_trainer(trainer: Trainer, folder: Path) -> list[str]:
     groups = trainer.optimizer.state_dict()["param_groups"]
     trainer.optimizer.load_state_dict({"state": state, "param_groups": groups})
     trainer.num_windows = int(described["windows"])
-    return list(described["samples"])
+    return _samples_of(described)
