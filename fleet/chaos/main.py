@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
+from fleet.chaos.captures import CaptureLoad
 from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import ChaosError
 from fleet.chaos.event_log import EventLog
@@ -158,10 +159,13 @@ class ChaosRun:
             bodies = make_bodies(setup.model, config, plan.options)
             undisturbed = self._record_reference(gateways, bodies, saves)
             voice = VoiceLoad(urls, read_settings().api_key, setup.model, plan.options.voice, plan.options.seed)
-            disturbed, injected = self._disturb(gateways, undisturbed, bodies, injector, voice, saves)
-            sessions, conversations = voice.finish(), saves.finish()
+            captures = CaptureLoad(redis_url, config, plan.options.seed)
+            disturbed, injected = self._disturb(gateways, undisturbed, bodies, injector, voice, saves, captures)
+            sessions, conversations, captured = voice.finish(), saves.finish(), captures.finish()
             residue = self._settle(watch)
-        return judge(setup, undisturbed.outcomes, disturbed, sessions, injected, plan.total_faults, residue, conversations)
+        return judge(
+            setup, undisturbed.outcomes, disturbed, sessions, injected, plan.total_faults, residue, conversations, captured
+        )  # fmt: skip
 
     def _saves(self, model: str, gateways: Gateways, redis_url: str) -> SaveLoad:
         """Prepare the conversations that are saved; none if the plan has none."""
@@ -209,13 +213,15 @@ class ChaosRun:
 
     def _disturb(
         self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector, voice: VoiceLoad,
-        saves: SaveLoad,
+        saves: SaveLoad, captures: CaptureLoad,
     ) -> tuple[list[Outcome], list[InjectedFault]]:  # fmt: skip
         plan, options = self.plan, self.plan.options
         expected = [reference.answers[request] for request in range(len(bodies))]
         load = ChaosLoad(gateways, bodies, expected, may_forget=plan.may_forget)
         beside = f" and {options.voice} voice sessions" if options.voice else ""
         beside += f" and {plan.num_saved} conversations that are saved" if plan.num_saved else ""
+        trains = self.target.config.training.enabled
+        beside += " and captures for the trainer" if trains else ""
         injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time{beside}", plan.total_faults)
 
         def report(fault: InjectedFault) -> None:
@@ -231,6 +237,7 @@ class ChaosRun:
             with (
                 voice.running(self.progress.steps("voice turns answered under faults", None)),
                 saves.running(load.now_s, self.progress.steps("saves under faults", None) if plan.num_saved else _no_step),
+                captures.running(self.progress.steps("captures under faults", None) if trains else _no_step),
             ):
                 done = injector.inject_all(plan.schedule(), load.now_s, report)
             self.progress.steps("the last answers", None)

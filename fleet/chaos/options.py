@@ -21,10 +21,13 @@ from fleet.chaos.schedule import (
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
 from fleet.core.ids import StageName
+from fleet.graphs.training import TRAINER
 from fleet.reporting.files import check_report_folders
 
 DEFAULT_REPLICAS, DEFAULT_SAVES = 2, 2
 MIN_SOAK_REQUESTS = 100
+TRAINING = (f"stages.{TRAINER}.replicas=1", f"stages.{TRAINER}.standby=1", "training.passes=1")
+"""One trainer is active, so its replacement stands by."""
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length of a spoken answer: about five seconds."""
 
@@ -123,7 +126,8 @@ def chaos_overrides(config: FleetConfig, overrides: Sequence[str], *, voice: boo
     `voice`: those of voice sessions too: short answers, and their audio as it is in the log.
     """
     replicas = (f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config))
-    return ("numerics=invariant", *replicas, *(_voice_overrides(config) if voice else ()), *overrides)
+    training = TRAINING if config.training.enabled else ()
+    return ("numerics=invariant", *replicas, *training, *(_voice_overrides(config) if voice else ()), *overrides)
 
 
 def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:

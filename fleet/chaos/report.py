@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Console, Group
 
+from fleet.chaos.captures import CaptureReport, captures_table
 from fleet.chaos.faults import InjectedFault
 from fleet.chaos.load import Outcome
 from fleet.chaos.pauses import FaultGroup, Pauses, by_detection, by_kind, is_open_during, pauses_of
@@ -48,7 +49,8 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
 
     `open_requests`: those that were open when a signal was sent, or started while a process was stopped. `faults_by_role`: counts
     by role and signal. `aimed`: faults that waited for a moment, by its name; `in_moment`: those that hit it. `refusals`: answers
-    with status 503, after each of which the client tried again. `saves`: None without conversations that are saved.
+    with status 503, after each of which the client tried again. `saves`: None without conversations that are saved; `captures`:
+    None without a trainer.
     """
 
     passed: bool
@@ -74,6 +76,7 @@ class Verdict(ChaosSetup, frozen=True, kw_only=True):
     sessions: tuple[ChaosSession, ...]
     saves: SaveReport | None
     conversations: tuple[SavedConversation, ...]
+    captures: CaptureReport | None
     undisturbed: tuple[Outcome, ...]
     disturbed: tuple[Outcome, ...]
 
@@ -87,6 +90,7 @@ def judge(
     num_faults: int,
     residue: Residue,
     conversations: Sequence[SavedConversation] = (),
+    captures: CaptureReport | None = None,
 ) -> Verdict:
     """A run passes if nothing is lost, changed, different or left over, and the fleet recovered from every fault.
 
@@ -104,7 +108,8 @@ def judge(
     spoken = not any(turn.lost or turn.different for turn in turns) and not any(session.forgotten for session in sessions)
     saves = report_saves(conversations, faults)
     saved = saves is None or not saves.wrong
-    complete = not lost and not changed and spoken and saved and residue.is_empty
+    captured = captures is None or not captures.wrong
+    complete = not lost and not changed and spoken and saved and captured and residue.is_empty
     return Verdict(
         passed=complete and recovered and not (different and setup.numerics == INVARIANT),
         **msgspec.structs.asdict(setup),
@@ -130,6 +135,7 @@ def judge(
         sessions=tuple(sessions),
         saves=saves,
         conversations=tuple(conversations),
+        captures=captures,
         undisturbed=tuple(undisturbed),
         disturbed=tuple(disturbed),
     )
@@ -147,6 +153,7 @@ def show(verdict: Verdict, console: Console) -> None:
     colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
     tables = (
         _answers_table(verdict), _voice_table(verdict), saves_table(verdict.saves) if verdict.saves else None,
+        captures_table(verdict.captures) if verdict.captures else None,
         _faults_table(verdict), _redis_table(verdict), _pauses_table(verdict), _affected_table(verdict),
     )  # fmt: skip
     for table in tables:
@@ -304,7 +311,8 @@ def _failures(verdict: Verdict) -> list[str]:
     ]
     left = [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else []
     unsaved = list(verdict.saves.wrong) if verdict.saves else []
-    voice = (unheard, altered, forgotten, unsaved)
+    untrained = list(verdict.captures.wrong) if verdict.captures else []
+    voice = (unheard, altered, forgotten, unsaved, untrained)
     busy = list(verdict.residue.busy)
     return [line for lines in (lost, changed, different, *voice, keys, busy, broken, left) for line in _limited(lines)]
 

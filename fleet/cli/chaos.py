@@ -80,9 +80,9 @@ def chaos(
     Each answer is also read once more from its beginning, and must not have changed. Spoken answers must be those of the log,
     and a voice session must have every question and answer at its end. A save may fail, with an error that says why and without
     a change of the file; each file must have the rows of the undisturbed conversation, and the last ones must load. With --set
-    numerics=fast rounding depends on the batch, so differences from the undisturbed answers are counted by kind, and do not
-    fail the run. Pauses are reported by fault, by role and by detection, next to the undisturbed ones, and do not fail the run
-    either.
+    training.enabled=true answers are captured; each that the trainer acknowledged must be in its last checkpoint, and new in
+    one window only. With --set numerics=fast rounding depends on the batch, so differences from the undisturbed answers are
+    counted by kind, and do not fail the run. Pauses are reported by fault, role and detection, next to the undisturbed ones.
 
     Exit status: 0 nothing was lost, different or left, and the fleet recovered each time; 1 otherwise, or an option is invalid.
 
@@ -95,6 +95,8 @@ def chaos(
       fleet chaos --config configs/both_pd.yaml --how kill --kills-per-role 5
 
       fleet chaos --set engine=fake --how redis --kills-per-role 5 --voice 4
+
+      fleet chaos --set training.enabled=true --roles trainer,thinker,conductor --how kill,stop
 
       fleet chaos --soak 20000 --check --json soak.json --png soak.png
     """

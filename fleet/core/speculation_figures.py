@@ -13,7 +13,7 @@ AUTO = "auto"
 CONFIGURED = "configured"
 """In an operator's order, in place of a drafter's name: the one that the configuration names."""
 ORDERS = (OFF, *DRAFTERS, AUTO, CONFIGURED)
-"""What an operator may order."""
+"""The orders of an operator."""
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ordered(self) -> str:
-        """What was ordered: a drafter's name, `off` or `auto`."""
+        """The order that it follows: a drafter's name, `off` or `auto`."""
         return AUTO if self.automatic else self.drafter
 
     @property

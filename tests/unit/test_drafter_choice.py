@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fleet.core.speculation_figures import EAGLE3, OFF, SUFFIX
-from fleet.engine.torch.drafter_choice import FIRST_TERM, LAST_TERM, DrafterChoice, PlainTimes
+from fleet.engine.torch.drafter_choice import FIRST_TERM, LAST_TERM, DrafterChoice
 
 Speeds = dict[str, float]
 """Tokens/s of each drafter relative to those without drafts."""
@@ -44,7 +44,7 @@ def test_load_that_changes_does_not_disturb_the_comparison() -> None:
     assert used[SUFFIX] > 0.9 * used.total(), used
 
 
-def test_drafter_that_becomes_slow_is_left_at_once() -> None:
+def test_drafter_that_becomes_slow_is_left_immediately() -> None:
     choice = DrafterChoice((SUFFIX, EAGLE3))
     passes(choice, {SUFFIX: 1.5, EAGLE3: 2.0}, 8 * LAST_TERM)
     assert choice.name == EAGLE3
@@ -62,12 +62,3 @@ def test_drafter_that_becomes_fast_is_found_within_a_term() -> None:
 def test_nothing_to_compare_is_off_for_ever() -> None:
     choice = DrafterChoice(())
     assert passes(choice, {}, 1000) == {OFF: 1000}
-
-
-def test_time_of_a_number_of_requests_is_between_those_that_were_measured() -> None:
-    times = PlainTimes()
-    assert times.of(3) is None
-    times.add(2, 1.0)
-    assert times.of(1) == times.of(3) == 1.0
-    times.add(6, 3.0)
-    assert (times.of(1), times.of(2), times.of(3), times.of(6), times.of(9)) == (1.0, 1.0, 1.5, 3.0, 3.0)

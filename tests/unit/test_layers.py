@@ -97,6 +97,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # The measure of speculation runs a stage itself, and asks the questions of Pocket's corpus.
     "fleet.bench.speculation": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", "fleet.pocket.corpus",
                                 *MEASURING, "fleet.bench"),
+    "fleet.bench.speculation_head": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.graphs", "fleet.models.eagle3",
+                                     "fleet.stages.base", "fleet.train", "fleet.worker", "fleet.bench"),
+    "fleet.bench.engine_answers": ("fleet.core", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.speculation_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.stages.base", "fleet.worker",
                                     "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
@@ -113,6 +116,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.chaos.session_files": (
         "fleet.core", "fleet.config", "fleet.control", "fleet.worker.peers", "fleet.worker.session_client", "fleet.chaos",
     ),
+    # Captures are those of a training run; what the trainer has of them is read from its checkpoint.
+    "fleet.chaos.captures": ("fleet.core", "fleet.config", "fleet.capture", "fleet.control.client", "fleet.processing",
+                             "fleet.train", *MEASURING, "fleet.bench.prompts", "fleet.chaos"),
+    "fleet.chaos.options": ("fleet.core", "fleet.config", "fleet.graphs", *MEASURING, "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
 }  # fmt: skip

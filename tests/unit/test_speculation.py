@@ -7,7 +7,7 @@ import pytest
 from fleet.core.errors import BadInput
 from fleet.core.speculation_figures import SpeculationFigures, decode_speculation, encode_speculation
 from fleet.engine.torch.drafters import NgramDrafter
-from fleet.engine.torch.pass_costs import FEWEST_MEASURES, LAST_INTERVAL, PassCosts
+from fleet.engine.torch.pass_costs import BUCKETS, FEWEST_MEASURES, LAST_INTERVAL, PassCosts, PassTimes, bucket_of
 from fleet.engine.torch.speculation import Speculation
 
 NUM_PASSES = 4000
@@ -50,6 +50,28 @@ def test_choice_follows_times_that_change() -> None:
         last.append(count)
     assert max(last[NUM_PASSES - 20 : NUM_PASSES - 10]) <= 3 and last[-1] == 3
     assert next(at for at in range(NUM_PASSES, len(last)) if last[at : at + 10] == [3] * 10) < NUM_PASSES + 12 * LAST_INTERVAL
+
+
+def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
+    """A pass with drafts takes longer, however many they are: one that verifies few of them seems never to pay."""
+    numbers = chosen(lambda drafts: 1.0 + 0.5 * (drafts > 0), share=0.8)
+    assert sum(number == 3 for number in numbers) > 0.97 * NUM_PASSES
+
+
+def test_time_of_a_number_is_between_those_that_are_known() -> None:
+    times = PassTimes()
+    assert times.of(3) is None
+    for _ in range(FEWEST_MEASURES):
+        times.add(2, 1.0)
+    times.add(6, 9.0)
+    assert times.of(1) == times.of(3) == times.of(7) == 1.0, "one measure is not enough"
+    for _ in range(FEWEST_MEASURES):
+        times.add(6, 9.0)
+    assert (times.of(1), times.of(2), times.of(3), times.of(6), times.of(9)) == (1.0, 1.0, 3.0, 9.0, 9.0)
+
+
+def test_numbers_of_drafts_count_as_the_next_lower_one_that_is_kept() -> None:
+    assert [bucket_of(number) for number in (0, 1, 4, 5, 6, 7, 48, 63, 1000)] == [0, 1, 4, 4, 6, 6, 48, 48, BUCKETS[-1]]
 
 
 def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:

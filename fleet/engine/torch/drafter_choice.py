@@ -3,19 +3,18 @@
 Speeds are relative to passes without drafts of the same number of requests, so that measures of different load compare.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.speculation_figures import OFF
-from fleet.engine.torch.pass_costs import WEIGHT, Average
+from fleet.engine.torch.pass_costs import PassTimes
 
 WARM_UP_PASSES, TRIAL_PASSES = 16, 64
 """Passes of a trial that are not counted, in which numbers of drafts are tried, and those that are."""
 FIRST_TERM, LAST_TERM = 1024, 16_384
 """Passes until the next comparison; more each time that it confirms the choice."""
 WATCHED_PASSES, LOSS = 256, 0.1
-"""A drafter whose gain over so many passes is lower than in its trial by this share is compared again at once."""
+"""A drafter whose gain over so many passes is lower than in its trial by this share is compared again immediately."""
 LEAST_GAIN = 1.02
 """Gain below which no drafter is used: a smaller one may be noise."""
 
@@ -38,28 +37,6 @@ class Gain:
         self.taken_s += taken_s
 
 
-class PlainTimes:
-    """Times of decode passes without drafts, by the number of requests."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, Average] = {}
-
-    def add(self, num_requests: int, seconds: float) -> None:
-        self._times.setdefault(num_requests, Average()).add(seconds, WEIGHT)
-
-    def of(self, num_requests: int) -> float | None:
-        """Return the time of such a pass, between those of the nearest numbers that were measured; None before any was."""
-        known = sorted(self._times)
-        if not known:
-            return None
-        at = bisect_left(known, num_requests)
-        below, above = known[max(0, at - 1)], known[min(at, len(known) - 1)]
-        first, last = self._times[below].value, self._times[above].value
-        if num_requests <= below or num_requests >= above:
-            return first if num_requests <= below else last
-        return first + (last - first) * (num_requests - below) / (above - below)
-
-
 class DrafterChoice:
     """The drafter to use. `names`: those to choose from, besides none. Not thread-safe.
 
@@ -69,7 +46,7 @@ class DrafterChoice:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = (OFF, *names)
         self.gains: dict[str, float] = {}
-        self._plain, self._term = PlainTimes(), FIRST_TERM
+        self._plain, self._term = PassTimes(), FIRST_TERM
         self._best = OFF
         self._begin_trials()
 

@@ -35,7 +35,7 @@ MOST_EARLY_PASSES = 512
 
 @dataclass(slots=True)
 class _Measured:
-    """What passes with one drafter have shown. Lists are by position of a draft."""
+    """Measures of the passes with one drafter. Lists are by position of a draft."""
 
     shares: list[float]
     num_drafted: list[int]
@@ -201,8 +201,8 @@ class Speculation:
         """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
         costs = self._own.costs_of(len(requests))
         costs.add(num_drafts, seconds)
-        if self._choice is None and costs.plain_s.is_known:
-            self._own.gain.add(costs.plain_s.value * num_tokens / len(requests), seconds)
+        if self._choice is None and costs.plain_s is not None:
+            self._own.gain.add(costs.plain_s * num_tokens / len(requests), seconds)
         elif self._choice is not None and self._is_measurable(requests):
             self._choice.add(len(requests), num_tokens, seconds)
             if self._choice.name != self._name:

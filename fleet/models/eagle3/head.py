@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fleet.engine.torch.layout import AttentionParams
+from fleet.engine.torch.linear import linear
 from fleet.models.eagle3.config import NUM_TAPS, Eagle3Config
 from fleet.models.eagle3.vocabulary import check_vocabulary
 
@@ -72,7 +73,7 @@ class Eagle3Head(nn.Module):
 
     def fuse(self, taps_NT: Tensor) -> Tensor:
         """Return the hidden rows of the first step from the target's taps, low to high: [N, 3H] -> [N, H]."""
-        return F.linear(taps_NT, self.fc)
+        return linear(taps_NT, self.fc)
 
     def forward(self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """Run the layer: [N, H] -> [N, H], the rows that the next step reads and that `logits` are computed from.
@@ -84,16 +85,16 @@ class Eagle3Head(nn.Module):
         residual_NH = normed_NH if config.norm_before_residual else hidden_NH
         joined_N2H = torch.cat([self._normed(embeddings_NH, self.embedding_norm), normed_NH], -1)
         num_turned = config.num_heads + config.num_kv_heads
-        heads_Nad = F.linear(joined_N2H, self.qkv).view(len(hidden_NH), num_turned + config.num_kv_heads, config.head_dim)
+        heads_Nad = linear(joined_N2H, self.qkv).view(len(hidden_NH), num_turned + config.num_kv_heads, config.head_dim)
         turned_Nad = torch.cat([self._turned(heads_Nad[:, :num_turned], positions_N), heads_Nad[:, num_turned:]], 1)
         attended_Na = attend(turned_Nad[:, : config.num_heads], turned_Nad[:, config.num_heads :], self._params)
-        rows_NH = residual_NH + F.linear(attended_Na, self.out)
-        gate_NI, up_NI = F.linear(self._normed(rows_NH, self.post_norm), self.gate_up).chunk(2, -1)
-        return rows_NH + F.linear(F.silu(gate_NI) * up_NI, self.down)
+        rows_NH = residual_NH + linear(attended_Na, self.out)
+        gate_NI, up_NI = linear(self._normed(rows_NH, self.post_norm), self.gate_up).chunk(2, -1)
+        return rows_NH + linear(F.silu(gate_NI) * up_NI, self.down)
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Return logits over the draft vocabulary: [S, H] -> [S, D]."""
-        return F.linear(self._normed(hidden_SH, self.norm), self.lm_head)
+        return linear(self._normed(hidden_SH, self.norm), self.lm_head)
 
     def draft(self, hidden_SH: Tensor) -> Tensor:
         """Return the most likely tokens, as ids of the target: [S, H] -> int64 [S]."""

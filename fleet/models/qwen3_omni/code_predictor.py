@@ -15,6 +15,7 @@ from torch import Tensor
 from fleet.core.request import Sampling
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import AttentionParams
+from fleet.engine.torch.linear import linear
 from fleet.engine.torch.noise import gumbel, gumbel_of_halves, noise_key
 from fleet.engine.torch.sampling import keep_top_alike
 from fleet.engine.torch.step_inputs import DrawInputs
@@ -88,7 +89,7 @@ class CodePredictor:
         for step in range(self._num_residual):
             layout.step = step + 1
             last_SH, _ = self._decoder.forward(row_SH, layout, turns=self._turns[step + 1])
-            logits_SV = F.linear(last_SH, self._heads[step]).float()
+            logits_SV = linear(last_SH, self._heads[step]).float()
             if noise_SRV is not None:
                 logits_SV = keep_top_alike(logits_SV, TOP_K, TOP_P) + noise_SRV[:, step]
             codes.append(logits_SV.argmax(-1))

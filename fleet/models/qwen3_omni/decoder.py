@@ -15,6 +15,7 @@ from torch import Tensor
 from fleet.engine.torch.experts import Experts, ExpertWeights
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
+from fleet.engine.torch.linear import linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,8 @@ class GatedMlp:
     down: Tensor
 
     def __call__(self, rows_NH: Tensor) -> Tensor:
-        gate, up = F.linear(rows_NH, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down)
+        gate, up = linear(rows_NH, self.gate_up).chunk(2, dim=-1)
+        return linear(F.silu(gate) * up, self.down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,14 @@ class SparseMlp:
     shared_gate: Tensor | None = None
 
     def __call__(self, rows_NH: Tensor) -> Tensor:
-        probabilities_NE = F.linear(rows_NH, self.router).softmax(-1, dtype=torch.float32)
+        probabilities_NE = linear(rows_NH, self.router).softmax(-1, dtype=torch.float32)
         weights_Nk, ids_Nk = probabilities_NE.topk(self.num_chosen, dim=-1)
         if self.normalise:
             weights_Nk = weights_Nk / weights_Nk.sum(-1, keepdim=True)
         out_NH = self.experts(rows_NH, ids_Nk, weights_Nk.to(rows_NH.dtype), self.matrices)
         if self.shared is None or self.shared_gate is None:
             return out_NH
-        return out_NH + F.linear(rows_NH, self.shared_gate).sigmoid() * self.shared(rows_NH)
+        return out_NH + linear(rows_NH, self.shared_gate).sigmoid() * self.shared(rows_NH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +165,14 @@ class Decoder:
     def _layer(self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout) -> Tensor:
         shape, (cos, sin) = self.shape, turns
         normed = self._row_norm(rows_NH) * layer.input_norm
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows_NH.shape[0], -1, shape.head_dim)
+        heads = linear(normed, layer.qkv, layer.qkv_bias).view(rows_NH.shape[0], -1, shape.head_dim)
         turned = heads[:, : shape.num_heads + shape.num_kv_heads]
         self._head_norm.in_place(turned).mul_(layer.qk_norm)
         # rotate_half(x) * sin == roll(x) * sin with the sign of its first half flipped
         rolled = turned.roll(shape.head_dim // 2, -1)
         turned.mul_(cos).addcmul_(rolled, sin)
         q_Nhd, kv_Nkd = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
-        rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._params), layer.out)
+        rows_NH = rows_NH + linear(layout.attend(number, q_Nhd, kv_Nkd, self._params), layer.out)
         normed = self._row_norm(rows_NH) * layer.post_norm
         return rows_NH + layer.mlp(normed)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
@@ -15,6 +14,7 @@ from fleet.core.layer_spans import LayerSpan
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.linear import linear
 from fleet.engine.torch.span_model import SpanLayers, SpanRows
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, decoder_config
@@ -107,7 +107,7 @@ class OmniSpan(SpanLayers):
     def head(self, last_SH: Tensor) -> Tensor:
         """Return logits of final rows: [S, V]."""
         assert self._head_VH is not None, f"{self._span}: loaded without the output head"
-        return F.linear(last_SH, self._head_VH)
+        return linear(last_SH, self._head_VH)
 
 
 def load_omni_span(

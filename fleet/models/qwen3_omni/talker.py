@@ -21,6 +21,7 @@ from fleet.core.layer_spans import LayerSpan
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.linear import linear
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded, GraphTask, StepOutputs
@@ -57,7 +58,7 @@ class ResizeMlp:
     bias2: Tensor
 
     def __call__(self, rows_NT: Tensor) -> Tensor:
-        return F.linear(F.silu(F.linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
+        return linear(F.silu(linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
 
 
 class TalkerTask(GraphTask):
