@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
 
+from fleet.capture.patience import patiently
 from fleet.capture.source import AnsweredPrompt, CapturePort
 from fleet.config import FleetConfig
 from fleet.core.clock import now_us
@@ -84,10 +86,16 @@ async def answered(specs: Iterable[RequestSpec], client: CapturePort) -> AsyncIt
         if spec.given:
             yield AnsweredPrompt(spec=spec, answer=spec.given)
             continue
-        tokens: list[int] = []
-        async for chunk in await client.requests.submit(msgspec.structs.replace(spec, kind="text"), None):
-            tensor = chunk.tensors.get("ids")
-            if tensor is not None and tensor.data is not None:
-                tokens += np.frombuffer(tensor.data, "<i4").tolist()
-        if tokens:
+        asked = partial(_answer_of, spec, client)
+        if tokens := await patiently(asked):
             yield AnsweredPrompt(spec=spec, answer=tokens)
+
+
+async def _answer_of(spec: RequestSpec, client: CapturePort) -> list[int]:
+    """Ask the fleet, as a new request each time. Raises: FleetError of the request."""
+    tokens: list[int] = []
+    async for chunk in await client.requests.submit(msgspec.structs.replace(spec, id=new_request_id(), kind="text"), None):
+        tensor = chunk.tensors.get("ids")
+        if tensor is not None and tensor.data is not None:
+            tokens += np.frombuffer(tensor.data, "<i4").tolist()
+    return tokens

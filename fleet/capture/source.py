@@ -9,10 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
+from fleet.capture.patience import RETRY_S, patiently
 from fleet.config import FleetConfig
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
-from fleet.control.training import TrainingClient
+from fleet.control.training import Outcome, TrainingClient
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, Overloaded
@@ -22,7 +23,6 @@ from fleet.graphs.training import PUBLISH, TRAINED
 
 log = logging.getLogger(__name__)
 KIND = "capture"
-RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +67,24 @@ class CaptureSource:
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
         """Capture one answer and wait for its acknowledgement, first for others in flight and while the fleet is full.
 
-        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is aborted. Raises: FleetError of the
-        request, NoWorker.
+        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is aborted. One that was lost with Redis
+        is made again. Raises: FleetError of the request, NoWorker.
         """
         async with self._in_flight:
-            while await self._client.training.has_waiting():
-                await asyncio.sleep(RETRY_S)
             try:
-                return await self._captured(answered, publish)
+                done = await patiently(lambda: self._captured(answered, publish))
             except FleetError:
-                await self._client.training.count("failed")
+                await self._count("failed")
                 raise
+            await self._count("acknowledged")
+            return done
+
+    async def _count(self, outcome: Outcome) -> None:
+        await patiently(lambda: self._client.training.count(outcome))
 
     async def _captured(self, answered: AnsweredPrompt, publish: str) -> Acknowledged:
+        while await self._client.training.has_waiting():
+            await asyncio.sleep(RETRY_S)
         spec = self._spec_of(answered, publish)
         stream = await self._submit(spec, answered.blob)
         ended = False
@@ -89,7 +94,6 @@ class CaptureSource:
         finally:
             if not ended:
                 await stream.abort("the capture was given up")
-        await self._client.training.count("acknowledged")
         return Acknowledged(request=spec.id, windows=_number(last, "windows"), version=_number(last, "version"))
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
@@ -123,7 +127,7 @@ class CaptureSource:
     async def _offer(self, answered: AnsweredPrompt) -> None:
         try:
             if len(self._offered) > self._most or await self._client.training.has_waiting():
-                await self._client.training.count("shed")
+                await self._count("shed")
                 return
             await self.capture(answered)
         except FleetError as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.control import keys
+from fleet.control.connect import connect, text
 from fleet.core.ids import WorkerId, place_of
 from fleet.train.engine import VERSIONS
 from tests.e2e.fleets import ProcessFleet, fleet_up
@@ -47,7 +49,11 @@ def training(fleet: ProcessFleet, pool: Path) -> Iterator[Running]:
 
 
 def pid_of(fleet: ProcessFleet, role: str) -> int:
-    """Return the process of the active trainer, or of the worker that computes captures."""
+    """Return the process of the active trainer, of the worker that computes captures, of the conductor or of Redis."""
+    if role in ("conductor", "redis"):
+        with connect(fleet.redis_url) as control:
+            leader = WorkerId(text(control.get(keys.CONDUCTOR)).partition("|")[0])
+            return place_of(leader)[1] if role == "conductor" else int(control.info("server")["process_id"])
     trainer = fleet.get("/v1/fleet/training")["trainer"]
     worker = trainer if role == "trainer" else fleet.get("/v1/fleet/drafters")["data"][0]["workers"][0]["worker"]
     return place_of(WorkerId(worker))[1]
@@ -64,8 +70,17 @@ def wait_for_nothing_live(fleet: ProcessFleet) -> None:
     wait_until(lambda: not fleet.get("/v1/fleet/requests?state=running")["data"], "no request to be open", 30)
 
 
-@pytest.mark.parametrize(("role", "signum"), [("trainer", signal.SIGKILL), ("lm", signal.SIGKILL), ("trainer", signal.SIGSTOP)])
-def test_run_survives_a_lost_worker(fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("role", "signum"),
+    [
+        ("trainer", signal.SIGKILL),
+        ("lm", signal.SIGKILL),
+        ("trainer", signal.SIGSTOP),
+        ("conductor", signal.SIGKILL),
+        ("redis", signal.SIGKILL),
+    ],
+)
+def test_b7_run_survives_a_lost_process(fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals) -> None:
     with training(fleet, pool) as run:
         pid = pid_of(fleet, role)
         os.kill(pid, signum)

@@ -1,7 +1,9 @@
 """Captures in the torch engine: rows of every position as `transformers` computes them, beside answers that stay the same."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,14 @@ from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.lm_engine import LMEngine
-from fleet.graphs.training import CAPTURE
+from fleet.graphs.qwen3_omni import THINKER
+from fleet.graphs.training import CAPTURE, TRAINED
 from fleet.models.eagle3.config import default_layer_ids
-from tests.oracle.oracle import from_pretrained
+from fleet.stages.base import BuildOptions
+from fleet.stages.qwen3_omni.thinker import build as build_thinker
+from fleet.train.captured import sample_of
+from tests.oracle.cases import CASES, make_frontend, spec_of
+from tests.oracle.oracle import Oracle, from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, answers_of, stage, write_model
 
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
@@ -108,3 +115,36 @@ def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
     engine: Any = stage(target).engine
     with pytest.raises(BadInput, match=r"training\.enabled: true"):
         begin(engine, "c", [1, 2, 3], [4], (TAPS,))
+
+
+def test_b19_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
+    """The rows that entered the first layer travel with the sample, since those of audio are not those of its token id; so do
+    the Thinker's positions, in the taps.
+    """
+    case = next(each for each in CASES if each.name == "three turns")
+    spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
+    answer = (5, 9, 3, 7, 1)
+    built = build_thinker(BuildOptions(stage=THINKER, checkpoint=tiny_checkpoint, capture_share=0.5, prefill_chunk_tokens=16))
+    adapter = built.adapter(msgspec.structs.replace(spec, given=answer, outputs=(TRAINED,)), blob)
+    request, pieces = adapter.open()
+    built.engine.submit(request)
+    for piece in pieces:
+        built.engine.feed(spec.id, piece)
+    items = [item for output in finish(cast("LMEngine[Any]", built.engine)) for item in adapter.produce(output)]
+    sample = sample_of(spec.id, len(spec.prompt_ids), [item.arrays for item in items])
+    oracle = Oracle(tiny_checkpoint)
+    samples = np.frombuffer(blob or b"", dtype=np.float32)
+    clips = [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
+    input_ids = torch.tensor([[*spec.prompt_ids, *answer]])
+    with torch.no_grad():
+        audio = oracle.audio_inputs(clips)
+        done = oracle.model.thinker(
+            input_ids=input_ids, attention_mask=torch.ones_like(input_ids), output_hidden_states=True, **audio
+        )
+    hidden = [each[0] for each in done.hidden_states]
+    assert sample.embeddings_NH is not None and sample.last_NH is not None
+    torch.testing.assert_close(sample.embeddings_NH, hidden[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(sample.taps_NT, torch.cat([hidden[layer] for layer in sample.layer_ids], -1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(sample.last_NH, hidden[-1], rtol=1e-3, atol=1e-4)
+    is_audio = input_ids[0] == oracle.model.config.thinker_config.audio_token_id
+    assert is_audio.sum() > 5 and not torch.equal(*sample.embeddings_NH[is_audio][:2]), "rows of audio differ, their ids do not"

@@ -32,15 +32,15 @@ OVERFIT = (
 )  # fmt: skip
 
 
-def question() -> RequestSpec:
+def question(number: int = 1) -> RequestSpec:
     return RequestSpec(
-        id=new_request_id(), graph="text", prompt_ids=prompt(1).spec.prompt_ids, outputs=(TEXT,),
+        id=new_request_id(), graph="text", prompt_ids=prompt(number).spec.prompt_ids, outputs=(TEXT,),
         sampling={LM: Sampling(max_tokens=NUM_TOKENS, ignore_eos=True)},
     )  # fmt: skip
 
 
-async def ask(training: TrainingFleet) -> list[int]:
-    return (await answer(training.client, question()))[TEXT].tolist()
+async def ask(training: TrainingFleet, number: int = 1) -> list[int]:
+    return (await answer(training.client, question(number)))[TEXT].tolist()
 
 
 def worker_of(training: TrainingFleet) -> WorkerLoop:
@@ -60,8 +60,16 @@ async def wait_for_version(loop: WorkerLoop, number: int) -> None:
     await await_until(has_it, f"version {number} in {loop.worker}", timeout_s=10.0)
 
 
-async def train_on_answer(training: TrainingFleet, tokens: list[int]) -> int:
-    sample = AnsweredPrompt(spec=question(), answer=tokens)
+async def acceptance(training: TrainingFleet, number: int) -> float:
+    """Return the mean tokens per pass of an answer."""
+    before = figures(worker_of(training))
+    await ask(training, number)
+    after = figures(worker_of(training))
+    return 1 + (sum(after.accepted) - sum(before.accepted)) / (after.num_draws - before.num_draws)
+
+
+async def train_on_answer(training: TrainingFleet, tokens: list[int], number: int = 1) -> int:
+    sample = AnsweredPrompt(spec=question(number), answer=tokens)
     done = await training.source.capture(sample, publish="overfit")
     return done.version
 
@@ -110,6 +118,25 @@ async def test_b11_b12_b14_b15_head_that_was_trained_on_an_answer_guesses_it_and
         assert figures(worker).version == number
         (noted, _) = await training.client.training.versions()
         assert noted.number == random and "guesses in a row are right" in noted.note
+
+
+async def test_b17_next_version_learns_traffic_that_has_changed(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    """Acceptance falls when other questions come, and the version that was trained on their answers recovers at least half."""
+    async with training_fleet(redis_url, text_checkpoint, tmp_path, *OVERFIT) as training:
+        worker = worker_of(training)
+        verify_every_draft(worker)
+        first, second = await ask(training, 1), await ask(training, 2)
+        assert first != second
+        await training.client.training.promote(await train_on_answer(training, first, 1))
+        await wait_for_version(worker, 1)
+        known, fallen = await acceptance(training, 1), await acceptance(training, 2)
+        assert fallen < known - 1, (known, fallen)
+        await training.client.training.promote(await train_on_answer(training, second, 2))
+        await wait_for_version(worker, 2)
+        recovered = await acceptance(training, 2)
+        assert recovered >= (known + fallen) / 2, (known, fallen, recovered)
+        state = await training.client.training.state()
+        assert [version.samples for version in state.versions] == [2, 1] and state.acknowledged == 2
 
 
 async def test_b12_later_worker_reads_the_version_from_a_worker_when_no_trainer_is_there(

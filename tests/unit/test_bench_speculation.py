@@ -31,8 +31,8 @@ HEAD = TrainedHead(windows=1, samples=8, refused=0, seconds=1.0, held_out=0.5)
 
 def runs(drafter: str, *tokens_per_s: float, batch: int = 8) -> DraftedRuns:
     return DraftedRuns(
-        numerics="fast", drafter=drafter, batch=batch, tokens_per_s=tokens_per_s, acceptance_length=1.5, shares=(0.5,), num_equal=3,
-        num_answers=3,
+        numerics="fast", drafter=drafter, batch=batch, tokens_per_s=tokens_per_s, acceptance_length=1.5, shares=(0.5,),
+        num_equal=3, num_answers=3,
     )  # fmt: skip
 
 
