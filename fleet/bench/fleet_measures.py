@@ -31,6 +31,7 @@ from fleet.bench.span_hops import measure_span_hops
 from fleet.bench.spans import measure_spans
 from fleet.bench.spans_memory import measure_too_large
 from fleet.bench.speculation import measure_speculation
+from fleet.bench.training import measure_training
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
@@ -93,6 +94,8 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
             report = replace(report, links=measure_links(options, progress.steps))
         if options.speculation:
             report = replace(report, speculation=measure_speculation(options, progress.steps))
+        if options.training:
+            report = replace(report, training=measure_training(options, progress.steps))
         if options.sessions > 1:
             report = replace(report, voice_sessions=_measure_voice_sessions(options, progress))
         elif options.voice or options.barge_in:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 STREAMS = (10, 300)
+WITH_SMALL = ("--gpu", "--spans", "--span-hops", "--too-large", "--links", "--speculation", "--training")
 EPILOG = """\
 What is measured
   serving      streamed chat completions over HTTP, greedy, every stage bounded: first text, first audio, last sample,
@@ -41,8 +42,12 @@ What is measured
   --speculation
                one stage in one process, which answers held-out questions of Pocket's corpus with each drafter and without, at
                batch 1, 4, 8 and 16, in fast and in invariant numerics: tokens per second, tokens of a request per pass, and
-               the share of accepted drafts by position. `suffix` has served 3,000 other questions before. With
-               --set graph=text --set checkpoint=DIR a model of your own, with --small a few questions
+               the share of accepted drafts by position. `suffix` has served 3,000 other questions before, and the head of
+               `eagle3` is trained on their answers for 12 minutes. With --set graph=text --set checkpoint=DIR a model of your
+               own, with --small a few questions
+  --training   answers of a fleet while a quarter of them is captured, and without captures, in turn: tokens per second, with a
+               trainer that computes nothing, and with one that trains on the same cores. Then two versions of the draft head are
+               exchanged each second, under load: gaps of answers. With --small a few answers
   --voice      spoken questions over the Realtime WebSocket in real time: from the last voiced sample to the first audio
                of the answer, and the parts of that time; questions in the fleet's own voice, or from --wav files.
                With --sessions N as many sessions run concurrently, over the API's and the console's sockets, each with
@@ -114,6 +119,7 @@ class BenchOptions(argparse.Namespace):
     too_large: bool
     links: bool
     speculation: bool
+    training: bool
     prompt_tokens: int
     voice: bool
     sessions: int
@@ -138,15 +144,14 @@ def parse(args: list[str]) -> BenchOptions:
     if options.sessions and options.barge_in:
         parser.error("--barge-in measures one session: give --sessions in a run of its own")
     of_spans = options.spans or options.span_hops or options.too_large or options.links
-    if options.small and not (options.gpu or of_spans or options.speculation):
-        parser.error(
-            "--small is the small size of --gpu, --spans, --span-hops, --too-large, --links or --speculation: give one of them"
-        )
+    of_drafts = options.speculation or options.training
+    if options.small and not (options.gpu or of_spans or of_drafts):
+        parser.error(f"--small is the small size of {', '.join(WITH_SMALL)}: give one of them")
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
     partial = bool(options.hop or options.transfer or options.scale or options.hand_off or options.interference)
-    partial = partial or bool(options.engines or of_spans or options.speculation or spoken)
+    partial = partial or bool(options.engines or of_spans or of_drafts or spoken)
     of_a_fleet = options.url or options.up or options.config or options.overrides or options.baseline or options.twin
     if options.gpu and (partial or of_a_fleet or options.png):
         parser.error(
@@ -202,13 +207,12 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--too-large", action="store_true", help="measure spans of a model that is too large for one process")
     also.add_argument("--links", action="store_true", help="measure decode steps of spans over slow links, as root")
     also.add_argument("--speculation", action="store_true", help="measure answers with each drafter")
+    also.add_argument("--training", action="store_true", help="measure answers beside captures, and exchanges of the draft head")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
     also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")
     also.add_argument("--gpu", action="store_true", help="measure the torch engine on this machine's GPU, without a fleet")
-    also.add_argument(
-        "--small", action="store_true", help="for --gpu, --spans, --span-hops, --too-large, --links, --speculation: a small size"
-    )
+    also.add_argument("--small", action="store_true", help=f"for {', '.join(WITH_SMALL)}: a small size")
     also.add_argument(
         "--wav", dest="wavs", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable"
     )

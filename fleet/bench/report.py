@@ -22,6 +22,7 @@ from fleet.bench.span_hops import SpanHopsResult
 from fleet.bench.spans_memory import TooLargeResult
 from fleet.bench.spans_result import SpansResult
 from fleet.bench.speculation_result import SpeculationResult
+from fleet.bench.training_result import TrainingCosts
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voice_sessions_result import VoiceSessionsResult
@@ -56,6 +57,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     too_large: TooLargeResult | None = None
     links: LinksResult | None = None
     speculation: SpeculationResult | None = None
+    training: TrainingCosts | None = None
     voice: VoiceResult | None = None
     voice_sessions: VoiceSessionsResult | None = None
     barge_in: BargeInResult | None = None
@@ -71,6 +73,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
             self.too_large,
             self.links,
             self.speculation,
+            self.training,
             self.voice,
             self.voice_sessions,
             self.barge_in,

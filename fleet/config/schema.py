@@ -203,7 +203,7 @@ class TrainingConfig(Strict):
     checkpoint_windows: Annotated[int, BeforeValidator(Whole(1, 100_000))] = 16
     replay_samples: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 2048
     replay_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] = 1024
-    held_out: Annotated[float, BeforeValidator(Number(0, 0.5))] = 0.1
+    held_out: Annotated[float, BeforeValidator(Number(0, 1))] = 0.1
     draft_vocab_size: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 32_000
     promote: Literal["manual", "auto"] = "manual"
     margin: Annotated[float, BeforeValidator(Number(0, 15))] = 0.05

@@ -130,6 +130,7 @@ def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> 
         "--too-large --small",
         "--links",
         "--speculation --small",
+        "--training --small",
     ],
 )
 def test_other_measurements_alone_skip_serving(arguments: str) -> None:

@@ -94,6 +94,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
                               "fleet.bench"),
     "fleet.bench.spans_recording": ("fleet.core", "fleet.engine.span_chain", "fleet.bench"),
     "fleet.bench.spans_compute": ("fleet.core", "fleet.engine", "fleet.stages.base", "fleet.bench"),
+    # The measure of training orders exchanges of the head, as an operator does.
+    "fleet.bench.training": ("fleet.core", "fleet.config", "fleet.control.embedded", CLIENT, *MEASURING, "fleet.bench"),
     # The measure of speculation runs a stage itself, and asks the questions of Pocket's corpus.
     "fleet.bench.speculation": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", "fleet.pocket.corpus",
                                 *MEASURING, "fleet.bench"),

@@ -23,6 +23,7 @@ from fleet.train.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WIN
 from fleet.train.records import LocalRecords
 from fleet.train.replay import ReplayBuffer
 from fleet.train.samples import DraftSample, TargetParts
+from fleet.train.state import read_samples
 from fleet.train.trainer import Trainer, TrainerSettings
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
@@ -295,6 +296,35 @@ def test_state_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
     assert sorted(names(bench.run())) == ["s0", "s1"]
     figures = bench.engine.stats().training
     assert figures is not None and figures.windows == 1 and figures.waiting == 0
+
+
+def test_samples_that_are_all_held_out_are_acknowledged_and_not_trained_on(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=1.0)
+    for number, sample in enumerate(texts(3)):
+        bench.send(f"s{number}", sample)
+    bench.clock.now_s += 1
+    assert sorted(names(bench.run())) == ["s0", "s1", "s2"]
+    figures = bench.engine.stats().training
+    assert figures is not None and (figures.windows, figures.held_out) == (0, 3)
+
+
+def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, checkpoint_windows=1, passes=3)
+    for number, sample in enumerate(texts(4)):
+        bench.send(f"s{number}", sample)
+    bench.clock.now_s += 1
+    bench.run()
+    successor = bench.successor()
+    for number, sample in enumerate(texts(6)):
+        if number >= 3:  # one of them again, whose acknowledgement was lost
+            bench.send(f"s{number}", sample, successor)
+    bench.clock.now_s += 1
+    assert sorted(names(bench.run(successor))) == ["s3", "s4", "s5"]
+    samples = read_samples(tmp_path / CHECKPOINTS / bench.records.checkpoint())
+    new = [each for window in samples.windows for each in window]
+    assert sorted(new) == [f"s{number}" for number in range(6)] and set(samples.contained) == set(new)
+    figures = successor.stats().training
+    assert figures is not None and samples.first + len(samples.windows) - 1 == figures.windows
 
 
 def published(bench: TrainerBench, passes: int) -> DraftVersion:

@@ -1,0 +1,195 @@
+"""Measurement of training beside answers: what captures cost the answers, and what an exchange of the draft head does.
+
+One fleet with two gateways, one of which captures a share of its answers: rounds of answers go to them in turn. At first every
+sample is held out, so that the trainer receives and stores but computes nothing; a second fleet trains, on the same cores. There
+two versions of the head are then exchanged again and again, while answers are drafted with them.
+"""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from fleet.api_client.client import ApiClient
+from fleet.api_client.errors import ApiError
+from fleet.bench import processes
+from fleet.bench.answer_timing import time_answer
+from fleet.bench.deployment import RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
+from fleet.bench.errors import BenchError
+from fleet.bench.interference import Gap, gaps_of
+from fleet.bench.load import run_phase
+from fleet.bench.options import BenchOptions
+from fleet.bench.prompts import PROMPTS
+from fleet.bench.serving import Steps, encode_call, stage_bounds
+from fleet.bench.training_result import CapturedRounds, TrainingCosts
+from fleet.config.settings import read_settings
+from fleet.control.client import FleetClient
+from fleet.control.embedded import embedded_url
+from fleet.core.free_ports import free_port
+from fleet.core.speculation_figures import EAGLE3
+from fleet.reporting.background_load import BackgroundLoad
+
+T = TypeVar("T")
+SHARE = 0.25
+TOKENS, LONG_TOKENS, FRAMES = 32, 256, 2
+IDLE, TRAINING = ("training.held_out=1",), ("training.checkpoint_windows=1000",)
+TRAIN_S, START_S = 300.0, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second."""
+
+    num_rounds: int
+    num_answers: int
+    exchanges: int
+
+
+FULL = TrainingPlan(num_rounds=5, num_answers=96, exchanges=20)
+SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3)
+
+
+def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
+    """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a request fails."""
+    plan = SMALL if options.small else FULL
+    main = resolve_config(options.config, options.overrides).graph_declaration().main_stage.name
+    common = (*options.overrides, "training.enabled=true", f"training.share={SHARE}",
+              f"stages.{main}.speculation.drafter={EAGLE3}")  # fmt: skip
+    rounds, loads = list[CapturedRounds](), list[float | None]()
+    undisturbed, exchanging = list[float](), list[float]()
+    for own in (IDLE, TRAINING):
+        started = steps(f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}", 1)
+        with own_fleet(options.config, (*common, *own)) as target, _second_gateway(target) as plain:
+            started()
+            load, background = _AnswerLoad(target, plain, options.concurrency), BackgroundLoad()
+            step = steps("answers, in turn without captures and with them", 2 * plan.num_rounds * plan.num_answers)
+            rounds.append(load.capture_rounds(plan, step, trains=own is TRAINING))
+            if own is TRAINING:
+                undisturbed, exchanging = load.exchange(plan, steps("exchanges of the head", plan.exchanges))
+            loads.append(background.cores())
+    return TrainingCosts(
+        share=SHARE, concurrency=options.concurrency, rounds=tuple(rounds), undisturbed_s=tuple(undisturbed),
+        exchanging_s=tuple(exchanging), exchanges=plan.exchanges, others_cores=tuple(loads),
+    )  # fmt: skip
+
+
+@contextmanager
+def _second_gateway(target: TargetFleet) -> Iterator[ApiClient]:
+    """Run a gateway that captures nothing until the block ends."""
+    port, log = free_port(), target.config.data_dir / "second.log"
+    command = (*processes.FLEET, "web", "--config", str(target.config.data_dir / RESOLVED_NAME))
+    settings = ("--set", f"web.port={port}", "--set", "training.share=0")
+    process = processes.start([*command, *settings], processes.own_environment(), log, signal.SIGTERM)
+    api, deadline_s = ApiClient(f"http://127.0.0.1:{port}", read_settings().api_key), time.monotonic() + START_S
+    try:
+        while not _answers(api):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise BenchError(f"the second gateway did not become ready; the end of its log:\n{processes.end_of(log)}")
+            time.sleep(0.1)
+        yield api
+    finally:
+        processes.stop([process], START_S)
+
+
+def _answers(api: ApiClient) -> bool:
+    try:
+        api.workers()
+    except ApiError:
+        return False
+    return True
+
+
+class RunCall(Protocol):
+    """Runs one call of a client."""
+
+    def __call__(self, call: Callable[[FleetClient], Awaitable[T]]) -> T: ...
+
+
+class _AnswerLoad:
+    """Answers of one fleet at its two gateways."""
+
+    def __init__(self, target: TargetFleet, plain: ApiClient, concurrency: int) -> None:
+        self._target, self._plain, self._concurrency = target, plain, concurrency
+        self._model = target.api.model()
+
+    def _body(self, number: int, num_tokens: int) -> bytes:
+        bounds = stage_bounds(self._target.config, num_tokens, FRAMES)
+        return encode_call(
+            self._model, f"{number}. {PROMPTS[number % len(PROMPTS)]}", self._target.config, bounds, media=("text",)
+        )
+
+    def capture_rounds(self, plan: TrainingPlan, step: Callable[[], None], *, trains: bool) -> CapturedRounds:
+        bodies = [self._body(number, TOKENS) for number in range(plan.num_answers)]
+        speeds: dict[str, list[float]] = {"plain": [], "captured": []}
+        for api in (self._plain, self._target.api):
+            run_phase("warm-up", api, bodies[: self._concurrency], self._concurrency, lambda: None)
+        for _ in range(plan.num_rounds):
+            for name, api in (("plain", self._plain), ("captured", self._target.api)):
+                speeds[name].append(run_phase(name, api, bodies, self._concurrency, step).tokens_per_s)
+        with _fleet_client(self._target) as run:
+            captures = run(lambda client: client.training.counts())["acknowledged"]
+        return CapturedRounds(trains=trains, plain=tuple(speeds["plain"]), captured=tuple(speeds["captured"]), captures=captures)
+
+    def exchange(self, plan: TrainingPlan, step: Callable[[], None]) -> tuple[list[float], list[float]]:
+        """Return gaps of answers without exchanges, and with one each second between two versions that are trained before."""
+        for number in (1, 2):
+            self._train(f"bench {number}")
+        stop, began_s, versions = threading.Event(), time.perf_counter(), (1, 2)
+        with ThreadPoolExecutor(self._concurrency) as pool, _fleet_client(self._target) as run:
+            streams = [pool.submit(self._stream, number, stop, began_s) for number in range(self._concurrency)]
+            try:
+                run(lambda client: client.training.promote(versions[-1]))
+                time.sleep(3.0)
+                begins_s = time.perf_counter() - began_s
+                time.sleep(plan.exchanges)
+                middle_s = time.perf_counter() - began_s
+                for number in range(plan.exchanges):
+                    run(lambda client, version=versions[number % 2]: client.training.promote(version))
+                    step()
+                    time.sleep(1.0)
+                ends_s = time.perf_counter() - began_s
+            finally:
+                stop.set()
+            gaps = [gap for stream in streams for gap in stream.result()]
+        undisturbed = [gap.gap_s for gap in gaps if begins_s <= gap.at_s < middle_s]
+        return undisturbed, [gap.gap_s for gap in gaps if middle_s <= gap.at_s < ends_s]
+
+    def _stream(self, number: int, stop: threading.Event, began_s: float) -> list[Gap]:
+        """Request one long answer after another until `stop` is set."""
+        gaps, at = list[Gap](), number
+        while not stop.is_set():
+            gaps += gaps_of(time_answer(0, self._plain.record_chat(self._body(at, LONG_TOKENS)), began_s))
+            at += self._concurrency
+        return gaps
+
+    def _train(self, name: str) -> None:
+        """Train on a few answers, and make a version. Raises: BenchError with the end of its output."""
+        log = self._target.config.data_dir / "train.log"
+        command = [*processes.FLEET, "train", "--corpus", "8", "--name", name]
+        config = ["--config", str(self._target.config.data_dir / RESOLVED_NAME)]
+        process = processes.start([*command, *config], processes.own_environment(), log, signal.SIGTERM)
+        if process.wait(TRAIN_S) != 0:
+            raise BenchError(f"`fleet train` failed:\n{processes.end_of(log)}")
+
+
+@contextmanager
+def _fleet_client(target: TargetFleet) -> Iterator[RunCall]:
+    """Yield a function that runs calls of a client of the fleet."""
+    with asyncio.Runner() as runner:
+        client = runner.run(FleetClient.connect(embedded_url(target.config.redis_data_dir), target.config))
+
+        def run(call: Callable[[FleetClient], Awaitable[T]]) -> T:
+            async def awaited() -> T:
+                return await call(client)
+
+            return runner.run(awaited())
+
+        try:
+            yield run
+        finally:
+            runner.run(client.stop())

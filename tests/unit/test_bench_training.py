@@ -1,0 +1,36 @@
+"""The measurement of training beside answers: its targets, and at the small size as a command."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.bench.main import run
+from fleet.bench.report import BenchFile
+from fleet.bench.training_result import CapturedRounds, TrainingCosts
+
+
+@pytest.mark.one_in(4, "benchmarks")
+@pytest.mark.timeout(300)
+def test_small_measurement_reports_captures_and_exchanges(tmp_path: Path) -> None:
+    out, config = tmp_path / "training.json", tmp_path / "fleet.yaml"
+    config.write_text(f"{{data_dir: {tmp_path / 'data'}, checkpoint: tiny}}\n")
+    assert run(["--training", "--small", "--config", str(config), "--json", str(out)]) == 0
+    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.training
+    assert result is not None and [one.trains for one in result.rounds] == [False, True]
+    assert all(one.captures and len(one.plain) == len(one.captured) == 1 for one in result.rounds)
+    assert result.undisturbed_s and result.exchanging_s and result.exchanges == 3
+
+
+def test_targets_are_the_median_of_the_ratios_and_the_added_gap() -> None:
+    rounds = tuple(
+        CapturedRounds(trains=trains, plain=(100.0, 200.0, 300.0), captured=(96.0, 180.0, 297.0), captures=1)
+        for trains in (False, True)
+    )
+    costs = TrainingCosts(
+        share=0.25, concurrency=8, rounds=rounds, undisturbed_s=(0.01,) * 100, exchanging_s=(*(0.01,) * 90, *(0.07,) * 10),
+        exchanges=10, others_cores=(None,),
+    )  # fmt: skip
+    capture, gap = costs.targets()
+    assert capture.value == pytest.approx(0.96) and capture.met
+    assert gap.value == pytest.approx(60) and not gap.met
