@@ -43,7 +43,7 @@ What is measured
                one stage in one process, which answers held-out questions of Pocket's corpus with each drafter and without, at
                batch 1, 4, 8 and 16, in fast and in invariant numerics: tokens per second, tokens of a request per pass, and
                the share of accepted drafts by position. `suffix` has served 3,000 other questions before, and the head of
-               `eagle3` is trained on their answers for 12 minutes. With --set graph=text --set checkpoint=DIR a model of your
+               `eagle3` is trained on their answers for 16 minutes. With --set graph=text --set checkpoint=DIR a model of your
                own, with --small a few questions
   --training   answers of a fleet while a quarter of them is captured, and without captures, in turn: tokens per second, with a
                trainer that computes nothing, and with one that trains on the same cores. Then two versions of the draft head are

@@ -48,7 +48,7 @@ class SpeculationPlan:
 
 
 FULL = SpeculationPlan(
-    train_s=12 * 60,
+    train_s=16 * 60,
     num_taught=3000,
     num_asked=48,
     num_tokens=48,

@@ -2,15 +2,17 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 WEIGHT, RARE_WEIGHT = 0.1, 0.5
 """Weight of a new measure in the averages, and of one that is taken now and then only."""
 FEWEST_MEASURES = 3
-FIRST_INTERVAL, LAST_INTERVAL = 32, 256
-"""Passes after which an alternative is measured again; more each time that the choice is confirmed."""
-BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers of drafts of a pass whose times are kept apart; others count as the next lower one."""
+FEWEST_BETWEEN, WASTED, MOST_CREDIT = 32, 0.01, 4
+"""Passes between two measures of other numbers than the best; the share of the time that they may waste, and for how many passes
+time may be saved for them.
+"""
+BUCKETS = (*range(8), *range(8, 32, 2), *range(32, 64, 4), *range(64, 128, 16), 128, 192, 256, 512)
+"""Numbers of rows of a pass whose times are kept apart; others count as the next lower one."""
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Average:
 
 
 class PassTimes:
-    """Times of passes by a number, such as that of their requests or drafts."""
+    """Times of passes by a number, such as that of their requests or rows."""
 
     def __init__(self) -> None:
         self._times: dict[int, Average] = {}
@@ -36,8 +38,10 @@ class PassTimes:
     def add(self, number: int, seconds: float, weight: float = WEIGHT) -> None:
         self._times.setdefault(number, Average()).add(seconds, weight)
 
-    def is_known(self, number: int) -> bool:
-        return number in self._times and self._times[number].is_known
+    @property
+    def least(self) -> int | None:
+        """The smallest number whose time is known; None while none is."""
+        return min((number for number, time in self._times.items() if time.is_known), default=None)
 
     def of(self, number: int) -> float | None:
         """Return the time of such a pass, between those of the nearest numbers that are known; None while none is."""
@@ -52,56 +56,67 @@ class PassTimes:
         return first + (last - first) * (number - below) / (above - below)
 
 
-def bucket_of(num_drafts: int) -> int:
-    return BUCKETS[bisect_right(BUCKETS, num_drafts) - 1]
+def bucket_of(num_rows: int) -> int:
+    return BUCKETS[bisect_right(BUCKETS, num_rows) - 1]
 
 
-@dataclass(slots=True)
 class PassCosts:
-    """Times of decode passes of one number of requests, by the number of their drafts.
+    """Times of decode passes by their rows, without drafts and with them, and the number of drafts that is best by these."""
 
-    `chosen`: of the last pass, the best number of drafts for each request; `num_same`: passes since an alternative was measured,
-    `interval`: after which the next one is, `alternative`: which.
-    """
+    def __init__(self) -> None:
+        self._plain, self._drafted = PassTimes(), PassTimes()
+        self._num_same, self._credit_s, self._alternative = 0, 0.0, 0
+        """Passes since an alternative was measured, the time that the next one may waste, and the number of its drafts."""
+        self._is_alternative = False
 
-    times: PassTimes = field(default_factory=PassTimes)
-    chosen: int = 0
-    is_alternative: bool = False
-    num_same: int = 0
-    interval: int = FIRST_INTERVAL
-    alternative: int = 0
+    def plain_s(self, num_requests: int) -> float | None:
+        """Return the time of a pass without drafts; None before any is known."""
+        return self._plain.of(bucket_of(num_requests))
 
-    @property
-    def plain_s(self) -> float | None:
-        """Time of a pass without drafts; None before it is known."""
-        return self.times.of(0) if self.times.is_known(0) else None
+    def _time(self, num_requests: int, num_drafts: int) -> float:
+        """Return the time of a pass. Below the fewest rows with drafts that are known, it is between that and a plain one's."""
+        size, plain_s = bucket_of(num_requests + num_drafts), self.plain_s(num_requests) or 0.0
+        least = self._drafted.least
+        if not num_drafts or least is None:
+            return plain_s
+        known_s = self._drafted.of(size) or 0.0
+        own = bucket_of(num_requests)
+        if size >= least or own >= least:
+            return known_s
+        return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
-    def add(self, num_drafts: int, seconds: float) -> None:
-        self.times.add(bucket_of(num_drafts), seconds, RARE_WEIGHT if self.is_alternative else WEIGHT)
+    def add(self, num_requests: int, num_drafts: int, seconds: float) -> None:
+        weight = RARE_WEIGHT if self._is_alternative else WEIGHT
+        (self._drafted if num_drafts else self._plain).add(bucket_of(num_requests + num_drafts), seconds, weight)
 
-    def choice(self, tokens: Sequence[float], drafts: Sequence[int]) -> int:
+    def choice(self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int]) -> int:
         """Return the best number of drafts for each request.
 
         `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests together.
         """
-        self.is_alternative = False
-        if not self.times.is_known(0):
+        self._is_alternative = False
+        if self._plain.least is None:
             return 0
-        if not self.times.is_known(bucket_of(drafts[-1])):
+        if self._drafted.least is None:
             return len(drafts) - 1
-        times = [self.times.of(number) or 0.0 for number in drafts]
-        return self._or_alternative(max(range(len(drafts)), key=lambda number: tokens[number] / times[number]), len(drafts))
+        times = [self._time(num_requests, number) for number in drafts]
+        best = max(range(len(drafts)), key=lambda number: tokens[number] / times[number])
+        return self._or_alternative(best, tokens, times)
 
-    def _or_alternative(self, best: int, count: int) -> int:
-        """Return now and then another number than the best, each in its turn, so that all times stay known."""
-        if (best > 0) != (self.chosen > 0):
-            self.num_same, self.interval = 0, FIRST_INTERVAL
-        self.chosen = best
-        self.num_same += 1
-        if self.num_same < self.interval:
+    def _or_alternative(self, best: int, tokens: Sequence[float], times: Sequence[float]) -> int:
+        """Return now and then another number than the best, each in its turn, so that all times stay known.
+
+        They waste at most `WASTED` of the time, as far as it is known.
+        """
+        self._num_same += 1
+        self._credit_s += WASTED * times[best]
+        number = self._alternative % len(times)
+        if number == best:
+            self._alternative += 1
+            number = self._alternative % len(times)
+        wasted_s = times[number] - tokens[number] / tokens[best] * times[best]
+        if number == best or self._num_same < FEWEST_BETWEEN or self._credit_s < wasted_s:
             return best
-        self.num_same, self.interval, self.is_alternative = 0, min(2 * self.interval, LAST_INTERVAL), True
-        self.alternative = (self.alternative + 1) % count
-        if self.alternative == best:
-            self.alternative = (self.alternative + 1) % count
-        return self.alternative
+        self._num_same, self._alternative, self._is_alternative = 0, self._alternative + 1, True
+        self._credit_s = min(self._credit_s, MOST_CREDIT * times[best]) - max(0.0, wasted_s)
+        return number

@@ -40,16 +40,13 @@ class _Measured:
     shares: list[float]
     num_drafted: list[int]
     num_accepted: list[int]
+    costs: PassCosts
     num_draws: int = 0
-    costs: dict[int, PassCosts] = field(default_factory=dict[int, PassCosts])
     gain: Gain = field(default_factory=Gain)
 
     @classmethod
-    def nothing(cls, most: int) -> "_Measured":
-        return cls([FIRST_SHARE ** (number + 1) for number in range(most)], [0] * most, [0] * most)
-
-    def costs_of(self, num_requests: int) -> PassCosts:
-        return self.costs.setdefault(num_requests, PassCosts())
+    def nothing(cls, most: int, costs: PassCosts) -> "_Measured":
+        return cls([FIRST_SHARE ** (number + 1) for number in range(most)], [0] * most, [0] * most, costs)
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         self.num_draws += 1
@@ -69,16 +66,17 @@ class Speculation:
 
     def __init__(self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True) -> None:
         self._drafters, self._most, self.follows_times = drafters, most, follows_times
+        self._costs = {each: PassCosts() for each in (OFF, *drafters)}
         self._version = 0
         self.use(name)
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on; counts begin at 0. Raises: BadInput for an unknown name."""
+        """Draft with another drafter from the next pass on; counts begin at 0, times stay known. Raises: BadInput if unknown."""
         known = (OFF, *self._drafters, AUTO)
         if name not in known:
             raise BadInput(f"drafter: {name!r} is none of {', '.join(known)}", param="drafter")
         self._failed = self._failure = ""
-        self._measured = {each: _Measured.nothing(self._most) for each in (OFF, *self._drafters)}
+        self._measured = {each: _Measured.nothing(self._most, costs) for each, costs in self._costs.items()}
         self._drafting_s = 0.0
         self._choice: DrafterChoice | None = None
         if name == AUTO:
@@ -168,7 +166,7 @@ class Speculation:
         """Return the number of drafts of each request up to which they are worth their time."""
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
         tokens = [len(most) + sum(sum(self._own.shares[:length]) for length in each) for each in lengths]
-        return self._own.costs_of(len(most)).choice(tokens, [sum(each) for each in lengths])
+        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths])
 
     def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
         """Count the results of a pass, and its time if it computed one known row of each request."""
@@ -199,10 +197,10 @@ class Speculation:
 
     def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
         """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
-        costs = self._own.costs_of(len(requests))
-        costs.add(num_drafts, seconds)
-        if self._choice is None and costs.plain_s is not None:
-            self._own.gain.add(costs.plain_s * num_tokens / len(requests), seconds)
+        self._own.costs.add(len(requests), num_drafts, seconds)
+        plain_s = self._own.costs.plain_s(len(requests))
+        if self._choice is None and plain_s is not None:
+            self._own.gain.add(plain_s * num_tokens / len(requests), seconds)
         elif self._choice is not None and self._is_measurable(requests):
             self._choice.add(len(requests), num_tokens, seconds)
             if self._choice.name != self._name:

@@ -5,6 +5,7 @@ has not read, as those of an earlier worker, make its guesses worse and nothing 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,11 +14,26 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import RequestId
 from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
-from fleet.engine.torch.kv_pool import KVPool, KVShape
+from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.program import DraftedTask
 from fleet.models.eagle3.config import Eagle3Config
 from fleet.models.eagle3.drafting import draft_tokens, read_taps
 from fleet.models.eagle3.head import Eagle3Head
+
+MOST_UNREAD = 256
+"""Rows of one request that wait to be read while no drafts are wanted: together they take less time, but memory until then."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Unread:
+    """Rows [start, stop) of a request that the head has not read, with their features in parts."""
+
+    task: DraftedTask
+    table: PageTable
+    start: int
+    stop: int
+    features: list[Tensor] = field(default_factory=list[Tensor])
 
 
 class HeadDrafter(Drafter):
@@ -33,6 +49,7 @@ class HeadDrafter(Drafter):
         self._layer = pool.shape.num_layers - 1
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
         """By request, the number of rows that the head has read, and its hidden row of the last of them: [1, H]."""
+        self._unread: dict[RequestId, _Unread] = {}
 
     @property
     def head(self) -> Eagle3Head | None:
@@ -49,25 +66,46 @@ class HeadDrafter(Drafter):
     def exchange(self, head: Eagle3Head | None) -> None:
         """Draft with another head from the next pass on. Keys and values of the last one make the first guesses worse."""
         self._head = head
-        self._hidden.clear()
+        self.forget_requests()
 
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
-        """Read the rows whose next token is known; a request without one has ended."""
-        known = [each for each in rows if each.task.num_rows > each.stop]
-        if not known or self._head is None:
+        """Keep the rows whose next token is known until drafts are wanted, and read them earlier where there are many.
+
+        A request whose next token is not known has ended.
+        """
+        if self._head is None:
             return
-        extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in known]
-        following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in known])
-        features_NT = torch.cat([each.features_NT for each in known])
+        many: list[RequestId] = []
+        for each in rows:
+            if each.task.num_rows <= each.stop:
+                continue
+            unread = self._unread.get(each.request)
+            if unread is None or unread.stop != each.start:  # pages that were taken back are computed again
+                unread = self._unread[each.request] = _Unread(task=each.task, table=each.table, start=each.start, stop=each.start)
+            unread.stop = each.stop
+            unread.features.append(each.features_NT)
+            if unread.stop - unread.start >= MOST_UNREAD:
+                many.append(each.request)
+        self._read(many)
+
+    def _read(self, requests: Sequence[RequestId]) -> None:
+        """Compute the rows of requests that the head has not read."""
+        unread = [self._unread.pop(request) for request in requests]
+        if not unread or self._head is None:
+            return
+        extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in unread]
+        following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in unread])
+        features_NT = torch.cat([part for each in unread for part in each.features])
         hidden_NH = read_taps(self._head, following_NH, features_NT, FastLayout(self._pool, extents), self._layer)
         last = 0
-        for each, extent in zip(known, extents, strict=True):
+        for request, extent in zip(requests, extents, strict=True):
             last += extent.num_rows
-            self._hidden[each.request] = each.stop, hidden_NH[last - 1 : last]
+            self._hidden[request] = extent.stop, hidden_NH[last - 1 : last]
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         found: list[Sequence[int]] = [()] * len(asked)
         most = max((each.most for each in asked), default=0)
+        self._read([each.request for each in asked if each.most > 0 and each.request in self._unread])
         ready = [at for at, each in enumerate(asked) if self._is_ready(each, most)]
         if not ready or self._head is None:
             return found
@@ -95,9 +133,11 @@ class HeadDrafter(Drafter):
 
     def close(self, request: RequestId) -> None:
         self._hidden.pop(request, None)
+        self._unread.pop(request, None)
 
     def forget_requests(self) -> None:
         self._hidden.clear()
+        self._unread.clear()
 
 
 def check_fit(config: Eagle3Config, shape: KVShape, source: str) -> None:
