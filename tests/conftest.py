@@ -143,6 +143,14 @@ def tiny_checkpoint(run_folder: Path) -> Path:
     return compute_once(run_folder / "tiny-omni", write_tiny_checkpoint)
 
 
+@pytest.fixture(scope="session")
+def text_checkpoint(run_folder: Path) -> Path:
+    """The tiny random language model; read-only, as above."""
+    from fleet.models.causal_lm.tiny import write_tiny_checkpoint
+
+    return compute_once(run_folder / "tiny-lm", write_tiny_checkpoint)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def redis_binary(request: pytest.FixtureRequest) -> Iterator[None]:
     """The server that `--redis-server` names replaces the default one."""

@@ -8,11 +8,16 @@ import pytest
 from fleet.control.client import FleetClient
 from fleet.core.ids import EdgeName
 from fleet.core.speculation_figures import SpeculationFigures
+from fleet.graphs import get_graph
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, THINKER
+from fleet.graphs.text import LM
 from tests.harness import EdgeArrays, ThreadFleet, answer, answer_disturbed, assert_same, gateway, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 from tests.support import wait_until
+from tests.train.fleets import prompt, training_fleet
+from tests.train.test_versions import figures as figures_of
+from tests.train.test_versions import question, verify_every_draft, wait_for_version
 
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60", *in_step(QWEN3_OMNI))
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
@@ -61,3 +66,39 @@ async def test_answer_is_equal_after_the_death_of_the_drafting_worker(
             assert_same(await answer_disturbed(client, spec, blob, kill), expected)
         fleet.loops = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
         assert_nothing_left(fleet)
+
+
+async def test_answer_that_is_replayed_with_another_version_of_the_head_is_equal(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """The worker dies in mid-answer; the one that continues drafts with the next version, which is promoted meanwhile."""
+    settings = (
+        "numerics=invariant",
+        "stages.lm.speculation.drafter=eagle3",
+        "lease.worker_ttl_s=60",
+        *in_step(get_graph("text")),
+    )
+    async with training_fleet(redis_url, text_checkpoint, tmp_path, *settings) as training:
+        fleet, loop = training.fleet, asyncio.get_running_loop()
+        first = next(each for each in fleet.loops if each.stage == LM)
+        verify_every_draft(first)
+        expected = await answer(training.client, question())
+        for number in (1, 2):
+            await training.run_over([prompt(number)]).run(asyncio.Event())
+        await training.client.training.promote(1)
+        await wait_for_version(first, 1)
+        spec = question()
+
+        def disturb(_: EdgeName, index: int) -> None:
+            if index == 5:
+                assert sum(figures_of(first).drafted) > 0
+                verify_every_draft(fleet.add_worker(LM))
+                asyncio.run_coroutine_threadsafe(training.client.training.promote(2), loop).result(10)
+                fleet.kill(fleet.owner(spec.id, LM))
+            if index == 10:
+                wait_until(lambda: figures_of(fleet.owner(spec.id, LM)).version == 2, "the next version to be in use")
+
+        assert_same(await answer_disturbed(training.client, spec, None, disturb), expected)
+        second = next(each for each in training.alive if each.stage == LM)
+        assert second is not first and sum(figures_of(second).drafted) > 0
+        assert_same(await answer(training.client, question()), expected)
