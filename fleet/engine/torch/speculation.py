@@ -185,7 +185,7 @@ class Speculation:
 
     def _read(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone) -> float:
         """Let the drafter read the rows of a pass; return the seconds that it took."""
-        if self._drafter is None or not done.features:
+        if self._drafter is None or not self._drafter.reads_features or not done.features:
             return 0.0
         began_s = time.monotonic()
         computed = [_computed(request, entry, done) for request, entry in entries if _has_features(entry, done)]
