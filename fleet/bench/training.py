@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from fleet.api_client.client import ApiClient
 from fleet.api_client.errors import ApiError
 from fleet.bench import processes
@@ -38,7 +40,8 @@ T = TypeVar("T")
 SHARE = 0.25
 TOKENS, LONG_TOKENS, FRAMES = 32, 256, 2
 IDLE, TRAINING = ("training.held_out=1",), ("training.checkpoint_windows=1000",)
-TRAIN_S, START_S = 300.0, 60.0
+TRAIN_S, START_S = 120.0, 60.0
+NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +172,10 @@ class _AnswerLoad:
 
     def _train(self, name: str) -> None:
         """Train on a few answers, and make a version. Raises: BenchError with the end of its output."""
-        log = self._target.config.data_dir / "train.log"
-        command = [*processes.FLEET, "train", "--corpus", "8", "--name", name]
+        log, pool = self._target.config.data_dir / "train.log", self._target.config.data_dir / "pool.jsonl"
+        lines = ({"prompt": prompt, "answer": f"{name}: {prompt}"} for prompt in PROMPTS[:NUM_SAMPLES])
+        pool.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+        command = [*processes.FLEET, "train", "--pool", str(pool), "--name", name]
         config = ["--config", str(self._target.config.data_dir / RESOLVED_NAME)]
         process = processes.start([*command, *config], processes.own_environment(), log, signal.SIGTERM)
         if process.wait(TRAIN_S) != 0:

@@ -68,7 +68,7 @@ class CaptureSource:
         """Capture one answer and wait for its acknowledgement, first for others in flight and while the fleet is full.
 
         `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is aborted. One that was lost with Redis
-        is made again. Raises: FleetError of the request, NoWorker.
+        is repeated. Raises: FleetError of the request, NoWorker.
         """
         async with self._in_flight:
             try:

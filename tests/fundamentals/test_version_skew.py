@@ -86,8 +86,8 @@ def test_worker_with_other_kernels_is_refused_where_numerics_are_invariant(clien
 
 
 def test_refused_anchor_ends_with_the_reason(redis_url: str, client: redis.Redis, tmp_path: Path) -> None:
-    register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
     built = build_stage(INVARIANT, StageName("lm"), write_tiny_checkpoint(tmp_path))
+    register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))  # last: its lease lapses
     assert built.route is not None
     worker = WorkerProcess(INVARIANT, RoleName("lm"), redis_url, built, fingerprint="abc", device="cpu", dtype="float32")
     with pytest.raises(VersionSkew, match="worker lm is refused: its kernels is .*, that of lm@there"):

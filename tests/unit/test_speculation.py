@@ -60,7 +60,7 @@ def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
 
 
 def test_times_of_one_number_of_requests_serve_for_another() -> None:
-    """What a pass of many rows costs was seen with many requests; a few ones need not try it."""
+    """The time of a pass with many rows was seen with many requests; a few ones need not try it."""
     costs = PassCosts()
     for number in range(60):
         drafts = costs.choice(16, [16.0, 25.6, 31.4], [0, 16, 32])

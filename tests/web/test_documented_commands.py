@@ -37,7 +37,7 @@ LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
 FLAGS = (
     "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once --read-only --small --span-hops "
-    "--spans --speculation --too-large --transfer --twin --up"
+    "--spans --speculation --too-large --training --transfer --twin --up"
 ).split()
 """Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

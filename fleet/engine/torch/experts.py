@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleet.engine.torch.linear import linear
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
@@ -31,8 +29,8 @@ Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
 
 
 def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
-    gate, up = linear(rows_nH, matrices.gate_up[expert]).chunk(2, dim=-1)
-    return linear(F.silu(gate) * up, matrices.down[expert])
+    gate, up = F.linear(rows_nH, matrices.gate_up[expert]).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, matrices.down[expert])
 
 
 def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
