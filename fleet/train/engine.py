@@ -30,7 +30,7 @@ from fleet.models.eagle3.files import WEIGHTS_FILE, load_head, save_head
 from fleet.train.captured import sample_of
 from fleet.train.records import TrainingRecords
 from fleet.train.samples import DraftSample
-from fleet.train.state import TrainedSamples, restore_trainer, save_trainer
+from fleet.train.state import TrainedSamples, restore_trainer, save_samples, save_trainer
 from fleet.train.trainer import NotFinite, Trainer, WindowRecord
 
 log = logging.getLogger(__name__)
@@ -318,7 +318,11 @@ class TrainerEngine(Engine):
     def _save(self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None) -> _Saved:
         """Write a checkpoint, and the version of the head that a sample asks for. Runs in the thread. Raises: OSError."""
         name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
-        save_trainer(self._trainer, self._folder / CHECKPOINTS / name, samples)
+        folder, previous = self._folder / CHECKPOINTS / name, self._folder / CHECKPOINTS / self._name
+        if self._trainer.num_windows == self._num_saved and self._name and previous.is_dir():
+            save_samples(folder, samples, previous)
+        else:
+            save_trainer(self._trainer, folder, samples)
         source = next((waiting.publish for waiting in done if waiting.publish), "")
         version = self._write_version(source) if source else None
         return _Saved(
@@ -465,5 +469,6 @@ class TrainerEngine(Engine):
         return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
 
     def _restored(self, samples: TrainedSamples) -> None:
+        self._num_saved = self._trainer.num_windows
         self._contained = samples.contained
         self._new = deque(samples.windows, maxlen=MOST_WINDOWS)

@@ -5,6 +5,8 @@ A folder is complete when its JSON file exists, which is written last and has th
 
 import hashlib
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +44,23 @@ def save_trainer(trainer: Trainer, folder: Path, samples: TrainedSamples = Train
     }
     data = save(moments)
     write_whole(folder / MOMENTS_FILE, data)
-    described = {
-        "windows": trainer.num_windows, "samples": samples.contained, "first_window": samples.first,
-        "new_samples": samples.windows, "head_sha256": head_sha256, "sha256": hashlib.sha256(data).hexdigest(),
-    }  # fmt: skip
-    write_whole(folder / STATE_FILE, (json.dumps(described) + "\n").encode())
+    hashes = {"head_sha256": head_sha256, "sha256": hashlib.sha256(data).hexdigest()}
+    _write_state(folder, {"windows": trainer.num_windows, **hashes}, samples)
+
+
+def save_samples(folder: Path, samples: TrainedSamples, previous: Path) -> None:
+    """Write a state that differs from the one in `previous` by its samples only, with the same files of weights and moments."""
+    described = _read_state(previous)
+    folder.mkdir(parents=True)
+    for file in previous.iterdir():
+        if file.name != STATE_FILE:
+            os.link(file, folder / file.name)
+    _write_state(folder, described, samples)
+
+
+def _write_state(folder: Path, described: Mapping[str, Any], samples: TrainedSamples) -> None:
+    own = {"samples": samples.contained, "first_window": samples.first, "new_samples": samples.windows}
+    write_whole(folder / STATE_FILE, (json.dumps({**described, **own}) + "\n").encode())
 
 
 def read_samples(folder: Path) -> TrainedSamples:

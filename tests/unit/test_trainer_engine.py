@@ -23,7 +23,7 @@ from fleet.train.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WIN
 from fleet.train.records import LocalRecords
 from fleet.train.replay import ReplayBuffer
 from fleet.train.samples import DraftSample, TargetParts
-from fleet.train.state import read_samples
+from fleet.train.state import MOMENTS_FILE, read_samples
 from fleet.train.trainer import Trainer, TrainerSettings
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
@@ -306,6 +306,23 @@ def test_samples_that_are_all_held_out_are_acknowledged_and_not_trained_on(tmp_p
     assert sorted(names(bench.run())) == ["s0", "s1", "s2"]
     figures = bench.engine.stats().training
     assert figures is not None and (figures.windows, figures.held_out) == (0, 3)
+
+
+def test_checkpoint_without_a_new_window_has_the_files_of_the_last_one(tmp_path: Path) -> None:
+    bench = TrainerBench(tmp_path, held_out=1.0)
+    files: list[tuple[int, tuple[str, ...]]] = []
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+        bench.clock.now_s += 1
+        bench.run()
+        folder = tmp_path / CHECKPOINTS / bench.records.checkpoint()
+        files.append(((folder / MOMENTS_FILE).stat().st_ino, read_samples(folder).contained))
+    (first, _), (second, contained) = files
+    assert first == second and contained == ("s0", "s1")
+    successor = bench.successor()
+    bench.send("s1", texts(2)[1], successor)
+    bench.clock.now_s += 1
+    assert names(bench.run(successor)) == ["s1"], "the state can be read"
 
 
 def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(tmp_path: Path) -> None:
