@@ -469,6 +469,5 @@ class TrainerEngine(Engine):
         return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
 
     def _restored(self, samples: TrainedSamples) -> None:
-        self._num_saved = self._trainer.num_windows
         self._contained = samples.contained
         self._new = deque(samples.windows, maxlen=MOST_WINDOWS)
