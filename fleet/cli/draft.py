@@ -35,7 +35,8 @@ def draft() -> None:
 def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
     """List each stage's drafter, and for each of its workers the tokens per pass and the share of accepted guesses by position.
 
-    The last column is the measured speed of answers with drafts relative to that without, from the first token on.
+    The last column is the measured speed of answers with drafts relative to that without, from the first token on; `auto` has it
+    after its first comparison.
 
     Example: fleet draft list
     """
@@ -44,7 +45,16 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
     stages = asyncio.run(_read(open_deployment(config, set_)))
     table = Table()
-    for heading in ("stage", "configured", "chosen", "worker", "drafter", "tokens per pass", "accepted by position", "speed"):
+    for heading in (
+        "stage",
+        "configured",
+        "chosen",
+        "worker",
+        "drafter",
+        "tokens per pass",
+        "accepted by position",
+        "relative speed",
+    ):
         table.add_column(heading, overflow="fold")
     for row in (row for stage in stages for row in _rows(stage)):
         table.add_row(*row)
