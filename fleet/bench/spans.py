@@ -1,13 +1,13 @@
 """Measurement of layer spans: one model in one process, and divided between two, in either direction; and the cost of a hop.
 
-Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round. The ceiling of
-an arrangement is the computation of the passes that its engine formed: both processes compute their halves at the same time, and
-nothing is received or sent.
+Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round, so that the
+speeds of a round can be compared also on a machine whose own speed changes. The ceiling of an arrangement is the computation of
+the passes that its engine formed: both processes compute their halves at the same time, and nothing is received or sent.
 """
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,31 +42,36 @@ class SpanModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpansPlan:
-    """The random model, and amounts of work. `num_prefill` tokens of the long prompt.
+    """The random model, and amounts of work by name, each with its number of rounds.
 
-    `num_hops` passes through each of `num_workers` span workers.
+    Then rounds of `num_hops` passes through each of `num_workers` span workers.
     """
 
     size: SpanModelSize
-    num_prefill: int
-    num_prompt: int
-    num_tokens: int
-    num_requests: int
-    num_rounds: int
+    works: Mapping[str, tuple[Answer, int]]
     num_hops: int
+    num_hop_rounds: int
     num_workers: tuple[int, ...]
 
 
 FULL = SpansPlan(
     size=SpanModelSize(hidden=1024, layers=12, kv_heads=8, vocabulary=32_000),
-    num_prefill=2000, num_prompt=16, num_tokens=65, num_requests=32, num_rounds=3,
-    num_hops=300, num_workers=(1, 3),
+    works={
+        "prefill of 2000": (Answer(num_requests=1, num_prompt=2000, num_tokens=1), 3),
+        "decode of 1": (Answer(num_requests=1, num_prompt=16, num_tokens=17), 15),
+        "decode of 32": (Answer(num_requests=32, num_prompt=16, num_tokens=33), 5),
+    },
+    num_hops=300, num_hop_rounds=5, num_workers=(1, 3),
 )  # fmt: skip
 """254 million parameters, of which 189 million are in layers. The first token of an answer belongs to its prompt."""
 SMALL = SpansPlan(
     size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
-    num_prefill=300, num_prompt=16, num_tokens=9, num_requests=4, num_rounds=1,
-    num_hops=0, num_workers=(),
+    works={
+        "prefill of 300": (Answer(num_requests=1, num_prompt=300, num_tokens=1), 1),
+        "decode of 1": (Answer(num_requests=1, num_prompt=16, num_tokens=9), 2),
+        "decode of 4": (Answer(num_requests=4, num_prompt=16, num_tokens=9), 1),
+    },
+    num_hops=0, num_hop_rounds=0, num_workers=(),
 )  # fmt: skip
 
 
@@ -121,27 +126,21 @@ class _SpansBench:
 
     def measure_works(self, steps: Steps) -> tuple[tuple[SpanWork, ...], list[bool]]:
         """Measure prefill and decode; return them, and for each answer to a single request if it is that of one process."""
-        plan = self._plan
-        works = {
-            f"prefill of {plan.num_prefill}": Answer(num_requests=1, num_prompt=plan.num_prefill, num_tokens=1),
-            "decode of 1": Answer(num_requests=1, num_prompt=plan.num_prompt, num_tokens=plan.num_tokens),
-            f"decode of {plan.num_requests}": Answer(
-                num_requests=plan.num_requests, num_prompt=plan.num_prompt, num_tokens=plan.num_tokens
-            ),
-        }
+        measured: list[SpanWork] = []
+        equal: list[bool] = []
         with self._arrangements() as groups:
-            step = steps("rounds of prefill and decode", (plan.num_rounds + 1) * len(works))
-            for work in works.values():
+            step = steps("rounds of prefill and decode", sum(1 + num_rounds for _, num_rounds in self._plan.works.values()))
+            for name, (work, num_rounds) in self._plan.works.items():
                 Round(groups, shortened(work), step).measured()
-            rounds = [[Round(groups, work, step).measured() for work in works.values()] for _ in range(plan.num_rounds)]
-        measured = tuple(
-            SpanWork(
-                name=name, is_prefill=work.num_tokens == 1, num_requests=work.num_requests,
-                tokens_per_s={key: tuple(each[number].speeds[key] for each in rounds) for key in rounds[0][number].speeds},
-            )
-            for number, (name, work) in enumerate(works.items())
-        )  # fmt: skip
-        return measured, [same for each in rounds for work in each[:2] for same in work.same]
+                rounds = [Round(groups, work, step).measured() for _ in range(num_rounds)]
+                speeds = {key: tuple(each.speeds[key] for each in rounds) for key in rounds[0].speeds}
+                measured.append(
+                    SpanWork(
+                        name=name, is_prefill=work.num_tokens == 1, num_requests=work.num_requests, tokens_per_s=speeds
+                    )
+                )  # fmt: skip
+                equal += [same for each in rounds for same in each.same if work.num_requests == 1]
+        return tuple(measured), equal
 
     @contextmanager
     def _arrangements(self) -> Iterator[dict[str, SpanGroup]]:
@@ -153,7 +152,7 @@ class _SpansBench:
 
     def measure_hops(self, num_workers: int, steps: Steps) -> SpanHops:
         """Measure passes of a tiny model with a layer in each process."""
-        step = steps(f"hops of {num_workers} workers", 1)
+        step = steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
         tiny = self._folder / f"tiny-{num_workers}"
         write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
         workers = tuple(f"{number}:{'output' if number == num_workers else number}" for number in range(1, num_workers + 1))
@@ -161,9 +160,11 @@ class _SpansBench:
         with span_group(f"hops-{num_workers}", file, num_workers, self._cores) as group:
             work = Answer(num_requests=1, num_prompt=1, num_tokens=self._plan.num_hops)
             group.anchor.ask(work)
-            hops = group.anchor.ask(work).hop_s
-        step()
-        return SpanHops(num_workers=num_workers, pass_s=hops)
+            rounds: list[tuple[float, ...]] = []
+            for _ in range(self._plan.num_hop_rounds):
+                rounds.append(group.anchor.ask(work).hop_s)
+                step()
+        return SpanHops(num_workers=num_workers, rounds_s=tuple(rounds))
 
 
 @dataclass(frozen=True, slots=True)

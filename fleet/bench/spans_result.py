@@ -25,31 +25,39 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     tokens_per_s: dict[str, tuple[float, ...]]
 
-    def best(self, arrangement: str) -> float:
-        """Return the speed of the fastest round: other processes of the machine only make a round slower."""
-        return max(self.tokens_per_s[arrangement])
+    def median(self, arrangement: str) -> float:
+        return percentile(self.tokens_per_s[arrangement], 50)
+
+    def relative(self, arrangement: str, other: str) -> float:
+        """Return the median over the rounds of a speed relative to that of another arrangement in the same round."""
+        pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
+        return percentile([own / others for own, others in pairs], 50)
 
     def gain(self, arrangement: str) -> float:
         """Return the speed relative to one process."""
-        return self.best(arrangement) / self.best(ONE)
+        return self.relative(arrangement, ONE)
 
     def share(self, arrangement: str) -> float:
         """Return the share of the ceiling that is reached."""
-        return self.best(arrangement) / self.best(CEILINGS[arrangement])
+        return self.relative(arrangement, CEILINGS[arrangement])
 
 
 class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
-    """Passes of one request through `num_workers` span workers, each from its sending to its result, without the computation."""
+    """Passes of one request through `num_workers` span workers, each from its sending to its result, without the computation.
+
+    `rounds_s`: of each round of passes. The one with the lowest median counts: other processes only add to it.
+    """
 
     num_workers: int
-    pass_s: tuple[float, ...]
+    rounds_s: tuple[tuple[float, ...], ...]
 
     @property
     def name(self) -> str:
         return f"{self.num_workers} span worker{'s' if self.num_workers > 1 else ''}"
 
     def hop_ms(self, percent: float) -> float:
-        return percentile(self.pass_s, percent) / self.num_workers * MS
+        quietest_s = min(self.rounds_s, key=lambda passes_s: percentile(passes_s, 50))
+        return percentile(quietest_s, percent) / self.num_workers * MS
 
 
 class SpansResult(Result, frozen=True, kw_only=True):
@@ -66,16 +74,18 @@ class SpansResult(Result, frozen=True, kw_only=True):
     def tables(self) -> list[Group]:
         table = table_of("tokens/s", *(work.name for work in self.works))
         for name in COLORS:
-            table.add_row(name, *(figure(work.best(name)) for work in self.works))
+            table.add_row(name, *(figure(work.median(name)) for work in self.works))
         same = f"{self.num_equal} of {self.num_answers} answers are those of one process"
-        speeds = titled(f"{self.model}; {self.spans}; a core per process, fastest rounds; {same}", table)
+        speeds = titled(f"{self.model}; {self.spans}; a core per process, medians; {same}", table)
         return [speeds, self._hop_table()] if self.hops else [speeds]
 
     def _hop_table(self) -> Group:
         table = table_of("ms per hop", "p50", "p95", "passes")
         for each in self.hops:
-            table.add_row(each.name, figure(each.hop_ms(50)), figure(each.hop_ms(95)), f"{len(each.pass_s)}")
-        return titled("passes of a tiny model beyond its computation", table)
+            table.add_row(
+                each.name, figure(each.hop_ms(50)), figure(each.hop_ms(95)), f"{len(each.rounds_s)} x {len(each.rounds_s[0])}"
+            )
+        return titled("passes of a tiny model beyond its computation, the quietest round", table)
 
     def panels(self) -> list[Panel]:
         return [self._draw]
@@ -97,7 +107,7 @@ class SpansResult(Result, frozen=True, kw_only=True):
         width = 0.8 / len(COLORS)
         for number, (name, color) in enumerate(COLORS.items()):
             places = [place + (number - len(COLORS) / 2) * width for place in range(len(self.works))]
-            speeds = [work.best(name) / work.best(ONE) for work in self.works]
+            speeds = [work.relative(name, ONE) for work in self.works]
             axes.bar(places, speeds, width, color=color, label=name, align="edge")
         axes.set_xticks(range(len(self.works)), [work.name for work in self.works])
         axes.set(ylabel="speed relative to one process", title=f"layer spans: {self.spans}")

@@ -56,18 +56,27 @@ def test_process_without_its_configuration_is_one_line(tmp_path: Path) -> None:
 
 def work(name: str, *, is_prefill: bool, num_requests: int, **speeds: float) -> SpanWork:
     every = {ONE: 1.0, FORWARD: 1.0, REVERSE: 1.0, CEILINGS[FORWARD]: 1.0, CEILINGS[REVERSE]: 1.0} | speeds
-    tokens_per_s = {arrangement: (speed / 2, speed) for arrangement, speed in every.items()}
+    # In the second round other processes took half of the time of each.
+    tokens_per_s = {arrangement: (speed, speed / 2, speed) for arrangement, speed in every.items()}
     return SpanWork(name=name, is_prefill=is_prefill, num_requests=num_requests, tokens_per_s=tokens_per_s)
 
 
 def result(*works: SpanWork, hop_s: float = 0.0005) -> SpansResult:
     return SpansResult(
-        model="m", spans="0:1 and 2:output", works=works, hops=(SpanHops(num_workers=2, pass_s=(hop_s,) * 3),), num_equal=2,
-        num_answers=2, others_cores=0.0,
+        model="m", spans="0:1 and 2:output", works=works, num_equal=2, num_answers=2, others_cores=0.0,
+        hops=(SpanHops(num_workers=2, rounds_s=((2 * hop_s,) * 3, (hop_s,) * 3)),),
     )  # fmt: skip
 
 
-def test_targets_of_spans_follow_the_fastest_rounds() -> None:
+def test_ratio_of_two_arrangements_is_that_of_the_same_round() -> None:
+    changing = SpanWork(
+        name="decode of 1", is_prefill=False, num_requests=1,
+        tokens_per_s={ONE: (10.0, 4.0, 8.0), FORWARD: (9.0, 3.8, 8.0)},
+    )  # fmt: skip
+    assert changing.gain(FORWARD) == pytest.approx(0.95) and changing.median(ONE) == 8.0
+
+
+def test_targets_of_spans_follow_the_median_of_the_rounds() -> None:
     prefill = work("prefill", is_prefill=True, num_requests=1, forward=1.6, reverse=1.4, **{CEILINGS[FORWARD]: 1.8})
     single = work("decode of 1", is_prefill=False, num_requests=1, forward=0.96, reverse=0.9)
     many = work("decode of 32", is_prefill=False, num_requests=32, forward=0.86, reverse=0.84)
