@@ -2,7 +2,8 @@
 
 Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round, so that the
 speeds of a round can be compared also on a machine whose own speed changes. The ceiling of an arrangement is the computation of
-the passes that its engine formed: both processes compute their halves at the same time, and nothing is received or sent.
+the passes that its engine formed: both processes compute their halves at the same time, or for a single request, whose steps depend
+on each other, one after the other; nothing is received or sent.
 """
 
 import os
@@ -81,8 +82,8 @@ def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as folder:
         bench = _SpansBench(Path(folder), options, plan)
         background_load = BackgroundLoad()
-        works, equal = bench.measure_works(steps)
         hops = tuple(bench.measure_hops(number, steps) for number in plan.num_workers)
+        works, equal = bench.measure_works(steps)
         return SpansResult(
             model=bench.model, spans=bench.spans, works=works, hops=hops, num_equal=sum(equal), num_answers=len(equal),
             others_cores=background_load.cores(),
@@ -199,7 +200,7 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Compute the passes of prefill, or those of decode, in all processes at the same time."""
+        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if passes overlap."""
         chosen = [
             number
             for number, extents in enumerate(reply.passes)
@@ -210,7 +211,10 @@ class Round:
             row_width=reply.row_width,
         )  # fmt: skip
         num_rows = sum(stop - start for extents in command.passes for _, start, stop in extents)
-        return num_rows / max(_seconds_together([group.anchor, *group.workers], command))
+        processes = [group.anchor, *group.workers]
+        if self._is_prefill or self._work.num_requests > 1:
+            return num_rows / max(_seconds_together(processes, command))
+        return num_rows / sum(process.ask(command).seconds for process in processes)
 
 
 def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> list[float]:

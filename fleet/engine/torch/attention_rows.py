@@ -1,16 +1,50 @@
-"""Attention whose result for a row does not depend on the rest of the pass: row by row, one path for prompt and decode.
+"""Attention whose result for a row does not depend on the rest of the pass: one path for prompt and decode.
 
-Every shape depends on the row's own context length only, which makes it slow.
-Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, L the row's context length.
+The kernels see a row's context at a length that depends on the context alone, and each row is an item of its own in a batch, whose
+size does not affect an item: measured on CPU in float32, `tests/unit/test_lm_attention.py`. Rows of equal lengths share their calls.
+Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, R rows of a call, L their padded context length.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
+
+UNIT = 16
+"""Contexts are padded to whole units of positions, independent of the size of a page."""
+CALL_BYTES = 2 * 2**20
+"""Keys and values of a call, in a layer. More do not stay in the caches between their kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """The positions [first, stop) that row `row` of the tile attends to, of which those at `slots` of the pool are padded."""
+
+    row: int
+    first: int
+    stop: int
+    slots: NDArray[np.int64]
+
+    @property
+    def hidden(self) -> NDArray[np.bool_]:
+        at = np.arange(self.first // UNIT * UNIT, self.first // UNIT * UNIT + len(self.slots))
+        return (at < self.first) | (at >= self.stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to all positions."""
+
+    rows_R: Tensor
+    slots_RL: Tensor
+    hidden: Tensor | None
 
 
 class RowLayout:
@@ -18,36 +52,76 @@ class RowLayout:
 
     def __init__(self, pool: KVPool, extents: Sequence[Extent], num_rows: int) -> None:
         device = pool.data.device
-        self._pool = pool
+        self._pool, self._extents = pool, extents
         self.positions = index_tensor(positions_of(extents, num_rows), device)
         self._slots_N = index_tensor(slots_of(extents, pool, num_rows), device)
-        self._contexts: list[tuple[int, Tensor]] = []
-        for extent in extents:
-            pages = index_tensor(extent.table.pages, device)
-            self._contexts += [
-                (position + 1, pages[: pool.pages_for(position + 1)]) for position in range(extent.start, extent.stop)
-            ]
+        self._calls: dict[int | None, Sequence[_Call]] = {}
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
-        self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
+        slots = self._pool.slots_of_layer[layer]
+        slots.index_copy_(0, self._slots_N, kv_Nkd)
         num_rows, num_heads, dim = q_Nhd.shape
         groups = self._pool.shape.num_kv_heads
         out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
         q_Nkgd = q_Nhd.reshape(out_Nkgd.shape)
-        for row, (context, pages) in enumerate(self._contexts):
-            kv = self._pool.pages_of_layer[layer][pages].flatten(0, 1)[_first_position(context, params.window) : context]
-            k_kLd, v_kLd = kv[:, 0].transpose(0, 1).contiguous(), kv[:, 1].transpose(0, 1).contiguous()
-            out_Nkgd[row] = _one_row(q_Nkgd[row].contiguous(), k_kLd, v_kLd, params)
+        for call in self._calls_of(params.window):
+            kv = slots.index_select(0, call.slots_RL.flatten()).view(*call.slots_RL.shape, 2, groups, dim)
+            k_RkLd, v_RkLd = kv.permute(2, 0, 3, 1, 4).contiguous()
+            q_Rkgd = q_Nkgd.index_select(0, call.rows_R)
+            out_Nkgd.index_copy_(0, call.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, call.hidden, params))
         return out_Nkgd.flatten(1)
 
+    def _calls_of(self, window: int | None) -> Sequence[_Call]:
+        """Return the calls of a layer with this window, which other layers share."""
+        if window not in self._calls:
+            self._calls[window] = list(_calls(self._contexts(window), self._pool))
+        return self._calls[window]
 
-def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, params: AttentionParams) -> Tensor:
-    scores_kgL = torch.bmm(q_kgd, k_kLd.transpose(1, 2)) * params.scale
+    def _contexts(self, window: int | None) -> Iterator[_Context]:
+        row = 0
+        for extent in self._extents:
+            slots = _padded_slots(extent, self._pool)
+            for stop in range(extent.start + 1, extent.stop + 1):
+                first = 0 if window is None else max(0, stop - window)
+                yield _Context(row=row, first=first, stop=stop, slots=slots[first // UNIT * UNIT : -(-stop // UNIT) * UNIT])
+                row += 1
+
+
+def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
+    """Return the slots of a table's positions up to whole units; beyond the pages these are the scratch page's first."""
+    pages = np.array(extent.table.pages[: pool.pages_for(extent.stop)], np.int64)
+    slots = (pages[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
+    missing = max(0, -(-extent.stop // UNIT) * UNIT - len(slots))
+    return np.pad(slots, (0, missing), constant_values=pool.scratch_page * pool.page_size)
+
+
+def _calls(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_Call]:
+    """Divide rows by the length of their contexts, and further by the bytes of a call."""
+    alike: dict[int, list[_Context]] = defaultdict(list)
+    for context in contexts:
+        alike[len(context.slots)].append(context)
+    position_bytes = pool.slots_of_layer[0][0].nbytes
+    for length, rows in alike.items():
+        most = max(1, CALL_BYTES // (length * position_bytes))
+        for first in range(0, len(rows), most):
+            yield _call(rows[first : first + most], pool.data.device)
+
+
+def _call(rows: Sequence[_Context], device: torch.device) -> _Call:
+    hidden_RL = np.stack([context.hidden for context in rows])
+    return _Call(
+        rows_R=index_tensor([context.row for context in rows], device),
+        slots_RL=torch.from_numpy(np.stack([context.slots for context in rows])).to(device),
+        hidden=torch.from_numpy(hidden_RL)[:, None, None].to(device) if hidden_RL.any() else None,
+    )  # fmt: skip
+
+
+def _attend(q_Rkgd: Tensor, k_RkLd: Tensor, v_RkLd: Tensor, hidden: Tensor | None, params: AttentionParams) -> Tensor:
+    scores_RkgL = q_Rkgd @ k_RkLd.transpose(-1, -2) * params.scale
     if params.softcap is not None:
-        scores_kgL = torch.tanh(scores_kgL / params.softcap) * params.softcap
-    sinks_kg = params.sinks_h.view(scores_kgL.shape[:2]) if params.sinks_h is not None else None
-    return torch.bmm(attention_weights(scores_kgL, sinks_kg), v_kLd)
-
-
-def _first_position(context: int, window: int | None) -> int:
-    return 0 if window is None else max(0, context - window)
+        # Row by row: in a larger tensor other elements would be those that a vector of the processor does not fill.
+        scores_RkgL = torch.stack([torch.tanh(row / params.softcap) * params.softcap for row in scores_RkgL])
+    if hidden is not None:
+        scores_RkgL = scores_RkgL.masked_fill(hidden, -torch.inf)
+    sinks_kg = params.sinks_h.view(scores_RkgL.shape[1:3]) if params.sinks_h is not None else None
+    return attention_weights(scores_RkgL, sinks_kg) @ v_RkLd
