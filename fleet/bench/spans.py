@@ -2,7 +2,7 @@
 
 Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round, so that the
 speeds of a round can be compared also on a machine whose own speed changes. The ceiling of an arrangement is the computation of
-the passes that its engine formed: both processes compute their halves at the same time, or for a single request, whose steps depend
+the passes that its engine formed: both processes compute their halves at the same time, or for one request, whose steps depend
 on each other, one after the other; nothing is received or sent.
 """
 
