@@ -203,9 +203,8 @@ class SpanWorkerThread:
             self.error = error
         finally:
             self._listener.close()
-            self.hosting.close(self.arrivals.take(0))
-            for connection in self._dialed:
-                connection.close()
+            self.hosting.close()
+            self.arrivals.close_connections()
 
     def _handle(self, arrival: Arrival) -> None:
         kill, number = self.kill_point, _pass_number(arrival)

@@ -5,7 +5,7 @@ All is driven by what arrives on the connections; `handle` is called by one thre
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -132,11 +132,10 @@ class SpanHosting:
                     return
                 self._receive(connection, message, frame.payload, at_s)
 
-    def close(self, unhandled: Iterable[Arrival] = ()) -> None:
-        """Close every connection, also those that were accepted and not handled: their peers would wait for answers."""
+    def close(self) -> None:
+        """Leave the route, and close all connections but those that nothing was handled from: `SpanArrivals` closes these."""
         self._leave("this worker ends")
-        opened = [arrival.connection for arrival in unhandled if isinstance(arrival, ConnectionOpened)]
-        for connection in [*self._connections, *opened]:
+        for connection in [*self._connections]:
             connection.close()
 
     def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview, at_s: float) -> None:

@@ -111,7 +111,8 @@ class SpanWorkerProcess(RegisteredProcess):
         finally:
             listener.close()
             if self._hosting is not None:
-                self._hosting.close(arrivals.take(0))
+                self._hosting.close()
+            arrivals.close_connections()
 
     def _vitals(self, arrivals: SpanArrivals) -> dict[str, int | str]:
         hosting = self._hosting

@@ -20,9 +20,9 @@ ATTENTION_PARAMS = {
 }
 
 
-def make_pool() -> KVPool:
+def make_pool(page_size: int = 4) -> KVPool:
     shape = KVShape(num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM)
-    pool = KVPool(shape, num_pages=64, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(shape, num_pages=64, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
     pool.data.fill_(1e6)
     return pool
 
@@ -39,7 +39,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     if params.softcap is not None:
         scores = torch.tanh(scores / params.softcap) * params.softcap
     row, at = torch.arange(len(q))[:, None], torch.arange(len(k))
-    hidden = (at > row) | (at <= row - (params.window or LENGTH + 1))
+    hidden = (at > row) | (at <= row - (params.window or len(k) + 1))
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
 
 
@@ -85,26 +85,38 @@ def test_short_extents_of_several_requests_match_the_formula(params: AttentionPa
         torch.testing.assert_close(out, plain(*states(n), params)[starts[n] : stops[n]], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("params", ATTENTION_PARAMS.values(), ids=ATTENTION_PARAMS)
-def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
-    def rows_of(cuts: list[int], beside: int) -> Tensor:
+def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams, num_threads: int) -> None:
+    length = 70
+
+    def rows_of(cuts: list[int], beside: int, page_size: int = 4) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
-        pool = make_pool()
+        pool = make_pool(page_size)
         mine, other = pool.open_table(), pool.open_table()
-        pool.grow(other, LENGTH)
-        pool.grow(mine, LENGTH)
+        pool.grow(other, length)
+        pool.grow(mine, length)
         outs: list[Tensor] = []
         for start, stop in zip(cuts, cuts[1:], strict=False):
-            extents = [Extent(table=other, start=0, stop=beside)] if beside else []
+            at = start // 2
+            extents = [Extent(table=other, start=at, stop=at + beside)] if beside else []
             layout = RowLayout(pool, [*extents, Extent(table=mine, start=start, stop=stop)], TILE_ROWS)
-            q, k, v = (padded(torch.cat([b[:beside], a[start:stop]])) for a, b in zip(states(1), states(2), strict=True))
+            pairs = zip(states(1, length), states(2, length), strict=True)
+            q, k, v = (padded(torch.cat([b[at : at + beside], a[start:stop]])) for a, b in pairs)
             outs.append(layout.attend(0, q, torch.cat([k, v], 1), params)[beside : beside + stop - start])
         return torch.cat(outs)
 
-    alone = rows_of([0, 16, LENGTH], 0)
-    torch.testing.assert_close(alone, plain(*states(1), params), rtol=1e-4, atol=1e-5)
-    assert torch.equal(rows_of(list(range(LENGTH + 1)), 0), alone)
-    assert torch.equal(rows_of([0, 7, 14, 21, LENGTH], 9), alone)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        alone = rows_of([0, 16, 32, 48, 64, length], 0)
+        torch.testing.assert_close(alone, plain(*states(1, length), params), rtol=1e-4, atol=1e-5)
+        assert torch.equal(rows_of(list(range(length + 1)), 0), alone)
+        assert torch.equal(rows_of([*range(0, length, 7), length], 9), alone)
+        assert torch.equal(rows_of([*range(0, length, 5), length], 5, page_size=16), alone)
+        assert torch.equal(rows_of([*range(0, length, 13), length], 0, page_size=5), alone)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -249,6 +249,15 @@ def test_closing_either_side_ends_both_once(pair: SpanPair, side: str) -> None:
     assert ends[other].take(0) == ends[side].take(0) == []
 
 
+def test_accepted_connections_are_closed_together_before_anything_of_them_is_taken(served: ListenerUnderTest) -> None:
+    dialers = [SpanArrivals() for _ in range(8)]
+    connections = [dial_as(f"dialer-{number}", served.listener.address, each) for number, each in enumerate(dialers)]
+    served.listener.close()
+    served.arrivals.close_connections()
+    assert [take_closed(arrivals) for arrivals in dialers] == [CLOSED_BY_PEER] * 8
+    assert all(connection.is_closed for connection in connections)
+
+
 def test_peer_that_resets_the_connection_ends_it_once_while_sending(served: ListenerUnderTest) -> None:
     sock, connection = served.connect_raw()
     connection.send(b"", bytes(32 * 2**20))

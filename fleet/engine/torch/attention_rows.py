@@ -1,7 +1,8 @@
 """Attention whose result for a row does not depend on the rest of the pass: one path for prompt and decode.
 
-The kernels see a row's context at a length that depends on the context alone, and each row is an item of its own in a batch, whose
-size does not affect an item: measured on CPU in float32, `tests/unit/test_lm_attention.py`. Rows of equal lengths share their calls.
+The kernels see a row's context at a length that depends on the context alone, and each row is an item of its own in a batch,
+whose size does not affect an item (measured on CPU in float32; tests/unit/test_lm_attention.py). Rows whose lengths are equal
+share their calls.
 Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, R rows of a call, L their padded context length.
 """
 
@@ -40,10 +41,13 @@ class _Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to all positions."""
+    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to all positions.
+
+    `vectors_2RkL`, flattened: numbers of their keys, then of their values, among all vectors of the pool.
+    """
 
     rows_R: Tensor
-    slots_RL: Tensor
+    vectors_2RkL: Tensor
     hidden: Tensor | None
 
 
@@ -63,10 +67,9 @@ class RowLayout:
         num_rows, num_heads, dim = q_Nhd.shape
         groups = self._pool.shape.num_kv_heads
         out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
-        q_Nkgd = q_Nhd.reshape(out_Nkgd.shape)
+        q_Nkgd, vectors = q_Nhd.reshape(out_Nkgd.shape), slots.view(-1, dim)
         for call in self._calls_of(params.window):
-            kv = slots.index_select(0, call.slots_RL.flatten()).view(*call.slots_RL.shape, 2, groups, dim)
-            k_RkLd, v_RkLd = kv.permute(2, 0, 3, 1, 4).contiguous()
+            k_RkLd, v_RkLd = vectors.index_select(0, call.vectors_2RkL).view(2, len(call.rows_R), groups, -1, dim)
             q_Rkgd = q_Nkgd.index_select(0, call.rows_R)
             out_Nkgd.index_copy_(0, call.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, call.hidden, params))
         return out_Nkgd.flatten(1)
@@ -88,11 +91,11 @@ class RowLayout:
 
 
 def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
-    """Return the slots of a table's positions up to whole units; beyond the pages these are the scratch page's first."""
+    """Return the slots of a table's positions up to whole units; beyond the pages the last slot stands in for them."""
     pages = np.array(extent.table.pages[: pool.pages_for(extent.stop)], np.int64)
     slots = (pages[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
     missing = max(0, -(-extent.stop // UNIT) * UNIT - len(slots))
-    return np.pad(slots, (0, missing), constant_values=pool.scratch_page * pool.page_size)
+    return np.pad(slots, (0, missing), mode="edge")
 
 
 def _calls(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_Call]:
@@ -104,14 +107,15 @@ def _calls(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_Call]:
     for length, rows in alike.items():
         most = max(1, CALL_BYTES // (length * position_bytes))
         for first in range(0, len(rows), most):
-            yield _call(rows[first : first + most], pool.data.device)
+            yield _call(rows[first : first + most], pool.shape.num_kv_heads, pool.data.device)
 
 
-def _call(rows: Sequence[_Context], device: torch.device) -> _Call:
-    hidden_RL = np.stack([context.hidden for context in rows])
+def _call(rows: Sequence[_Context], num_kv_heads: int, device: torch.device) -> _Call:
+    hidden_RL, slots_RL = (np.stack(parts) for parts in zip(*((each.hidden, each.slots) for each in rows), strict=True))
+    vectors_2RkL = 2 * num_kv_heads * slots_RL[:, None] + np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
     return _Call(
-        rows_R=index_tensor([context.row for context in rows], device),
-        slots_RL=torch.from_numpy(np.stack([context.slots for context in rows])).to(device),
+        rows_R=index_tensor([each.row for each in rows], device),
+        vectors_2RkL=torch.from_numpy(vectors_2RkL.ravel()).to(device),
         hidden=torch.from_numpy(hidden_RL)[:, None, None].to(device) if hidden_RL.any() else None,
     )  # fmt: skip
 
