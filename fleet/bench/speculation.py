@@ -53,7 +53,7 @@ FULL = SpeculationPlan(
     num_asked=48,
     num_tokens=48,
     batches=(1, 4, 8, 16),
-    num_rounds=4,
+    num_rounds=6,
     numerics=("fast", "invariant"),
 )
 SMALL = SpeculationPlan(train_s=4, num_taught=8, num_asked=4, num_tokens=12, batches=(1, 4), num_rounds=1, numerics=("fast",))

@@ -68,6 +68,8 @@ class PassCosts:
         self._num_same, self._credit_s, self._alternative = 0, 0.0, 0
         """Passes since an alternative was measured, the time that the next one may waste, and the number of its drafts."""
         self._is_alternative = False
+        self._estimated_s = 0.0
+        """Of the alternative that is measured."""
 
     def plain_s(self, num_requests: int) -> float | None:
         """Return the time of a pass without drafts; None before any is known."""
@@ -87,6 +89,9 @@ class PassCosts:
 
     def add(self, num_requests: int, num_drafts: int, seconds: float) -> None:
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
+        if self._is_alternative:
+            # It may take longer by far than the passes with as many drafts in a row: a head reads first what it has not read yet.
+            self._credit_s -= max(0.0, seconds - self._estimated_s)
         (self._drafted if num_drafts else self._plain).add(bucket_of(num_requests + num_drafts), seconds, weight)
 
     def choice(self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int]) -> int:
@@ -119,4 +124,5 @@ class PassCosts:
             return best
         self._num_same, self._alternative, self._is_alternative = 0, self._alternative + 1, True
         self._credit_s = min(self._credit_s, MOST_CREDIT * times[best]) - max(0.0, wasted_s)
+        self._estimated_s = times[number]
         return number
