@@ -40,7 +40,7 @@ class _Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _AlikeRows:
     """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to all positions.
 
     `vectors_2RkL`, flattened: numbers of their keys, then of their values, among all vectors of the pool.
@@ -59,7 +59,7 @@ class RowLayout:
         self._pool, self._extents = pool, extents
         self.positions = index_tensor(positions_of(extents, num_rows), device)
         self._slots_N = index_tensor(slots_of(extents, pool, num_rows), device)
-        self._calls: dict[int | None, Sequence[_Call]] = {}
+        self._groups: dict[int | None, Sequence[_AlikeRows]] = {}
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         slots = self._pool.slots_of_layer[layer]
@@ -68,17 +68,17 @@ class RowLayout:
         groups = self._pool.shape.num_kv_heads
         out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
         q_Nkgd, vectors = q_Nhd.reshape(out_Nkgd.shape), slots.view(-1, dim)
-        for call in self._calls_of(params.window):
-            k_RkLd, v_RkLd = vectors.index_select(0, call.vectors_2RkL).view(2, len(call.rows_R), groups, -1, dim)
-            q_Rkgd = q_Nkgd.index_select(0, call.rows_R)
-            out_Nkgd.index_copy_(0, call.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, call.hidden, params))
+        for alike in self._groups_of(params.window):
+            k_RkLd, v_RkLd = vectors.index_select(0, alike.vectors_2RkL).view(2, len(alike.rows_R), groups, -1, dim)
+            q_Rkgd = q_Nkgd.index_select(0, alike.rows_R)
+            out_Nkgd.index_copy_(0, alike.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, alike.hidden, params))
         return out_Nkgd.flatten(1)
 
-    def _calls_of(self, window: int | None) -> Sequence[_Call]:
-        """Return the calls of a layer with this window, which other layers share."""
-        if window not in self._calls:
-            self._calls[window] = list(_calls(self._contexts(window), self._pool))
-        return self._calls[window]
+    def _groups_of(self, window: int | None) -> Sequence[_AlikeRows]:
+        """Return the rows as a layer with this window computes them; other layers with it share the result."""
+        if window not in self._groups:
+            self._groups[window] = list(_groups(self._contexts(window), self._pool))
+        return self._groups[window]
 
     def _contexts(self, window: int | None) -> Iterator[_Context]:
         row = 0
@@ -98,7 +98,7 @@ def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
     return np.pad(slots, (0, missing), mode="edge")
 
 
-def _calls(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_Call]:
+def _groups(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_AlikeRows]:
     """Divide rows by the length of their contexts, and further by the bytes of a call."""
     alike: dict[int, list[_Context]] = defaultdict(list)
     for context in contexts:
@@ -107,13 +107,13 @@ def _calls(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_Call]:
     for length, rows in alike.items():
         most = max(1, CALL_BYTES // (length * position_bytes))
         for first in range(0, len(rows), most):
-            yield _call(rows[first : first + most], pool.shape.num_kv_heads, pool.data.device)
+            yield _group(rows[first : first + most], pool.shape.num_kv_heads, pool.data.device)
 
 
-def _call(rows: Sequence[_Context], num_kv_heads: int, device: torch.device) -> _Call:
+def _group(rows: Sequence[_Context], num_kv_heads: int, device: torch.device) -> _AlikeRows:
     hidden_RL, slots_RL = (np.stack(parts) for parts in zip(*((each.hidden, each.slots) for each in rows), strict=True))
     vectors_2RkL = 2 * num_kv_heads * slots_RL[:, None] + np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
-    return _Call(
+    return _AlikeRows(
         rows_R=index_tensor([each.row for each in rows], device),
         vectors_2RkL=torch.from_numpy(vectors_2RkL.ravel()).to(device),
         hidden=torch.from_numpy(hidden_RL)[:, None, None].to(device) if hidden_RL.any() else None,

@@ -69,7 +69,7 @@ class PassCosts:
         """Passes since an alternative was measured, the time that the next one may waste, and the number of its drafts."""
         self._is_alternative = False
         self._estimated_s = 0.0
-        """Of the alternative that is measured."""
+        """Time of the alternative that is measured."""
 
     def plain_s(self, num_requests: int) -> float | None:
         """Return the time of a pass without drafts; None before any is known."""
