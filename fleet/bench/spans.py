@@ -8,7 +8,7 @@ on each other, one after the other; nothing is received or sent.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,13 +43,13 @@ class SpanModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpansPlan:
-    """The random model, and amounts of work by name, each with its number of rounds.
+    """The random model, and amounts of work, each with its number of rounds.
 
     Then rounds of `num_hops` passes through each of `num_workers` span workers.
     """
 
     size: SpanModelSize
-    works: Mapping[str, tuple[Answer, int]]
+    works: Sequence[tuple[Answer, int]]
     num_hops: int
     num_hop_rounds: int
     num_workers: tuple[int, ...]
@@ -57,21 +57,21 @@ class SpansPlan:
 
 FULL = SpansPlan(
     size=SpanModelSize(hidden=1024, layers=12, kv_heads=8, vocabulary=32_000),
-    works={
-        "prefill of 2000": (Answer(num_requests=1, num_prompt=2000, num_tokens=1), 3),
-        "decode of 1": (Answer(num_requests=1, num_prompt=16, num_tokens=17), 15),
-        "decode of 32": (Answer(num_requests=32, num_prompt=16, num_tokens=33), 5),
-    },
+    works=(
+        (Answer(num_requests=1, num_prompt=2000, num_tokens=1), 3),
+        (Answer(num_requests=1, num_prompt=16, num_tokens=17), 15),
+        (Answer(num_requests=32, num_prompt=16, num_tokens=33), 5),
+    ),
     num_hops=300, num_hop_rounds=5, num_workers=(1, 3),
 )  # fmt: skip
 """254 million parameters, of which 189 million are in layers. The first token of an answer belongs to its prompt."""
 SMALL = SpansPlan(
     size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
-    works={
-        "prefill of 300": (Answer(num_requests=1, num_prompt=300, num_tokens=1), 1),
-        "decode of 1": (Answer(num_requests=1, num_prompt=16, num_tokens=9), 2),
-        "decode of 4": (Answer(num_requests=4, num_prompt=16, num_tokens=9), 1),
-    },
+    works=(
+        (Answer(num_requests=1, num_prompt=300, num_tokens=1), 1),
+        (Answer(num_requests=1, num_prompt=16, num_tokens=9), 2),
+        (Answer(num_requests=4, num_prompt=16, num_tokens=9), 1),
+    ),
     num_hops=0, num_hop_rounds=0, num_workers=(),
 )  # fmt: skip
 
@@ -130,14 +130,16 @@ class _SpansBench:
         measured: list[SpanWork] = []
         equal: list[bool] = []
         with self._arrangements() as groups:
-            step = steps("rounds of prefill and decode", sum(1 + num_rounds for _, num_rounds in self._plan.works.values()))
-            for name, (work, num_rounds) in self._plan.works.items():
+            step = steps("rounds of prefill and decode", sum(1 + num_rounds for _, num_rounds in self._plan.works))
+            for work, num_rounds in self._plan.works:
                 Round(groups, shortened(work), step).measured()
                 rounds = [Round(groups, work, step).measured() for _ in range(num_rounds)]
                 speeds = {key: tuple(each.speeds[key] for each in rounds) for key in rounds[0].speeds}
+                is_prefill = work.num_tokens == 1
                 measured.append(
                     SpanWork(
-                        name=name, is_prefill=work.num_tokens == 1, num_requests=work.num_requests, tokens_per_s=speeds
+                        name=f"prefill of {work.num_prompt}" if is_prefill else f"decode of {work.num_requests}",
+                        is_prefill=is_prefill, num_requests=work.num_requests, tokens_per_s=speeds,
                     )
                 )  # fmt: skip
                 equal += [same for each in rounds for same in each.same if work.num_requests == 1]

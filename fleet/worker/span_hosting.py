@@ -133,7 +133,7 @@ class SpanHosting:
                 self._receive(connection, message, frame.payload, at_s)
 
     def close(self) -> None:
-        """Leave the route, and close all connections but those that nothing was handled from: `SpanArrivals` closes these."""
+        """Leave the route, and close the connections that were handled; `SpanArrivals.close_connections` closes all others."""
         self._leave("this worker ends")
         for connection in [*self._connections]:
             connection.close()

@@ -252,6 +252,11 @@ def test_closing_either_side_ends_both_once(pair: SpanPair, side: str) -> None:
 def test_accepted_connections_are_closed_together_before_anything_of_them_is_taken(served: ListenerUnderTest) -> None:
     dialers = [SpanArrivals() for _ in range(8)]
     connections = [dial_as(f"dialer-{number}", served.listener.address, each) for number, each in enumerate(dialers)]
+    for connection in connections:
+        connection.send(b"first")
+    # The listener verifies a handshake after the dialer has returned.
+    num_bytes = sum(connection.num_bytes_sent for connection in connections)
+    wait_until(lambda: served.arrivals.num_bytes[0] == num_bytes, "a frame of each connection")
     served.listener.close()
     served.arrivals.close_connections()
     assert [take_closed(arrivals) for arrivals in dialers] == [CLOSED_BY_PEER] * 8
