@@ -37,31 +37,31 @@ from fleet.core.speculation_figures import EAGLE3
 from fleet.reporting.background_load import BackgroundLoad
 
 T = TypeVar("T")
-SHARE = 0.25
 TOKENS, LONG_TOKENS, FRAMES = 32, 256, 2
 IDLE, TRAINING = ("training.held_out=1",), ("training.checkpoint_windows=1000",)
-TRAIN_S, START_S = 120.0, 60.0
+TRAIN_S, START_S, CAPTURES_S = 120.0, 60.0, 60.0
 NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second."""
+    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second. `share`: of the answers, for captures."""
 
     num_rounds: int
     num_answers: int
     exchanges: int
+    share: float
 
 
-FULL = TrainingPlan(num_rounds=5, num_answers=96, exchanges=20)
-SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3)
+FULL = TrainingPlan(num_rounds=8, num_answers=96, exchanges=20, share=0.25)
+SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3, share=1.0)
 
 
 def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
     """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a request fails."""
     plan = SMALL if options.small else FULL
     main = resolve_config(options.config, options.overrides).graph_declaration().main_stage.name
-    common = (*options.overrides, "training.enabled=true", f"training.share={SHARE}",
+    common = (*options.overrides, "training.enabled=true", f"training.share={plan.share}",
               f"stages.{main}.speculation.drafter={EAGLE3}")  # fmt: skip
     rounds, loads = list[CapturedRounds](), list[float | None]()
     undisturbed, exchanging = list[float](), list[float]()
@@ -76,7 +76,7 @@ def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
                 undisturbed, exchanging = load.exchange(plan, steps("exchanges of the head", plan.exchanges))
             loads.append(background.cores())
     return TrainingCosts(
-        share=SHARE, concurrency=options.concurrency, rounds=tuple(rounds), undisturbed_s=tuple(undisturbed),
+        share=plan.share, concurrency=options.concurrency, rounds=tuple(rounds), undisturbed_s=tuple(undisturbed),
         exchanging_s=tuple(exchanging), exchanges=plan.exchanges, others_cores=tuple(loads),
     )  # fmt: skip
 
@@ -131,12 +131,18 @@ class _AnswerLoad:
         speeds: dict[str, list[float]] = {"plain": [], "captured": []}
         for api in (self._plain, self._target.api):
             run_phase("warm-up", api, bodies[: self._concurrency], self._concurrency, lambda: None)
-        for _ in range(plan.num_rounds):
-            for name, api in (("plain", self._plain), ("captured", self._target.api)):
-                speeds[name].append(run_phase(name, api, bodies, self._concurrency, step).tokens_per_s)
         with _fleet_client(self._target) as run:
-            captures = run(lambda client: client.training.counts())["acknowledged"]
-        return CapturedRounds(trains=trains, plain=tuple(speeds["plain"]), captured=tuple(speeds["captured"]), captures=captures)
+            _await_captures(run)
+            before = run(lambda client: client.training.counts())
+            for _ in range(plan.num_rounds):
+                for name, api in (("plain", self._plain), ("captured", self._target.api)):
+                    speeds[name].append(run_phase(name, api, bodies, self._concurrency, step).tokens_per_s)
+                    _await_captures(run)
+            after = run(lambda client: client.training.counts())
+        return CapturedRounds(
+            trains=trains, plain=tuple(speeds["plain"]), captured=tuple(speeds["captured"]),
+            captures=after["acknowledged"] - before["acknowledged"], shed=after["shed"] - before["shed"],
+        )  # fmt: skip
 
     def exchange(self, plan: TrainingPlan, step: Callable[[], None]) -> tuple[list[float], list[float]]:
         """Return gaps of answers without exchanges, and with one each second between two versions that are trained before."""
@@ -180,6 +186,15 @@ class _AnswerLoad:
         process = processes.start([*command, *config], processes.own_environment(), log, signal.SIGTERM)
         if process.wait(TRAIN_S) != 0:
             raise BenchError(f"`fleet train` failed:\n{processes.end_of(log)}")
+
+
+def _await_captures(run: RunCall) -> None:
+    """Wait until the captures of a round have ended, so that the next round is not slower for them. Raises: BenchError."""
+    deadline_s = time.monotonic() + CAPTURES_S
+    while num_live := run(lambda client: client.telemetry.num_live()):
+        if time.monotonic() > deadline_s:
+            raise BenchError(f"{num_live} captures have not ended {CAPTURES_S:.0f} s after the last answer")
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -17,14 +17,16 @@ GAP_TARGET_MS = 50.0
 
 
 class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: that were acknowledged; `trains`: windows were
-    computed meanwhile, on the cores of the answers.
+    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: that were acknowledged, each round's before the
+    next began; `shed`: answers that were drawn for a capture and left out under load; `trains`: windows were computed meanwhile,
+    on the cores of the answers.
     """
 
     trains: bool
     plain: tuple[float, ...]
     captured: tuple[float, ...]
     captures: int
+    shed: int
 
     @property
     def ratio(self) -> float:
@@ -50,11 +52,11 @@ class TrainingCosts(Result, frozen=True, kw_only=True):
         return MS * (percentile(self.exchanging_s, 99) - percentile(self.undisturbed_s, 99))
 
     def tables(self) -> list[Group]:
-        captures = table_of("trainer", "tokens/s without captures", "with", "ratio", "captures")
+        captures = table_of("trainer", "tokens/s without captures", "with", "ratio", "captures", "shed")
         for one in self.rounds:
             captures.add_row(
                 "trains" if one.trains else "idle", figure(median(one.plain)), figure(median(one.captured)), figure(one.ratio),
-                f"{one.captures}",
+                f"{one.captures}", f"{one.shed}",
             )  # fmt: skip
         gaps = table_of("gaps of answers, ms", "p50", "p95", "p99", "max")
         for name, samples in (

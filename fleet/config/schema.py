@@ -180,8 +180,8 @@ class TrainingConfig(Strict):
 
     `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers that gateways capture.
     `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its time that a worker of the main
-    stage spends on captures while answers wait. `folder`: of checkpoints and versions, which all trainers must see; None:
-    `drafts` under the data folder.
+    stage spends on captures while it computes answers, and for 0.2 s after. `folder`: of checkpoints and versions, which all
+    trainers must see; None: `drafts` under the data folder.
 
     `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time. `passes`: how often a sample is
     trained on, on average. `checkpoint_windows`: windows between two checkpoints while samples arrive. `replay_samples`,
@@ -193,7 +193,7 @@ class TrainingConfig(Strict):
     enabled: Switch = False
     share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.0
     max_in_flight: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
-    compute_share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.03
+    compute_share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.02
     folder: Folder | None = None
     window_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
     batch_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 2

@@ -1,5 +1,7 @@
 """Captures in the torch engine: rows of every position as `transformers` computes them, beside answers that stay the same."""
 
+import math
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def engine_of(target: Any, **options: Any) -> LMEngine[Any]:
-    built = stage(target, capture_share=0.5, **options)
+    built = stage(target, **{"capture_share": 0.5, **options})
     assert isinstance(built.engine, LMEngine)
     return built.engine
 
@@ -50,7 +52,7 @@ def begin(engine: LMEngine[Any], name: str, prompt: list[int], answer: list[int]
 
 def finish(engine: LMEngine[Any]) -> list[EngineOutput]:
     found: list[EngineOutput] = []
-    while engine.is_ready():
+    while engine.due_in_s() < math.inf:
         found += engine.step()
     return found
 
@@ -94,8 +96,7 @@ def test_answers_beside_captures_stay_the_same(target: Any) -> None:
 
     engine.step = counting
     assert answers_of(built, PROMPTS, lambda _: SAMPLING) == expected
-    while engine.is_ready():
-        engine.step()
+    finish(engine)
     assert rows == {"c0": 9, "c1": 9, "c2": 9}
     assert engine.stats().pages_used == 0
 
@@ -109,6 +110,27 @@ def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
     engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": np.array([1, 2, 3], np.int32)}, final=True))
     order = [output.request_id for output in finish(engine)]
     assert order == ["a"] * 12 + ["c"] * 3
+
+
+def test_captures_leave_their_pages_to_answers(target: Any) -> None:
+    """An older capture that may not continue beside answers, and holds most of the pages, does not keep a new answer from beginning;
+    later it continues, and returns each row once.
+    """
+    engine = engine_of(target, capture_share=0.0, kv_pages=8, prefill_chunk_tokens=3)
+    num_rows = 6 * engine.pool.page_size
+    begin(engine, "c", [1 + number % 9 for number in range(num_rows - 2)], [2, 6], (TAPS,))
+    outputs: list[EngineOutput] = []
+    while engine.pool.num_used < 5:
+        outputs += engine.step()
+    answer = EngineRequest(request_id=RequestId("a"), sampling=SAMPLING, params={NUM_POSITIONS: str(5 * engine.pool.page_size)})
+    engine.submit(answer)
+    ids = np.arange(1, 4 * engine.pool.page_size, dtype=np.int32) % 9
+    engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": ids}, final=True))
+    outputs += finish(engine)
+    order = [output.request_id for output in outputs]
+    assert [name for name, _ in groupby(order)] == ["c", "a", "c"] and order.count("a") == 12
+    assert sum(len(output.arrays[TAPS]) for output in outputs if output.request_id == "c") == num_rows
+    assert engine.stats().pages_used == 0
 
 
 def test_capture_is_refused_where_none_are_computed(target: Any) -> None:

@@ -24,7 +24,7 @@ def test_small_measurement_reports_captures_and_exchanges(tmp_path: Path) -> Non
 
 def test_targets_are_the_median_of_the_ratios_and_the_added_gap() -> None:
     rounds = tuple(
-        CapturedRounds(trains=trains, plain=(100.0, 200.0, 300.0), captured=(96.0, 180.0, 297.0), captures=1)
+        CapturedRounds(trains=trains, plain=(100.0, 200.0, 300.0), captured=(96.0, 180.0, 297.0), captures=1, shed=2)
         for trains in (False, True)
     )
     costs = TrainingCosts(

@@ -3,7 +3,9 @@
 A pass has either captures or other requests: so its time is known, and no answer waits for rows that only a trainer needs.
 """
 
-from collections.abc import Collection, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -15,19 +17,21 @@ from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.program import TaskT
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest
 
-MOST_CREDIT_S = 0.25
+QUIET_S = 0.2
+"""Captures run freely once no other request could be computed for so long. Under load the gaps between answers are shorter."""
 
 
 class Captures:
-    """`share`: of the time of other passes, which captures may use while others could run; without others they run freely.
+    """`share`: of the elapsed time, which captures may take while other requests are computed; without others they run freely.
 
-    None: captures are refused.
+    None: captures are refused. `clock`: seconds, monotonic.
     """
 
-    def __init__(self, share: float | None) -> None:
-        self._share = share
-        self._credit_s = 0.0
-        self._delayed_others = False
+    def __init__(self, share: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share, self._clock = share, clock
+        self._others_at_s = -math.inf  # when others were last computed
+        self._next_s = -math.inf if share else math.inf  # when the next bounded pass may begin
+        self._is_bounded = False
 
     def check(self, request: EngineRequest) -> None:
         """Raise BadInput for a capture where they are refused."""
@@ -35,23 +39,35 @@ class Captures:
             raise BadInput("this worker computes no captures: set training.enabled: true for the whole fleet", param="outputs")
 
     def choose(self, requests: Collection[ScheduledRequest[TaskT]]) -> Collection[ScheduledRequest[TaskT]]:
-        """Return the requests of the next pass: others before captures, except within the share of time."""
+        """Return the requests of the next pass: others before captures, except within the share of time, and then one capture."""
         captures = [each for each in requests if each.request.captured]
-        if not captures:
-            return requests
-        others = [each for each in requests if not each.request.captured]
-        self._delayed_others = any(each.can_begin() for each in others)
-        if self._delayed_others and (self._credit_s <= 0 or not any(each.can_begin() for each in captures)):
+        others = [each for each in requests if not each.request.captured] if captures else requests
+        now_s = self._clock()
+        if any(each.running or each.can_begin() for each in others):
+            self._others_at_s = now_s
+        able = [each for each in captures if each.can_begin()]
+        if not able or now_s < self._due_s():
             return others
-        return captures
+        self._is_bounded = now_s < self._free_s()
+        return able[:1] if self._is_bounded else captures
+
+    def due_in_s(self, requests: Collection[ScheduledRequest[TaskT]]) -> float:
+        """Return the seconds until `choose` returns captures, unless others are computed meanwhile; infinite without captures."""
+        if not any(each.request.captured and each.can_begin() for each in requests):
+            return math.inf
+        return max(0.0, self._due_s() - self._clock())
+
+    def _free_s(self) -> float:
+        return self._others_at_s + QUIET_S
+
+    def _due_s(self) -> float:
+        return min(self._next_s, self._free_s())
 
     def record(self, planned: Sequence[Planned[TaskT]], took_s: float) -> bool:
         """Count the time of a pass; return True if it had captures."""
         is_of_captures = bool(planned) and bool(planned[0][0].request.captured)
-        if not is_of_captures:
-            self._credit_s = min(MOST_CREDIT_S, self._credit_s + (self._share or 0.0) * took_s)
-        elif self._delayed_others:
-            self._credit_s -= took_s
+        if is_of_captures and self._is_bounded and self._share:
+            self._next_s = self._clock() + took_s * (1 / self._share - 1)
         return is_of_captures
 
     def outputs(self, scheduled: ScheduledRequest[TaskT], extent: Extent, done: PassDone) -> Sequence[EngineOutput]:

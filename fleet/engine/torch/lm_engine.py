@@ -1,8 +1,8 @@
 """The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and decode rows share a pass.
 
 Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped first; then the youngest request
-with pages is evicted and recomputed later from its rows (its draws stand). The oldest is never evicted, so the loop makes
-progress.
+with pages is evicted, captures before others, and recomputed later from its rows (its draws stand). The oldest is never evicted,
+so the loop makes progress.
 Several passes may run at a time, if other processes compute parts of them; they end in the order in which they began, and each
 process computes them in that order, so that pages may be allocated again as soon as they are free. Knows no model.
 """
@@ -158,16 +158,19 @@ class LMEngine(Engine, Generic[TaskT]):
             scheduled.paused = paused
 
     def is_ready(self) -> bool:
-        requests = self._requests.values()
-        if self._passes.has_ended or any(scheduled.can_settle() for scheduled in requests):
+        if self._passes.has_ended or any(scheduled.can_settle() for scheduled in self._requests.values()):
             return True
-        return self._passes.num_free > 0 and any(scheduled.can_begin() for scheduled in requests)
+        return self._passes.num_free > 0 and self._can_begin_any()
+
+    def _can_begin_any(self) -> bool:
+        return any(scheduled.can_begin() for scheduled in self._captures.choose(self._requests.values()))
 
     def due_in_s(self) -> float:
         if self.is_ready() or (self._running and self._passes.is_open):
             return 0.0
-        waits = bool(self._running) or any(scheduled.can_begin() for scheduled in self._requests.values())
-        return self._passes.retry_s if waits else math.inf
+        if self._running or self._can_begin_any():
+            return self._passes.retry_s
+        return self._captures.due_in_s(self._requests.values())
 
     def await_pass(self, timeout_s: float) -> bool:
         self._passes.follow_route()
@@ -334,25 +337,32 @@ class LMEngine(Engine, Generic[TaskT]):
             planned = [(scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)]
         return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
 
+    def _has_room(self, scheduled: ScheduledRequest[TaskT]) -> bool:
+        """Return True if all rows of a new request fit, or if no other one will leave it more room."""
+        lacking = self.pool.pages_for(scheduled.task.num_rows) - self.pool.num_free - self._cache.num_pages
+        if lacking <= 0:
+            return True
+        holders = [other for other in self._requests.values() if other.table.pages]
+        evictable = sum(len(other.table.pages) for other in holders if scheduled.comes_before(other))
+        return lacking <= evictable or all(other.paused for other in holders)
+
     def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
-        """Grow the request's table, evicting younger requests if necessary. A new request waits until all its rows fit."""
-        room = self.pool.num_free + self._cache.num_pages
-        if not scheduled.table.pages and self.pool.pages_for(scheduled.task.num_rows) > room:
-            if any(other.table.pages and not other.paused for other in self._requests.values()):
-                return False
+        """Grow the request's table, evicting others if necessary. A new request waits until all its rows fit."""
+        if not scheduled.table.pages and not self._has_room(scheduled):
+            return False
         while not self.pool.grow(scheduled.table, stop):
             if self._cache.drop_oldest():
                 continue
-            victim = self._youngest_holder()
+            victim = self._next_victim(scheduled)
             if victim is None or victim is scheduled:
                 return False
             self._evict(victim)
         return True
 
-    def _youngest_holder(self) -> ScheduledRequest[TaskT] | None:
-        holders = [scheduled for scheduled in reversed(self._requests.values()) if scheduled.table.pages]
-        # A paused request, which waits for its client, is evicted first, however old it is.
-        return next((scheduled for scheduled in holders if scheduled.paused), holders[0] if holders else None)
+    def _next_victim(self, scheduled: ScheduledRequest[TaskT]) -> ScheduledRequest[TaskT] | None:
+        """Return whose pages the request gets: those of captures first, then of a paused request, which waits for its client."""
+        holders = [other for other in reversed(self._requests.values()) if other.table.pages and not other.comes_before(scheduled)]
+        return min(holders, key=lambda other: (not other.request.captured, not other.paused), default=None)
 
     def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
         self.pool.close_table(victim.table)

@@ -47,6 +47,10 @@ class ScheduledRequest(Generic[TaskT]):
     def can_begin(self) -> bool:
         return not self.paused and self.begun < self.task.num_rows
 
+    def comes_before(self, other: "ScheduledRequest[TaskT]") -> bool:
+        """Return True if the request gets the other's pages: no capture keeps pages that an answer needs."""
+        return bool(other.request.captured) and not self.request.captured
+
     def restart_at(self, computed: int) -> None:
         """Let the rows from `computed` on be computed again; results of passes that are running are not used."""
         for entry in self.running:
