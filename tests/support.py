@@ -49,6 +49,21 @@ def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 
     return value
 
 
+def freeze_process(pid: int) -> None:
+    """Send SIGSTOP, and return once no thread of the process runs: on busy cores the others still do for some time."""
+    os.kill(pid, signal.SIGSTOP)
+    states = Path(f"/proc/{pid}/task").glob
+    wait_until(lambda: all(_state_of(task) == "T" for task in states("*")), f"process {pid} to be frozen")
+
+
+def _state_of(task: Path) -> str:
+    """Return the state of a thread, which follows its name in parentheses; T: stopped, "": ended meanwhile."""
+    try:
+        return (task / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 async def await_until(predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 30.0) -> T:
     """`wait_until` for an asynchronous predicate; the event loop runs meanwhile."""
     loop = asyncio.get_running_loop()

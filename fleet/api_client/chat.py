@@ -59,6 +59,7 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | UnsetType = UNSET
     seed: int | UnsetType = UNSET
     prompt_cache_key: str | UnsetType = UNSET
+    store: bool | UnsetType = UNSET
     fleet: StageBounds | UnsetType = UNSET
 
 

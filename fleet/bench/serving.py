@@ -96,10 +96,11 @@ def encode_call(
     seed: int = 0,
     stream_options: ChatStreamOptions | None = None,
     conversation: str | None = None,
+    store: bool = True,
 ) -> bytes:
     """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
 
-    `conversation`: the key of the one whose turn it is; None: of none.
+    `conversation`: the key of the one whose turn it is; None: of none. `store` False: the answer is never captured.
     Raises: BenchError for a medium that the graph does not produce.
     """
     produced = set(config.graph_declaration().media.values())
@@ -116,6 +117,7 @@ def encode_call(
         temperature=temperature,
         seed=seed,
         prompt_cache_key=conversation or UNSET,
+        store=UNSET if store else False,
         fleet=bounds,
     )
     return msgspec.json.encode(call)

@@ -1,15 +1,15 @@
 """Measurement of training beside answers: what captures cost the answers, and what an exchange of the draft head does.
 
-One fleet with two gateways, one of which captures a share of its answers: rounds of answers go to them in turn. At first every
-sample is held out, so that the trainer receives and stores but computes nothing; a second fleet trains, on the same cores. There
-two versions of the head are then exchanged again and again, while answers are drafted with them.
+Rounds of the same answers, in turn such as clients exclude from captures and such as the gateway captures a share of. At first
+every sample is held out, so that the trainer receives and stores but computes nothing; a second fleet trains, on the same cores.
+There two versions of the head are then exchanged again and again, while answers are drafted with them.
 """
 
 import asyncio
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from fleet.api_client.client import ApiClient
-from fleet.api_client.errors import ApiError
 from fleet.bench import processes
 from fleet.bench.answer_timing import time_answer
 from fleet.bench.deployment import RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
@@ -29,17 +27,15 @@ from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.serving import Steps, encode_call, stage_bounds
 from fleet.bench.training_result import CapturedRounds, TrainingCosts
-from fleet.config.settings import read_settings
 from fleet.control.client import FleetClient
 from fleet.control.embedded import embedded_url
-from fleet.core.free_ports import free_port
 from fleet.core.speculation_figures import EAGLE3
 from fleet.reporting.background_load import BackgroundLoad
 
 T = TypeVar("T")
 TOKENS, LONG_TOKENS, FRAMES = 32, 256, 2
 IDLE, TRAINING = ("training.held_out=1",), ("training.checkpoint_windows=1000",)
-TRAIN_S, START_S, CAPTURES_S = 120.0, 60.0, 60.0
+TRAIN_S, CAPTURES_S = 120.0, 60.0
 NUM_SAMPLES = 8
 
 
@@ -67,9 +63,9 @@ def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
     undisturbed, exchanging = list[float](), list[float]()
     for own in (IDLE, TRAINING):
         started = steps(f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}", 1)
-        with own_fleet(options.config, (*common, *own)) as target, _second_gateway(target) as plain:
+        with own_fleet(options.config, (*common, *own)) as target:
             started()
-            load, background = _AnswerLoad(target, plain, options.concurrency), BackgroundLoad()
+            load, background = _AnswerLoad(target, options.concurrency), BackgroundLoad()
             step = steps("answers, in turn without captures and with them", 2 * plan.num_rounds * plan.num_answers)
             rounds.append(load.capture_rounds(plan, step, trains=own is TRAINING))
             if own is TRAINING:
@@ -81,32 +77,6 @@ def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
     )  # fmt: skip
 
 
-@contextmanager
-def _second_gateway(target: TargetFleet) -> Iterator[ApiClient]:
-    """Run a gateway that captures nothing until the block ends."""
-    port, log = free_port(), target.config.data_dir / "second.log"
-    command = (*processes.FLEET, "web", "--config", str(target.config.data_dir / RESOLVED_NAME))
-    settings = ("--set", f"web.port={port}", "--set", "training.share=0")
-    process = processes.start([*command, *settings], processes.own_environment(), log, signal.SIGTERM)
-    api, deadline_s = ApiClient(f"http://127.0.0.1:{port}", read_settings().api_key), time.monotonic() + START_S
-    try:
-        while not _answers(api):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                raise BenchError(f"the second gateway did not become ready; the end of its log:\n{processes.end_of(log)}")
-            time.sleep(0.1)
-        yield api
-    finally:
-        processes.stop([process], START_S)
-
-
-def _answers(api: ApiClient) -> bool:
-    try:
-        api.workers()
-    except ApiError:
-        return False
-    return True
-
-
 class RunCall(Protocol):
     """Runs one call of a client."""
 
@@ -114,30 +84,32 @@ class RunCall(Protocol):
 
 
 class _AnswerLoad:
-    """Answers of one fleet at its two gateways."""
+    """Answers of one fleet."""
 
-    def __init__(self, target: TargetFleet, plain: ApiClient, concurrency: int) -> None:
-        self._target, self._plain, self._concurrency = target, plain, concurrency
+    def __init__(self, target: TargetFleet, concurrency: int) -> None:
+        self._target, self._concurrency = target, concurrency
         self._model = target.api.model()
 
-    def _body(self, number: int, num_tokens: int) -> bytes:
-        bounds = stage_bounds(self._target.config, num_tokens, FRAMES)
-        return encode_call(
-            self._model, f"{number}. {PROMPTS[number % len(PROMPTS)]}", self._target.config, bounds, media=("text",)
-        )
+    def _body(self, number: int, num_tokens: int, *, store: bool) -> bytes:
+        bounds, prompt = stage_bounds(self._target.config, num_tokens, FRAMES), f"{number}. {PROMPTS[number % len(PROMPTS)]}"
+        return encode_call(self._model, prompt, self._target.config, bounds, media=("text",), store=store)
 
     def capture_rounds(self, plan: TrainingPlan, step: Callable[[], None], *, trains: bool) -> CapturedRounds:
-        bodies = [self._body(number, TOKENS) for number in range(plan.num_answers)]
-        speeds: dict[str, list[float]] = {"plain": [], "captured": []}
-        for api in (self._plain, self._target.api):
-            run_phase("warm-up", api, bodies[: self._concurrency], self._concurrency, lambda: None)
+        works = {name: [self._body(number, TOKENS, store=store) for number in range(plan.num_answers)]
+                 for name, store in (("plain", False), ("captured", True))}  # fmt: skip
+        speeds: dict[str, list[float]] = {name: [] for name in works}
         with _fleet_client(self._target) as run:
-            _await_captures(run)
+
+            def one_round(name: str, bodies: Sequence[bytes], advance: Callable[[], None]) -> float:
+                tokens_per_s = run_phase(name, self._target.api, bodies, self._concurrency, advance).tokens_per_s
+                _await_captures(run)
+                return tokens_per_s
+
+            one_round("warm-up", works["captured"][: self._concurrency], lambda: None)
             before = run(lambda client: client.training.counts())
-            for _ in range(plan.num_rounds):
-                for name, api in (("plain", self._plain), ("captured", self._target.api)):
-                    speeds[name].append(run_phase(name, api, bodies, self._concurrency, step).tokens_per_s)
-                    _await_captures(run)
+            for number in range(plan.num_rounds):
+                for name in sorted(works, reverse=bool(number % 2)):
+                    speeds[name].append(one_round(name, works[name], step))
             after = run(lambda client: client.training.counts())
         return CapturedRounds(
             trains=trains, plain=tuple(speeds["plain"]), captured=tuple(speeds["captured"]),
@@ -172,7 +144,7 @@ class _AnswerLoad:
         """Request one long answer after another until `stop` is set."""
         gaps, at = list[Gap](), number
         while not stop.is_set():
-            gaps += gaps_of(time_answer(0, self._plain.record_chat(self._body(at, LONG_TOKENS)), began_s))
+            gaps += gaps_of(time_answer(0, self._target.api.record_chat(self._body(at, LONG_TOKENS, store=False)), began_s))
             at += self._concurrency
         return gaps
 

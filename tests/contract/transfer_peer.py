@@ -26,7 +26,7 @@ from fleet.transfer.factory import open_transfer
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import reach_of
-from tests.support import REPO, cli_env
+from tests.support import REPO, cli_env, freeze_process
 
 START_S = 60.0
 ANSWER_S = 20.0
@@ -119,7 +119,7 @@ class PeerProcess:
         return self._process.pid
 
     def freeze(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freeze_process(self._process.pid)
 
     def thaw(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)

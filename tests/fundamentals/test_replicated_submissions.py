@@ -13,7 +13,7 @@ from fleet.control import keys
 from fleet.control.server_checks import check_server
 from fleet.core.errors import NotReplicated
 from tests.harness import answer, fake_spec, open_fleet
-from tests.support import RedisProcess, wait_until
+from tests.support import RedisProcess, freeze_process, wait_until
 
 WAITING = ("redis.wait_replicas=1", "redis.wait_timeout_ms=300")
 
@@ -58,7 +58,7 @@ async def test_request_that_a_paused_replica_does_not_have_is_aborted_and_refuse
     primary: RedisProcess, replica: RedisProcess
 ) -> None:
     async with open_fleet(primary.url, *WAITING) as (fleet, client):
-        os.kill(replica.pid, signal.SIGSTOP)
+        freeze_process(replica.pid)
         spec = fake_spec(fleet)
         with pytest.raises(NotReplicated, match=r"redis\.wait_timeout_ms \(300\).*redis\.wait_replicas is 1") as refused:
             await client.requests.submit(spec, None)

@@ -113,8 +113,8 @@ def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
 
 
 def test_captures_leave_their_pages_to_answers(target: Any) -> None:
-    """An older capture that may not continue beside answers, and holds most of the pages, does not keep a new answer from beginning;
-    later it continues, and returns each row once.
+    """An older capture that may not continue beside answers, and holds most of the pages, does not keep a new answer from
+    beginning; later it continues, and returns each row once.
     """
     engine = engine_of(target, capture_share=0.0, kv_pages=8, prefill_chunk_tokens=3)
     num_rows = 6 * engine.pool.page_size

@@ -20,7 +20,7 @@ from fleet.transfer.peer_link import NixlBlockRead
 from fleet.worker.loop import WorkerLoop
 from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
-from tests.support import start_cli, wait_until
+from tests.support import freeze_process, start_cli, wait_until
 
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
 ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", f"graph={QWEN3_OMNI.name}")
@@ -50,8 +50,7 @@ class FreezeOnSecondRead:
         def watched(peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
             self.reads += place_of(peer)[1] == self.pid
             if self.reads == 2 and not self.frozen.is_set():
-                os.kill(self.pid, signal.SIGSTOP)
-                wait_until(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "the source to stop")
+                freeze_process(self.pid)
                 self.frozen.set()
             return read(peer, peer_metadata, spans, deadline_s)
 

@@ -8,7 +8,6 @@ process computes them in that order, so that pages may be allocated again as soo
 """
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -361,7 +360,8 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def _next_victim(self, scheduled: ScheduledRequest[TaskT]) -> ScheduledRequest[TaskT] | None:
         """Return whose pages the request gets: those of captures first, then of a paused request, which waits for its client."""
-        holders = [other for other in reversed(self._requests.values()) if other.table.pages and not other.comes_before(scheduled)]
+        youngest_first = reversed(self._requests.values())
+        holders = [other for other in youngest_first if other.table.pages and not other.comes_before(scheduled)]
         return min(holders, key=lambda other: (not other.request.captured, not other.paused), default=None)
 
     def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
