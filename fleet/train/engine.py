@@ -226,7 +226,8 @@ class TrainerEngine(Engine):
         now_s = self._clock()
         if now_s < self._retry_s:
             return self._retry_s - now_s
-        return max(0.0, self._arrived_s + IDLE_S - now_s) if self._waiting else math.inf
+        # While samples arrive, only more of their rows can make it ready.
+        return max(0.0, self._arrived_s + IDLE_S - now_s) if self._waiting and not self._arriving else math.inf
 
     def await_pass(self, timeout_s: float) -> bool:
         return self._await_work(timeout_s)

@@ -1,5 +1,6 @@
 """The trainer's engine: samples are acknowledged after a durable checkpoint, once, and a successor continues there."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -260,6 +261,18 @@ def test_aborted_sample_leaves_nothing(tmp_path: Path) -> None:
 def test_capacity_below_a_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="raise stages.trainer.max_batch"):
         TrainingSchedule(num_slots=3, window_samples=4, passes=1, checkpoint_windows=1, held_out=0.0)
+
+
+def test_nothing_is_due_while_another_sample_arrives(tmp_path: Path) -> None:
+    """Else the worker's loop would not sleep until the rows come, which may be long under load."""
+    bench = TrainerBench(tmp_path)
+    bench.send("s0", texts(1)[0])
+    assert 0 < bench.engine.due_in_s() < math.inf
+    bench.engine.submit(EngineRequest(request_id=RequestId("s1"), sampling=Sampling(), params={ANSWER_START: "1"}))
+    bench.clock.now_s += 1
+    assert not bench.engine.is_ready() and bench.engine.due_in_s() == math.inf
+    bench.engine.abort(RequestId("s1"))
+    assert bench.engine.due_in_s() == 0 and names(bench.run()) == ["s0"]
 
 
 def test_full_disk_delays_the_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
