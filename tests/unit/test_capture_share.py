@@ -85,6 +85,16 @@ def test_one_capture_at_a_time_is_computed_beside_answers() -> None:
     assert loop.run_pass([ANSWER, *CAPTURES]) == ["a"]
 
 
+def test_one_capture_is_in_flight_beside_answers_where_several_passes_are() -> None:
+    """Its time, which the share bounds, is known only once its pass has ended."""
+    loop, running = Loop(0.5), scheduled("c1", TAPS)
+    loop.run_pass([ANSWER])
+    running.running.append(cast("PassEntry[Any]", None))
+    assert loop.run_pass([ANSWER, running, CAPTURES[1]]) == ["a"]
+    running.running.clear()
+    assert loop.run_pass([ANSWER, running, CAPTURES[1]]) == ["c1"]
+
+
 def test_paused_answers_do_not_delay_captures() -> None:
     """They wait for their clients, who may be slow."""
     loop, paused = Loop(0.0), scheduled("a")

@@ -45,23 +45,22 @@ class Captures:
         now_s = self._clock()
         if any(each.running or each.can_begin() for each in others):
             self._others_at_s = now_s
-        able = [each for each in captures if each.can_begin()]
-        if not able or now_s < self._due_s():
+        able, is_bounded = [each for each in captures if each.can_begin()], now_s < self._free_s()
+        must_wait = is_bounded and (now_s < self._next_s or any(each.running for each in captures))
+        if not able or must_wait:
             return others
-        self._is_bounded = now_s < self._free_s()
-        return able[:1] if self._is_bounded else captures
+        self._is_bounded = is_bounded
+        return able[:1] if is_bounded else captures
 
     def due_in_s(self, requests: Collection[ScheduledRequest[TaskT]]) -> float:
         """Return the seconds until `choose` returns captures, unless others are computed meanwhile; infinite without captures."""
         if not any(each.request.captured and each.can_begin() for each in requests):
             return math.inf
-        return max(0.0, self._due_s() - self._clock())
+        return max(0.0, min(self._next_s, self._free_s()) - self._clock())
 
     def _free_s(self) -> float:
+        """Return the time from which captures run freely."""
         return self._others_at_s + QUIET_S
-
-    def _due_s(self) -> float:
-        return min(self._next_s, self._free_s())
 
     def record(self, planned: Sequence[Planned[TaskT]], took_s: float) -> bool:
         """Count the time of a pass; return True if it had captures."""
