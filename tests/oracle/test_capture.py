@@ -127,7 +127,7 @@ def test_captures_leave_their_pages_to_answers(target: Any) -> None:
     ids = np.arange(1, 4 * engine.pool.page_size, dtype=np.int32) % 9
     engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": ids}, final=True))
     outputs += finish(engine)
-    order = [output.request_id for output in outputs]
+    order: list[str] = [output.request_id for output in outputs]
     assert [name for name, _ in groupby(order)] == ["c", "a", "c"] and order.count("a") == 12
     assert sum(len(output.arrays[TAPS]) for output in outputs if output.request_id == "c") == num_rows
     assert engine.stats().pages_used == 0

@@ -18,7 +18,7 @@ from fleet.engine.torch.scheduled import ScheduledRequest
 PASS_S = 0.02
 
 
-class Rows:
+class ThousandRows:
     """A task of so many rows."""
 
     num_rows = 1000
@@ -26,7 +26,7 @@ class Rows:
 
 def scheduled(name: str, *captured: str) -> ScheduledRequest[Any]:
     request = EngineRequest(request_id=RequestId(name), sampling=Sampling(max_tokens=1), captured=captured)
-    return ScheduledRequest(request=request, task=cast(Any, Rows()), table=cast(PageTable, None))
+    return ScheduledRequest(request=request, task=cast(Any, ThousandRows()), table=cast(PageTable, None))
 
 
 ANSWER = scheduled("a")
@@ -34,7 +34,7 @@ CAPTURES = [scheduled("c1", TAPS), scheduled("c2", TAPS)]
 
 
 class Loop:
-    """Runs passes of a fixed time, of whatever may be computed."""
+    """Runs passes of a fixed time."""
 
     def __init__(self, share: float) -> None:
         self.now_s = self.spent_s = 0.0

@@ -1,14 +1,20 @@
 """The number of drafts that a pass verifies, by measured times: passes whose times are given by a function."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
 from fleet.core.errors import BadInput
+from fleet.core.ids import RequestId
 from fleet.core.speculation_figures import SpeculationFigures, decode_speculation, encode_speculation
-from fleet.engine.torch.drafters import NgramDrafter
+from fleet.engine.torch.drafters import AskedDraft, Drafter, NgramDrafter
+from fleet.engine.torch.kv_pool import KVPool, PageTable
+from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_costs import BUCKETS, FEWEST_BETWEEN, FEWEST_MEASURES, PassCosts, PassTimes, bucket_of
-from fleet.engine.torch.speculation import Speculation
+from fleet.engine.torch.pass_queue import PassEntry
+from fleet.engine.torch.passes import PassDone
+from fleet.engine.torch.speculation import REST, Speculation
 
 NUM_PASSES, MOSTLY = 4000, 0.96
 """Every 32nd pass may measure another number, where that wastes little time."""
@@ -102,6 +108,57 @@ def test_time_of_a_number_is_between_those_that_are_known() -> None:
 
 def test_numbers_of_rows_count_as_the_next_lower_one_that_is_kept() -> None:
     assert [bucket_of(number) for number in (0, 1, 7, 8, 9, 17, 35, 36, 1000)] == [0, 1, 7, 8, 8, 16, 32, 36, BUCKETS[-1]]
+
+
+class CountedGuesses(Drafter):
+    """Guesses three tokens each time it is asked."""
+
+    num_asked = 0
+
+    def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
+        self.num_asked += 1
+        return [(1, 2, 3)] * len(asked)
+
+    def close(self, request: RequestId) -> None:
+        pass
+
+    def forget_requests(self) -> None:
+        pass
+
+
+class Growing:
+    """A task of one row after another, and a pool that has pages for it."""
+
+    num_rows, wants_draw, most_drafts = 1, True, 3
+
+    def grow(self, table: object, num_rows: int) -> bool:
+        return True
+
+
+def run_passes(speculation: Speculation, number: int, *, accepts: bool) -> list[int]:
+    """Return the drafts of each pass of one request. A row takes as long as a pass: only drafts that are right are worth it."""
+    task, drafts, request = cast(Any, Growing()), list[int](), RequestId("r")
+    for _ in range(number):
+        entry: PassEntry[Any] = PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1))
+        (entry,) = speculation.with_drafts([(request, entry)], cast(KVPool, task))
+        drafts.append(len(entry.extent.drafts))
+        drawn = cast(Any, [None] * (1 + drafts[-1] * accepts))
+        seconds = 1.0 if accepts else 1.0 + drafts[-1]
+        speculation.record([(request, entry)], PassDone(tapped={}, drawn={id(entry.extent): drawn}), seconds)
+    return drafts
+
+
+def test_guesses_are_rarely_looked_for_while_none_is_worth_its_time() -> None:
+    drafter = CountedGuesses()
+    speculation = Speculation({"suffix": drafter}, "suffix", 3)
+    run_passes(speculation, 400, accepts=False)
+    before = drafter.num_asked
+    num_measures = sum(map(bool, run_passes(speculation, 400, accepts=False)))
+    assert num_measures <= 400 / FEWEST_BETWEEN
+    assert drafter.num_asked - before <= 400 / REST + (REST + 1) * num_measures + 1, "each measure is followed by a new attempt"
+    run_passes(speculation, 4000, accepts=True)
+    before = drafter.num_asked
+    assert set(run_passes(speculation, 20, accepts=True)) == {3} and drafter.num_asked - before == 20
 
 
 def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:

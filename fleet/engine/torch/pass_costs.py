@@ -108,6 +108,11 @@ class PassCosts:
         best = max(range(len(drafts)), key=lambda number: tokens[number] / times[number])
         return self._or_alternative(best, tokens, times)
 
+    def count_plain(self, num_requests: int) -> None:
+        """Count a pass without drafts for which no number was chosen."""
+        self._num_same += 1
+        self._credit_s += WASTED * (self.plain_s(num_requests) or 0.0)
+
     def _or_alternative(self, best: int, tokens: Sequence[float], times: Sequence[float]) -> int:
         """Return now and then another number than the best, each in its turn, so that all times stay known.
 

@@ -29,6 +29,8 @@ FIRST_SHARE = 0.7
 MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
 """Drafters among which `auto` chooses."""
+REST = 8
+"""After so many passes in a row whose guesses were not worth their time, guesses are looked for in one of so many passes only."""
 MOST_EARLY_PASSES = 512
 """Passes after which a drafter is measured although it has not read the first rows of some requests."""
 
@@ -96,7 +98,7 @@ class Speculation:
             drafter.forget_requests()
         self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
         self._early: set[RequestId] | None = None
-        self._num_early_passes = 0
+        self._num_early_passes = self._num_useless = self._num_rested = 0
 
     def drafter_of(self, name: str) -> Drafter | None:
         return self._drafters.get(name)
@@ -155,12 +157,23 @@ class Speculation:
         if drafter.costs_time and self.follows_times:
             longest = self._choose(most) if any(most) else 0
             asked = [replace(each, most=min(each.most, longest)) for each in asked]
-        found = drafter.propose(asked) if any(each.most for each in asked) else [()] * len(asked)
+        proposes = any(each.most for each in asked) and not self._rests(len(asked))
+        found = drafter.propose(asked) if proposes else [()] * len(asked)
         if not drafter.costs_time and self.follows_times and any(found):
             longest = self._choose(list(map(len, found)))
             found = [drafts[:longest] for drafts in found]
+            self._num_useless = 0 if longest else self._num_useless + 1
         self._drafting_s = time.monotonic() - began_s
         return found
+
+    def _rests(self, num_requests: int) -> bool:
+        """Return True in all but one of `REST` passes while no guess is worth its time: to look for guesses takes time too."""
+        if self._num_useless < REST:
+            return False
+        self._num_rested = (self._num_rested + 1) % REST
+        if self._num_rested:
+            self._own.costs.count_plain(num_requests)
+        return self._num_rested > 0
 
     def _choose(self, most: Sequence[int]) -> int:
         """Return the number of drafts of each request up to which they are worth their time."""
