@@ -184,7 +184,7 @@ class TrainingConfig(Strict):
     trainers must see; None: `drafts` under the data folder.
 
     `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time. `passes`: how often a sample is
-    trained on, on average. `checkpoint_windows`: windows between two checkpoints while samples arrive. `replay_samples`,
+    trained on, on average. `checkpoint_windows`: the most windows between two checkpoints while samples arrive. `replay_samples`,
     `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by which versions are compared, and
     which are never trained on. `promote` auto: a version that is better than the present one by `margin` tokens takes its place.
     `floor`: a version whose guesses are right less often than this share of those of the last one gives way to it; 0: never.
@@ -192,7 +192,7 @@ class TrainingConfig(Strict):
 
     enabled: Switch = False
     share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.0
-    max_in_flight: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
+    max_in_flight: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
     compute_share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.02
     folder: Folder | None = None
     window_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8

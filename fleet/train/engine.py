@@ -227,7 +227,8 @@ class TrainerEngine(Engine):
         if now_s < self._retry_s:
             return self._retry_s - now_s
         # While samples arrive, only more of their rows can make it ready.
-        return max(0.0, self._arrived_s + IDLE_S - now_s) if self._waiting and not self._arriving else math.inf
+        is_open = bool(self._waiting or self._num_since) and not self._arriving
+        return max(0.0, self._arrived_s + IDLE_S - now_s) if is_open else math.inf
 
     def await_pass(self, timeout_s: float) -> bool:
         return self._await_work(timeout_s)
@@ -250,10 +251,11 @@ class TrainerEngine(Engine):
             outputs += self._end_save(saving)
         elif self._work is None and self._clock() >= self._retry_s:
             self._fill_buffer()
-            if size := self._window_size():
+            is_checkpoint_due = self._is_checkpoint_due()
+            if not is_checkpoint_due and (size := self._window_size()):
                 self._drawn = self._trainer.buffer.fresh_ids(size)
                 self._window = self._thread.submit(self._trainer.train_on, self._trainer.buffer.draw(size))
-            elif self._is_checkpoint_due():
+            elif is_checkpoint_due:
                 done = [each for each in self._waiting.values() if each.is_contained]
                 assert self._records is not None, "a trainer without records"
                 present = self._records.version_in_use() if any(each.publish for each in done) else None
@@ -286,9 +288,18 @@ class TrainerEngine(Engine):
         return is_full or (not self._arriving and self._clock() - self._arrived_s >= IDLE_S)
 
     def _is_checkpoint_due(self) -> bool:
-        if not any(waiting.is_contained for waiting in self._waiting.values()):
+        contained = [waiting for waiting in self._waiting.values() if waiting.is_contained]
+        if self._saves_first(contained):
+            return True
+        return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
+
+    def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
+        """Return True if a checkpoint comes before further windows: while half of the slots wait to be acknowledged, the other half
+        is filled, so that sources work while the trainer trains. A version is made after all windows.
+        """
+        if not contained or any(waiting.publish for waiting in contained):
             return False
-        return self._num_since >= self._schedule.checkpoint_windows or (self._is_settled() and not self._window_size())
+        return self._num_since >= self._schedule.checkpoint_windows or 2 * len(contained) >= self._schedule.num_slots
 
     def _end_window(self, window: Future[WindowRecord]) -> None:
         """Count a window. The samples of one whose gradient is not finite are refused."""

@@ -15,9 +15,10 @@ from fleet.worker.loop import WorkerLoop
 from tests.harness import ThreadFleet, gateway, thread_fleet
 from tests.support import await_until
 
+NUM_AT_ONCE = 4
 SETTINGS = (
     "graph=text", "engine=torch", "training.enabled=true", "training.window_samples=2", "training.batch_samples=2",
-    "training.passes=1", "training.held_out=0", "training.max_in_flight=4", "stages.trainer.max_batch=4",
+    "training.passes=1", "training.held_out=0", f"training.max_in_flight={NUM_AT_ONCE}", "stages.trainer.max_batch=4",
     "lease.no_worker_timeout_s=2", "lease.claim_timeout_s=0.5", "stages.lm.prefill_chunk_tokens=8",
 )  # fmt: skip
 
@@ -44,7 +45,7 @@ class TrainingFleet:
 
     def run_over(self, pool: "Iterable[AnsweredPrompt] | AsyncIterator[AnsweredPrompt]") -> CapturedRun:
         samples = pool if isinstance(pool, AsyncIterator) else _each(pool)
-        return CapturedRun(source=self.source, pool=samples, name="test", num_at_once=4)
+        return CapturedRun(source=self.source, pool=samples, name="test", num_at_once=NUM_AT_ONCE)
 
     async def wait_empty(self) -> None:
         """Wait until no arena has a slot in use, no engine a request or a page, and no request is open."""

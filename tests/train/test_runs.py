@@ -1,7 +1,8 @@
 """Training runs: they end as finished, stopped or failed, in every order in which their parts end, and leave nothing behind."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from fleet.capture.source import AnsweredPrompt
 from fleet.core.errors import EngineError, FleetError
 from fleet.graphs.training import TRAINER
 from fleet.train.engine import CHECKPOINTS
+from fleet.train.samples import DraftSample
+from fleet.train.trainer import Trainer, WindowRecord
 from tests.support import await_until
-from tests.train.fleets import TrainingFleet, prompt, training_fleet
+from tests.train.fleets import NUM_AT_ONCE, TrainingFleet, prompt, training_fleet
 
 
 def pool(count: int) -> list[AnsweredPrompt]:
@@ -48,6 +51,24 @@ async def test_b6_training_begins_before_the_pool_is_drained(redis_url: str, tex
         given.on_progress = seen.append
         await run(given)
         assert any(0 < each.trained and each.submitted < 12 for each in seen)
+
+
+async def test_b6_samples_are_captured_while_the_trainer_trains(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones are acknowledged before all windows that they are worth, so that others take their places."""
+    captured_more, windows, train_on = threading.Event(), list[int](), Trainer.train_on
+
+    def held(trainer: Trainer, samples: Sequence[DraftSample]) -> WindowRecord:
+        windows.append(len(samples))
+        assert len(windows) != 2 or captured_more.wait(30), "all places are taken until the trainer has computed the windows"
+        return train_on(trainer, samples)
+
+    monkeypatch.setattr(Trainer, "train_on", held)
+    async with training_fleet(redis_url, text_checkpoint, tmp_path, "training.passes=4") as training:
+        given = training.run_over(pool(12))
+        given.on_progress = lambda progress: captured_more.set() if progress.submitted > NUM_AT_ONCE else None
+        assert (await run(given)).state is RunState.FINISHED
 
 
 async def test_b7_run_that_is_stopped_makes_no_version(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:

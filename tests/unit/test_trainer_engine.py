@@ -109,7 +109,7 @@ def names(outputs: Sequence[EngineOutput]) -> list[str]:
 
 
 def test_sample_is_acknowledged_after_a_checkpoint_that_contains_it(tmp_path: Path) -> None:
-    bench = TrainerBench(tmp_path)
+    bench = TrainerBench(tmp_path, num_slots=5)
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
     assert not names(bench.run()) and bench.records.checkpoint() == "", "further samples may come"
@@ -261,6 +261,25 @@ def test_aborted_sample_leaves_nothing(tmp_path: Path) -> None:
 def test_capacity_below_a_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="raise stages.trainer.max_batch"):
         TrainingSchedule(num_slots=3, window_samples=4, passes=1, checkpoint_windows=1, held_out=0.0)
+
+
+def test_half_of_the_slots_are_acknowledged_before_further_windows(tmp_path: Path) -> None:
+    """So sources send new samples while the trainer computes the other windows that these are worth."""
+    bench = TrainerBench(tmp_path, num_slots=4, passes=4)
+    for number, sample in enumerate(texts(2)):
+        bench.send(f"s{number}", sample)
+    acknowledged, windows_then = list[str](), -1
+    while bench.engine.is_ready() or bench.engine.await_pass(30):
+        acknowledged += names(bench.engine.step())
+        if acknowledged and windows_then < 0:
+            windows_then = num_windows(bench.engine)
+    assert acknowledged == ["s0", "s1"] and (windows_then, num_windows(bench.engine)) == (1, 4)
+
+
+def num_windows(engine: TrainerEngine) -> int:
+    figures = engine.stats().training
+    assert figures is not None
+    return figures.windows
 
 
 def test_nothing_is_due_while_another_sample_arrives(tmp_path: Path) -> None:
