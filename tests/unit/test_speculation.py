@@ -77,6 +77,18 @@ def test_measures_that_take_longer_than_estimated_are_rarer() -> None:
     assert 0 < lost_s < 0.016 * best_s
 
 
+def test_rows_that_a_head_reads_late_do_not_hide_that_drafts_are_worth_their_time() -> None:
+    """Only the first of several passes with drafts has them."""
+    costs, numbers = PassCosts(), [0]
+    for _ in range(FEWEST_MEASURES):
+        costs.add(1, 3, 4.0)
+    for _ in range(NUM_PASSES):
+        number = costs.choice(1, [1.0, 1.8, 2.44, 2.95], [0, 1, 2, 3])
+        costs.add(1, number, 1 + 0.05 * number, 5.0 if number and not numbers[-1] else 0.0)
+        numbers.append(number)
+    assert numbers[-NUM_PASSES // 4 :].count(3) >= MOSTLY * NUM_PASSES / 4
+
+
 def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
     """A pass with drafts takes longer, however many they are: one that verifies few of them seems never to pay."""
     numbers = chosen(lambda drafts: 1.0 + 0.5 * (drafts > 0), share=0.8)

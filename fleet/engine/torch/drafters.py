@@ -52,9 +52,12 @@ class ComputedRows:
 
 
 class Drafter(Protocol):
-    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass."""
+    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass. `late_s`: seconds of the last
+    `propose` for rows that it could have read before earlier passes, had drafts been wanted for them.
+    """
 
     costs_time: bool = False
+    late_s: float = 0.0
 
     @property
     def can_draft(self) -> bool:

@@ -87,11 +87,13 @@ class PassCosts:
             return known_s
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
-    def add(self, num_requests: int, num_drafts: int, seconds: float) -> None:
+    def add(self, num_requests: int, num_drafts: int, seconds: float, late_s: float = 0.0) -> None:
+        """Count the time of a pass. `late_s`: that it took longer than such passes in a row, since a head read first what it had
+        not read yet; it is not part of their time, but wasted on an alternative.
+        """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
-            # It may take longer by far than the passes with as many drafts in a row: a head reads first what it has not read yet.
-            self._credit_s -= max(0.0, seconds - self._estimated_s)
+            self._credit_s -= max(0.0, seconds + late_s - self._estimated_s)
         (self._drafted if num_drafts else self._plain).add(bucket_of(num_requests + num_drafts), seconds, weight)
 
     def choice(self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int]) -> int:

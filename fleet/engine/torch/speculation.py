@@ -194,7 +194,8 @@ class Speculation:
         self._drafting_s = 0.0
         if own is self._own and all(extent.num_rows - len(extent.drafts) == 1 for extent in extents):
             num_drafts = sum(len(extent.drafts) for extent in extents)
-            self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s)
+            late_s = self._drafter.late_s if self._drafter is not None and num_drafts else 0.0
+            self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s, late_s)
 
     def _read(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone) -> float:
         """Let the drafter read the rows of a pass; return the seconds that it took."""
@@ -208,9 +209,13 @@ class Speculation:
             self._end_drafting(error)
         return time.monotonic() - began_s
 
-    def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
-        """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
-        self._own.costs.add(len(requests), num_drafts, seconds)
+    def _add_time(
+        self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float, late_s: float
+    ) -> None:  # fmt: skip
+        """Count the time of a decode pass, and use another drafter from the next one on if that is faster. `late_s`: a part of
+        it, see `Drafter`.
+        """
+        self._own.costs.add(len(requests), num_drafts, seconds - late_s, late_s)
         plain_s = self._own.costs.plain_s(len(requests))
         if self._choice is None and plain_s is not None:
             self._own.gain.add(plain_s * num_tokens / len(requests), seconds)

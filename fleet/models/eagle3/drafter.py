@@ -4,6 +4,7 @@ Its keys and values are the last layer of the target's KV pool, so they move and
 has not read, as those of an earlier worker, make its guesses worse and nothing else. Legend: see the package.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,13 +28,21 @@ MOST_UNREAD = 256
 
 @dataclass(slots=True, kw_only=True)
 class _Unread:
-    """Rows [start, stop) of a request that the head has not read, with their features in parts."""
+    """Rows [start, stop) of a request that the head has not read, with their features in parts. `is_due`: drafts could follow
+    them. `num_late`: of the first rows, after which drafts could have followed.
+    """
 
     task: DraftedTask
     table: PageTable
     start: int
     stop: int
     features: list[Tensor] = field(default_factory=list[Tensor])
+    is_due: bool = False
+    num_late: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
 
 
 class HeadDrafter(Drafter):
@@ -82,17 +91,20 @@ class HeadDrafter(Drafter):
             unread = self._unread.get(each.request)
             if unread is None or unread.stop != each.start:  # pages that were taken back are computed again
                 unread = self._unread[each.request] = _Unread(task=each.task, table=each.table, start=each.start, stop=each.start)
-            unread.stop = each.stop
+            if unread.is_due:
+                unread.num_late = unread.num_rows
+            unread.stop, unread.is_due = each.stop, each.task.num_rows == each.stop + 1
             unread.features.append(each.features_NT)
-            if unread.stop - unread.start >= MOST_UNREAD:
+            if unread.num_rows >= MOST_UNREAD:
                 many.append(each.request)
         self._read(many)
 
-    def _read(self, requests: Sequence[RequestId]) -> None:
-        """Compute the rows of requests that the head has not read."""
+    def _read(self, requests: Sequence[RequestId]) -> float:
+        """Compute the rows of requests that the head has not read; return the seconds for those of them that are late."""
+        began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]
         if not unread or self._head is None:
-            return
+            return 0.0
         extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in unread]
         following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in unread])
         features_NT = torch.cat([part for each in unread for part in each.features])
@@ -101,11 +113,12 @@ class HeadDrafter(Drafter):
         for request, extent in zip(requests, extents, strict=True):
             last += extent.num_rows
             self._hidden[request] = extent.stop, hidden_NH[last - 1 : last]
+        return (time.monotonic() - began_s) * sum(each.num_late for each in unread) / last
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         found: list[Sequence[int]] = [()] * len(asked)
         most = max((each.most for each in asked), default=0)
-        self._read([each.request for each in asked if each.most > 0 and each.request in self._unread])
+        self.late_s = self._read([each.request for each in asked if each.most > 0 and each.request in self._unread])
         ready = [at for at, each in enumerate(asked) if self._is_ready(each, most)]
         if not ready or self._head is None:
             return found
