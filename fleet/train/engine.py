@@ -294,7 +294,7 @@ class TrainerEngine(Engine):
         return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
 
     def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
-        """Return True if a checkpoint comes before further windows. Once half of the slots wait to be acknowledged, they are freed,
+        """Return True if a checkpoint comes before further windows. Half of the slots are freed once they wait for that only,
         so that sources work while the trainer trains. A version is made after all windows.
         """
         if not contained or any(waiting.publish for waiting in contained):
