@@ -159,17 +159,17 @@ class LMEngine(Engine, Generic[TaskT]):
     def is_ready(self) -> bool:
         if self._passes.has_ended or any(scheduled.can_settle() for scheduled in self._requests.values()):
             return True
-        return self._passes.num_free > 0 and self._can_begin_any()
-
-    def _can_begin_any(self) -> bool:
+        if self._passes.num_free == 0:
+            return False
         return any(scheduled.can_begin() for scheduled in self._captures.choose(self._requests.values()))
 
     def due_in_s(self) -> float:
         if self.is_ready() or (self._running and self._passes.is_open):
             return 0.0
-        if self._running or self._can_begin_any():
+        requests = self._requests.values()
+        if self._running or (self._passes.num_free == 0 and any(scheduled.can_begin() for scheduled in requests)):
             return self._passes.retry_s
-        return self._captures.due_in_s(self._requests.values())
+        return self._captures.due_in_s(requests)
 
     def await_pass(self, timeout_s: float) -> bool:
         self._passes.follow_route()
