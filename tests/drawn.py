@@ -1,4 +1,4 @@
-"""Groups of similar long tests, of which an ordinary run draws a share: the marker `one_in(n, group)`."""
+"""Groups of similar long tests, of which an ordinary run draws a share: markers `one_in(n, group)`, `one_file_in(n, group)`."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,18 @@ import pytest
 
 
 def not_drawn(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests marked `one_in(n, group)` that this run leaves out: it draws one in `n` of each group, by its seed.
+    """Return the tests with a marker that this run leaves out: by its seed it draws one test, or one file, in `n` of each group.
 
-    A test that is selected by itself is always drawn.
+    A test or a file that is selected by itself is always drawn.
     """
-    groups: dict[tuple[int, str], list[pytest.Item]] = {}
+    groups: dict[tuple[int, str], dict[str, list[pytest.Item]]] = {}
     for item in items:
-        if marker := item.get_closest_marker("one_in"):
-            groups.setdefault(marker.args, []).append(item)
+        for name, unit in (("one_in", item.nodeid), ("one_file_in", item.nodeid.partition("::")[0])):
+            if marker := item.get_closest_marker(name):
+                groups.setdefault(marker.args, {}).setdefault(unit, []).append(item)
     left_out: set[pytest.Item] = set()
-    for (n, _), group in groups.items():
-        first = seed % min(n, len(group))
-        left_out |= {item for number, item in enumerate(sorted(group, key=lambda item: item.nodeid)) if number % n != first}
+    for (n, _), units in groups.items():
+        first = seed % min(n, len(units))
+        for number, unit in enumerate(sorted(units)):
+            left_out |= set(units[unit]) if number % n != first else set()
     return left_out

@@ -91,7 +91,7 @@ def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResul
         loads.append(load)
         runs = list[DraftedRuns]()
         for numerics in plan.numerics:
-            step = steps(f"speculation, {numerics}", 1 + len(plan.batches) * (plan.num_rounds + 1))
+            step = steps(f"speculation, {numerics}", 1 + sum(map(work.rounds_of, work.batches)))
             drafting = (*own, f"numerics={numerics}", f"stages.{stage.name}.speculation.head={folder / 'head'}",
                         f"stages.{stage.name}.speculation.drafter={EAGLE3}")  # fmt: skip
             given = _resolved(options.config, drafting, folder / f"{numerics}.yaml")

@@ -42,12 +42,19 @@ class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each drafter in each round."""
+    """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each drafter in each round.
+
+    `num_rounds`: with a batch of one.
+    """
 
     taught: tuple[RequestSpec, ...]
     asked: tuple[RequestSpec, ...]
     batches: tuple[int, ...]
     num_rounds: int
+
+    def rounds_of(self, batch: int) -> int:
+        """Return the number of rounds with a batch: those with larger ones are shorter, so that more are needed."""
+        return self.num_rounds * min(batch, 3)
 
 
 class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +99,8 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
             f"the head of eagle3 was trained for {self.head.seconds / 60:.1f} min on {self.head.samples} answers, "
             f"{self.head.windows} windows; held out: {self.head.held_out:.2f} right guesses in a row"
         )
-        return [titled(f"{self.model}; medians of {len(self.runs[0].tokens_per_s)} rounds; {same}\n{head}", table)]
+        rounds = sorted({len(run.tokens_per_s) for run in self.runs})
+        return [titled(f"{self.model}; medians of {' or '.join(map(str, rounds))} rounds; {same}\n{head}", table)]
 
     def panels(self) -> list[Panel]:
         return [self._draw]

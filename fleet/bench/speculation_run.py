@@ -67,23 +67,27 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
     built.engine.speculation = speculation
     for batch in work.batches:
         runs = {name: _Runs() for name in (OFF, *drafters)}
-        for number in range(work.num_rounds + 1):
-            _run_round(built, speculation, work.asked, batch, runs if number else {name: _Runs() for name in runs})
+        speculation.use(OFF)
+        expected = answer(built, work.asked, batch)
+        _run_round(built, speculation, work.asked, batch, {name: _Runs() for name in runs}, expected)
+        for number in range(work.rounds_of(batch)):
+            in_turn = dict(reversed(runs.items())) if number % 2 else runs
+            _run_round(built, speculation, work.asked, batch, in_turn, expected)
             print(f"batch {batch}", flush=True)
         for name, one in runs.items():
             yield _reported(config.numerics, name, batch, one)
 
 
 def _run_round(
-    built: BuiltStage, speculation: Speculation, asked: Sequence[RequestSpec], batch: int, runs: dict[str, _Runs]
-) -> None:
-    expected: Answers = []
+    built: BuiltStage, speculation: Speculation, asked: Sequence[RequestSpec], batch: int, runs: dict[str, _Runs],
+    expected: Answers,
+) -> None:  # fmt: skip
+    """Answer with each drafter in turn, and compare the answers with `expected`."""
     for name, one in runs.items():
         speculation.use(name)
         began_s = time.perf_counter()
         answers = answer(built, asked, batch)
         one.tokens_per_s.append(sum(map(len, answers)) / (time.perf_counter() - began_s))
-        expected = expected or answers
         one.num_equal += sum(mine == other for mine, other in zip(answers, expected, strict=True))
         one.num_answers += len(answers)
         one.figures.append(speculation.figures())

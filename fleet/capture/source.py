@@ -10,19 +10,23 @@ from typing import Protocol
 import numpy as np
 
 from fleet.capture.patience import RETRY_S, patiently
+from fleet.capture.room import CaptureSlots
 from fleet.config import FleetConfig
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
 from fleet.control.training import Outcome, TrainingClient
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, Overloaded
+from fleet.core.errors import FleetError, Overloaded, SampleRefused, TransferError
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs.training import PUBLISH, TRAINED
 
 log = logging.getLogger(__name__)
 KIND = "capture"
+NO_ROOM_TRIES = 5
+"""Times that a capture without others of this process is tried: those of other processes may have taken the room."""
+NO_ROOM_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +60,44 @@ class CapturePort(Protocol):
 
 
 class CaptureSource:
-    """Submits captures, at most `training.max_in_flight` at a time. On one event loop."""
+    """Submits captures, at most `training.max_in_flight` at a time, fewer where their rows have no room. On one event loop."""
 
     def __init__(self, client: CapturePort, config: FleetConfig) -> None:
         self._client, self._most = client, config.training.max_in_flight
         self._main = config.graph_declaration().main_stage.name
-        self._in_flight = asyncio.Semaphore(self._most)
+        self._slots = CaptureSlots(self._most)
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
         """Capture one answer and wait for its acknowledgement, first for others in flight and while the fleet is full.
 
         `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is aborted. One that was lost with Redis
-        is repeated. Raises: FleetError of the request, NoWorker.
+        is repeated, and one whose rows had no room beside those of others. Raises: SampleRefused if they have no room alone;
+        FleetError of the request, NoWorker.
         """
-        async with self._in_flight:
-            try:
-                done = await patiently(lambda: self._captured(answered, publish))
-            except FleetError:
-                await self._count("failed")
-                raise
-            await self._count("acknowledged")
-            return done
+        try:
+            done = await self._captured_in_room(answered, publish)
+        except FleetError:
+            await self._count("failed")
+            raise
+        await self._count("acknowledged")
+        return done
+
+    async def _captured_in_room(self, answered: AnsweredPrompt, publish: str) -> Acknowledged:
+        num_alone = 0
+        while True:
+            async with self._slots.take() as slot:
+                try:
+                    done = await patiently(lambda: self._captured(answered, publish))
+                except TransferError as error:
+                    num_alone += slot.is_alone
+                    if num_alone == NO_ROOM_TRIES:
+                        raise SampleRefused(f"the rows of an answer were not transferred: {error.message}") from error
+                    self._slots.note_no_room(slot, error)
+                else:
+                    self._slots.note_success()
+                    return done
+            await asyncio.sleep(NO_ROOM_PAUSE_S if slot.is_alone else 0)
 
     async def _count(self, outcome: Outcome) -> None:
         await patiently(lambda: self._client.training.count(outcome))

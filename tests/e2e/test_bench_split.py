@@ -21,7 +21,7 @@ def bench(folder: Path, *arguments: str) -> BenchReport:
     return msgspec.json.decode(out.read_bytes(), type=BenchFile).report
 
 
-@pytest.mark.one_in(3, "benchmarks")
+@pytest.mark.one_in(5, "benchmarks")
 @pytest.mark.timeout(600)
 def test_hand_off_benchmark_reports_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_pages, "NUM_REPEATS", 2)
@@ -45,7 +45,7 @@ def test_hand_off_benchmark_reports_every_part(tmp_path: Path, monkeypatch: pyte
     assert len(pages.blocks_us) == len(pages.plain_us) == len(pages.copied_us) == 2
 
 
-@pytest.mark.one_in(3, "benchmarks")
+@pytest.mark.one_in(5, "benchmarks")
 @pytest.mark.timeout(600)
 def test_interference_benchmark_reports_gaps_together_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interference, "UNDISTURBED_S", 1.0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import pytest
 import redis
 from typer.testing import CliRunner
 
@@ -17,6 +18,8 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, ProcessFleet, fleet_up, owner_of, process_of, worker_ids
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
 from tests.support import run_cli, stream_entries, wait_until
+
+pytestmark = pytest.mark.one_file_in(2, "processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 STAGE = GRAPH.stages[1].name

@@ -20,6 +20,8 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "processes")
+
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SECRETS = {
     "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",

@@ -17,6 +17,8 @@ from tests.e2e.fleets import FAKE, PATIENCE_S, ProcessFleet, fleet_up
 from tests.e2e.test_voice import RealtimeTalk
 from tests.support import REPO, await_until
 
+pytestmark = pytest.mark.one_file_in(2, "processes")
+
 ROLES = ("thinker.decode", "talker")
 NUM_REQUESTS = 4
 SPLIT = ("--config", str(REPO / "configs" / "thinker_pd.yaml"))

@@ -22,6 +22,8 @@ from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, spec_of, speech
 from tests.oracle.twins import speaking_stages, speaking_twin
 from tests.support import REPO, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "spans of processes")
+
 CONFIG = REPO / "configs" / "spans_omni.yaml"
 CASES = (
     Case(name="audio", messages=(user("What do you hear?", wav_part(speech_like(0.9, 2))),), tokens=16, frames=61),

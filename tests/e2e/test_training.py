@@ -17,6 +17,8 @@ from fleet.train.engine import VERSIONS
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.support import Running, run_cli, start_cli, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "learning processes")
+
 SETTINGS = (
     "graph=text", "checkpoint=tiny", "web.port=0",
     "training.enabled=true", "training.window_samples=2", "training.batch_samples=2",

@@ -20,6 +20,8 @@ from tests.support import Running, await_until
 from tests.web.realtime.socket_client import SocketClient
 from tests.web.realtime.speech_samples import RATE_HZ, speech
 
+pytestmark = pytest.mark.one_file_in(2, "spoken to")
+
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 FRAMES, STEP_MS = 75, 40
 """Six seconds of audio, generated in three."""

@@ -9,7 +9,7 @@ from fleet.control import keys
 from fleet.control.connect import connect, stream_entries
 from fleet.core.captures import LAST_ROWS, TAPS
 from fleet.core.chunk import decode_chunk
-from fleet.core.errors import BadInput, NoWorker, SampleRefused, TransferError
+from fleet.core.errors import BadInput, NoWorker, SampleRefused
 from fleet.core.ids import EdgeName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs.text import LM
@@ -44,12 +44,13 @@ async def test_b1_b2_rows_go_by_nixl_and_only_headers_through_redis(
         await training.wait_empty()
 
 
-async def test_b2_rows_without_room_fail_the_capture_and_are_not_sent_through_redis(
+async def test_b2_rows_without_room_are_refused_and_not_sent_through_redis(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.ARENA_BYTES", 4096)
+    monkeypatch.setattr("fleet.capture.source.NO_ROOM_PAUSE_S", 0.0)
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
-        with pytest.raises(TransferError):
+        with pytest.raises(SampleRefused, match=r"not transferred: .*\(transfer\.\w+_mib\)"):
             await training.source.capture(prompt(1))
         assert (await training.client.training.counts())["failed"] == 1
         assert len(await answer(training.client, question(1))) == 1, "an answer needs no arena"

@@ -71,6 +71,27 @@ async def test_b6_samples_are_captured_while_the_trainer_trains(
         assert (await run(given)).state is RunState.FINISHED
 
 
+async def test_samples_are_trained_on_one_at_a_time_where_there_is_no_room_for_more(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.ARENA_BYTES", 64 << 10)
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        done = await run(training.run_over(pool(6)))
+        assert (done.state, done.trained, done.refused) == (RunState.FINISHED, 6, 0)
+        await training.wait_empty()
+
+
+async def test_sample_that_has_no_room_is_refused_and_the_run_goes_on(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.harness.ARENA_BYTES", 64 << 10)
+    monkeypatch.setattr("fleet.capture.source.NO_ROOM_PAUSE_S", 0.0)
+    async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
+        done = await run(training.run_over([prompt(1), prompt(2, length=60), prompt(3)]))
+        assert (done.state, done.trained, done.refused) == (RunState.FINISHED, 2, 1)
+        await training.wait_empty()
+
+
 async def test_b7_run_that_is_stopped_makes_no_version(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         stop, given = asyncio.Event(), training.run_over(prompt(number) for number in range(10_000))

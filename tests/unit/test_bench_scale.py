@@ -36,7 +36,7 @@ def test_scale_invalid_number_is_a_usage_error(arguments: list[str], capsys: pyt
     assert "is not a whole number" in capsys.readouterr().err
 
 
-@pytest.mark.one_in(3, "benchmarks")
+@pytest.mark.one_in(5, "benchmarks")
 def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Real processes and a real Redis; speed is not checked."""
     out, picture = tmp_path / "out.json", tmp_path / "out.png"

@@ -18,7 +18,7 @@ from fleet.core.errors import FleetError
 MIB = 2**20
 
 
-@pytest.mark.one_in(3, "benchmarks")
+@pytest.mark.one_in(5, "benchmarks")
 def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, picture = tmp_path / "spans.json", tmp_path / "spans.png"
     assert run(["--spans", "--small", "--json", str(out), "--png", str(picture)]) == 0
@@ -32,7 +32,7 @@ def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, ca
         assert all(speed > 0 for speeds in work.tokens_per_s.values() for speed in speeds)
 
 
-@pytest.mark.one_in(3, "benchmarks")
+@pytest.mark.one_in(5, "benchmarks")
 def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Path) -> None:
     options = parse(["--too-large", "--small"])
     write_random(tmp_path / "model", SMALL)

@@ -8,21 +8,22 @@ import pytest
 from tests.drawn import not_drawn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CollectedTest:
     """The part of a collected test that is read."""
 
     nodeid: str
-    group: str
+    marker: pytest.MarkDecorator | None = None
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return pytest.mark.one_in(3, self.group).mark if name == "one_in" and self.group else None
+        return self.marker.mark if self.marker and self.marker.name == name else None
 
 
 ITEMS = [
-    *(CollectedTest(f"test_long[{number}]", "long") for number in range(5)),
-    CollectedTest("test_alone", "alone"),
-    CollectedTest("test_short", ""),
+    *(CollectedTest(f"test_a.py::test_long[{number}]", pytest.mark.one_in(3, "long")) for number in range(5)),
+    *(CollectedTest(f"test_{file}.py::test_{number}", pytest.mark.one_file_in(2, "files")) for file in "bcd" for number in "12"),
+    CollectedTest("test_a.py::test_alone", pytest.mark.one_in(3, "alone")),
+    CollectedTest("test_a.py::test_short"),
 ]
 
 
@@ -33,6 +34,11 @@ def drawn(seed: int) -> set[str]:
 
 def test_each_run_draws_a_share_and_three_runs_draw_all() -> None:
     runs = [drawn(seed) for seed in (7, 8, 9)]
-    long = [{name for name in run if name.startswith("test_long")} for run in runs]
+    long = [{name for name in run if "::test_long" in name} for run in runs]
     assert sorted(map(len, long)) == [1, 2, 2] and len(set.union(*long)) == 5
-    assert all({"test_alone", "test_short"} <= run for run in runs), "a test that is selected by itself is drawn"
+    assert all({"test_a.py::test_alone", "test_a.py::test_short"} <= run for run in runs), "one that is alone is drawn"
+
+
+def test_files_are_drawn_whole() -> None:
+    runs = [[name.partition("::")[0] for name in sorted(drawn(seed)) if "test_a" not in name] for seed in (7, 8)]
+    assert runs == [["test_c.py"] * 2, ["test_b.py"] * 2 + ["test_d.py"] * 2]

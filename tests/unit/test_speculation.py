@@ -1,6 +1,8 @@
 """The number of drafts that a pass verifies, by measured times: passes whose times are given by a function."""
 
+import random
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, cast
 
 import pytest
@@ -147,30 +149,45 @@ class Growing:
         return True
 
 
-def run_passes(speculation: Speculation, number: int, *, accepts: bool) -> list[int]:
-    """Return the drafts of each pass of one request. A row takes as long as a pass: only drafts that are right are worth it."""
+def run_passes(speculation: Speculation, number: int, *, is_right: Callable[[], bool], draft_s: float) -> list[int]:
+    """Return the drafts of each pass of one request. A pass takes 1 s, and so much more for each draft."""
     task, drafts, request = cast(Any, Growing()), list[int](), RequestId("r")
     for _ in range(number):
         entry: PassEntry[Any] = PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1))
         (entry,) = speculation.with_drafts([(request, entry)], cast(KVPool, task))
         drafts.append(len(entry.extent.drafts))
-        drawn = cast(Any, [None] * (1 + drafts[-1] * accepts))
-        seconds = 1.0 if accepts else 1.0 + drafts[-1]
-        speculation.record([(request, entry)], PassDone(tapped={}, drawn={id(entry.extent): drawn}), seconds)
+        num_accepted = len(list(takewhile(bool, (is_right() for _ in range(drafts[-1])))))
+        drawn = cast(Any, [None] * (1 + num_accepted))
+        done = PassDone(tapped={}, drawn={id(entry.extent): drawn})
+        speculation.record([(request, entry)], done, 1.0 + draft_s * drafts[-1])
     return drafts
+
+
+def run_equal_passes(speculation: Speculation, number: int, *, accepts: bool) -> list[int]:
+    """The same where all drafts are right and take no time, or all are wrong, and a draft takes as long as a pass."""
+    return run_passes(speculation, number, is_right=lambda: accepts, draft_s=0.0 if accepts else 1.0)
 
 
 def test_guesses_are_rarely_looked_for_while_none_is_worth_its_time() -> None:
     drafter = CountedGuesses()
     speculation = Speculation({"suffix": drafter}, "suffix", 3)
-    run_passes(speculation, 400, accepts=False)
+    run_equal_passes(speculation, 400, accepts=False)
     before = drafter.num_asked
-    num_measures = sum(map(bool, run_passes(speculation, 400, accepts=False)))
+    num_measures = sum(map(bool, run_equal_passes(speculation, 400, accepts=False)))
     assert num_measures <= 400 / FEWEST_BETWEEN
     assert drafter.num_asked - before <= 400 / REST + (REST + 1) * num_measures + 1, "each measure is followed by a new attempt"
-    run_passes(speculation, 4000, accepts=True)
+    run_equal_passes(speculation, 4000, accepts=True)
     before = drafter.num_asked
-    assert set(run_passes(speculation, 20, accepts=True)) == {3} and drafter.num_asked - before == 20
+    drafts = run_equal_passes(speculation, 20, accepts=True)
+    assert drafts.count(3) >= 19 and drafter.num_asked - before == 20, "one of them may measure another number"
+
+
+@pytest.mark.parametrize(("rate", "draft_s", "best"), [(0.85, 0.35, 3), (0.9, 0.4, 3), (0.7, 0.25, 2)])
+def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(rate: float, draft_s: float, best: int) -> None:
+    """`rate`: of drafts that are right after right ones. The best number is 3 to 10 % faster than the one below."""
+    speculation, chance = Speculation({"suffix": CountedGuesses()}, "suffix", 3), random.Random(1)
+    drafts = run_passes(speculation, 3000, is_right=lambda: chance.random() < rate, draft_s=draft_s)
+    assert drafts[500:].count(best) >= 0.7 * len(drafts[500:])
 
 
 def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:

@@ -8,6 +8,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 from typing import cast
 
 from fleet.core.errors import BadInput
@@ -17,15 +19,17 @@ from fleet.engine.torch.drafter_choice import DrafterChoice, Gain
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.pass_costs import WEIGHT, PassCosts
+from fleet.engine.torch.pass_costs import Average, PassCosts
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
 from fleet.engine.torch.program import DraftedTask, TaskT
 
 log = logging.getLogger(__name__)
 
-FIRST_SHARE = 0.7
-"""Share of drafts that is assumed to be accepted, per position, before there are measures."""
+FIRST_RATE, FIRST_WEIGHT = 0.7, 10
+"""Share of drafts that is assumed to be accepted if those before them were, and how many measures the assumption counts as."""
+RATE_WEIGHT = 0.02
+"""Weight of a new measure: a draft is accepted or not, so that the average of few says little."""
 MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
 """Drafters among which `auto` chooses."""
@@ -37,9 +41,13 @@ MOST_EARLY_PASSES = 512
 
 @dataclass(slots=True)
 class _Measured:
-    """Measures of the passes with one drafter. Lists are by position of a draft."""
+    """Measures of the passes with one drafter. Lists are by position of a draft.
 
-    shares: list[float]
+    `rates`: shares of drafts that were accepted among those whose predecessors were. So a position that is not drafted at present
+    follows the positions before it.
+    """
+
+    rates: list[Average]
     num_drafted: list[int]
     num_accepted: list[int]
     costs: PassCosts
@@ -48,7 +56,7 @@ class _Measured:
 
     @classmethod
     def nothing(cls, most: int, costs: PassCosts) -> "_Measured":
-        return cls([FIRST_SHARE ** (number + 1) for number in range(most)], [0] * most, [0] * most, costs)
+        return cls([Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(most)], [0] * most, [0] * most, costs)
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         self.num_draws += 1
@@ -56,7 +64,12 @@ class _Measured:
             is_accepted = number < num_accepted
             self.num_drafted[number] += 1
             self.num_accepted[number] += is_accepted
-            self.shares[number] += WEIGHT * (is_accepted - self.shares[number])
+            if number <= num_accepted:
+                self.rates[number].add(is_accepted, RATE_WEIGHT)
+
+    def num_expected(self, length: int) -> float:
+        """Return the number of drafts of so many that are accepted on average."""
+        return sum(accumulate((rate.value for rate in self.rates[:length]), mul))
 
 
 class Speculation:
@@ -178,7 +191,8 @@ class Speculation:
     def _choose(self, most: Sequence[int]) -> int:
         """Return the number of drafts of each request up to which they are worth their time."""
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
-        tokens = [len(most) + sum(sum(self._own.shares[:length]) for length in each) for each in lengths]
+        expected = [self._own.num_expected(length) for length in range(max(most) + 1)]
+        tokens = [len(most) + sum(expected[length] for length in each) for each in lengths]
         return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths])
 
     def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
