@@ -72,6 +72,8 @@ SLOWEST_FIRST = (
     "unit",
 )
 """Folders by the time that their slowest module takes. A run in several processes ends evenly when short modules come last."""
+SELECTING = ("file_or_dir", "keyword", "markexpr", "lf")
+"""Options with which a person selects tests: all of these run, and none is left to chance."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -82,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in impossible]
     if not config.getoption("--thorough"):
         left_out = {item for item in items if item.get_closest_marker("thorough")}
-        if not config.getoption("lf", False):
+        if not any(config.getoption(name, None) for name in SELECTING):
             seed = int(config.getoption("randomly_seed", None) or 0)
             left_out |= not_drawn([item for item in items if item not in left_out], seed)
         config.hook.pytest_deselected(items=list(left_out))

@@ -8,7 +8,7 @@ import pytest
 def not_drawn(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
     """Return the tests with a marker that this run leaves out: by its seed it draws one test, or one file, in `n` of each group.
 
-    A test or a file that is selected by itself is always drawn.
+    A test or a file that is alone in its group is always drawn.
     """
     groups: dict[tuple[int, str], dict[str, list[pytest.Item]]] = {}
     for item in items:

@@ -89,14 +89,14 @@ class CaptureSource:
             async with self._slots.take() as slot:
                 try:
                     done = await patiently(lambda: self._captured(answered, publish))
-                except TransferError as error:
-                    num_alone += slot.is_alone
-                    if num_alone == NO_ROOM_TRIES:
-                        raise SampleRefused(f"the rows of an answer were not transferred: {error.message}") from error
-                    self._slots.note_no_room(slot, error)
-                else:
                     self._slots.note_success()
                     return done
+                except TransferError as error:
+                    failure = error
+            num_alone += slot.is_alone
+            if num_alone == NO_ROOM_TRIES:
+                raise SampleRefused(f"the rows of an answer were not transferred: {failure.message}") from failure
+            self._slots.note_no_room(slot, failure)
             await asyncio.sleep(NO_ROOM_PAUSE_S if slot.is_alone else 0)
 
     async def _count(self, outcome: Outcome) -> None:

@@ -81,7 +81,7 @@ async def test_samples_are_trained_on_one_at_a_time_where_there_is_no_room_for_m
         await training.wait_empty()
 
 
-async def test_sample_that_has_no_room_is_refused_and_the_run_goes_on(
+async def test_sample_that_has_no_room_is_refused_and_the_run_continues(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.ARENA_BYTES", 64 << 10)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fleet.engine.torch.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, num_equal_before
+from fleet.engine.torch.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, longest_matches
 
 
 def test_ngram_continues_as_after_the_same_tokens_before() -> None:
@@ -67,6 +67,10 @@ def test_table_drops_the_oldest_answers_and_all_that_it_has_of_them() -> None:
     assert table.num_tokens == sum(map(len, kept)), "an answer that is longer than the table is not stored"
 
 
-def test_length_of_a_match_is_bounded() -> None:
-    assert num_equal_before([1] * 50, 50, [1] * 50) == MAX_MATCH
-    assert num_equal_before([2, 1, 1], 3, [3, 1, 1]) == 2 and num_equal_before([1, 1], 2, [1]) == 1
+def test_longest_matches_are_kept_up_to_a_bounded_length() -> None:
+    last = [9, *range(20, 20 + MAX_MATCH)]
+    equal, longer, short, at_start = [8, *last[1:], 1], [*last, 2], [7, 7, *last[-2:], 3], [*last[-2:], 4]
+    places = [(ids, len(ids) - 1) for ids in (short, equal, longer, at_start)]
+    assert longest_matches(places, last) == places[1:3], "more equal tokens do not count"
+    assert longest_matches([places[0], places[3]], last) == [places[0], places[3]]
+    assert longest_matches([], last) == []

@@ -6,8 +6,9 @@ lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding), suffix 
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from torch import Tensor
@@ -128,13 +129,8 @@ class MatchingDrafter(Drafter, ABC):
         self._proposers.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A place in a list of tokens, before which `length` tokens are equal to the last ones of an answer."""
-
-    ids: Sequence[int]
-    at: int
-    length: int
+Place = tuple[Sequence[int], int]
+"""A list of tokens, and an index of it before which the last two tokens of an answer occur."""
 
 
 class IndexedTokens:
@@ -152,11 +148,9 @@ class IndexedTokens:
                 places = self._after.setdefault((self.ids[-2], self.ids[-1]), deque(maxlen=MAX_PLACES + 1))
                 places.append(len(self.ids))
 
-    def places(self) -> Iterator[_Place]:
-        """Yield the earlier places at which the tokens before are the last ones."""
-        for at in self._after.get(last_pair(self.ids), ()):
-            if at < len(self.ids):
-                yield _Place(self.ids, at, num_equal_before(self.ids, at, self.ids))
+    def places(self) -> list[Place]:
+        """Return the earlier places before which the last two tokens occur."""
+        return [(self.ids, at) for at in self._after.get(last_pair(self.ids), ()) if at < len(self.ids)]
 
 
 class AnswerTable:
@@ -188,37 +182,37 @@ class AnswerTable:
             if not places:
                 del self._after[pair]
 
-    def places(self, ids: Sequence[int]) -> Iterator[_Place]:
-        """Yield places at which the tokens before are the last ones of `ids`."""
-        places = self._after.get(last_pair(ids), deque())
-        for number in range(1, min(len(places), MAX_PLACES) + 1):
-            answer, at = places[-number]
-            yield _Place(answer, at, num_equal_before(answer, at, ids))
+    def places(self, ids: Sequence[int]) -> list[Place]:
+        """Return the latest places before which the last two tokens of `ids` occur."""
+        places = self._after.get(last_pair(ids), deque[Place]())
+        return list(islice(reversed(places), MAX_PLACES))
 
 
 def last_pair(ids: Sequence[int]) -> Pair | None:
     return (ids[-2], ids[-1]) if len(ids) >= MIN_MATCH else None
 
 
-def num_equal_before(ids: Sequence[int], at: int, last: Sequence[int]) -> int:
-    """Return how many tokens before a place are equal to the last ones of `last`, at most `MAX_MATCH`."""
-    most = min(at, len(last), MAX_MATCH)
-    return next((number for number in range(most) if ids[at - 1 - number] != last[-1 - number]), most)
-
-
-def continued(places: Sequence[_Place], most: int) -> list[int]:
-    """Return the most frequent continuation, token by token, of the places with the longest match."""
-    longest = max((place.length for place in places), default=0)
-    follow = [place for place in places if place.length == longest]
-    guesses: list[int] = []
-    while len(guesses) < most:
-        number = len(guesses)
-        follow = [place for place in follow if place.at + number < len(place.ids)]
-        if not follow:
+def longest_matches(places: Sequence[Place], last: Sequence[int]) -> Sequence[Place]:
+    """Return the places before which the most tokens are the last ones of `last`, at most `MAX_MATCH`."""
+    for length in range(MIN_MATCH + 1, min(MAX_MATCH, len(last)) + 1):
+        token = last[-length]
+        longer = [(ids, at) for ids, at in places if at >= length and ids[at - length] == token]
+        if not longer:
             break
-        ((token, _),) = Counter(place.ids[place.at + number] for place in follow).most_common(1)
+        places = longer
+    return places
+
+
+def continued(places: Sequence[Place], most: int) -> list[int]:
+    """Return the most frequent continuation of the places, token by token."""
+    guesses: list[int] = []
+    for number in range(most):
+        places = [(ids, at) for ids, at in places if at + number < len(ids)]
+        if not places:
+            break
+        ((token, _),) = Counter(ids[at + number] for ids, at in places).most_common(1)
         guesses.append(token)
-        follow = [place for place in follow if place.ids[place.at + number] == token]
+        places = [(ids, at) for ids, at in places if ids[at + number] == token]
     return guesses
 
 
@@ -253,5 +247,8 @@ class MatchedProposer(Proposer):
         self._own.extend(tokens)
 
     def propose(self, most: int) -> Sequence[int]:
-        served = self._table.places(self._own.ids) if self._table is not None else ()
-        return continued([*self._own.places(), *served], most) if most > 0 else ()
+        if most <= 0:
+            return ()
+        ids = self._own.ids
+        served = self._table.places(ids) if self._table is not None else ()
+        return continued(longest_matches([*self._own.places(), *served], ids), most)

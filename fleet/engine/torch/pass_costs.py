@@ -7,6 +7,8 @@ from dataclasses import dataclass
 WEIGHT, RARE_WEIGHT = 0.1, 0.5
 """Weight of a new measure in the averages, and of one that is taken now and then only."""
 FEWEST_MEASURES = 3
+MARGIN = 0.03
+"""Part by which a pass with drafts must be faster per token than one without: less is within the noise of the measures."""
 FEWEST_BETWEEN, WASTED, MOST_CREDIT = 32, 0.01, 4
 """Passes between two measures of other numbers than the best; the share of the time that they may waste, and for how many passes
 time may be saved for them.
@@ -107,7 +109,8 @@ class PassCosts:
         if self._drafted.least is None:
             return len(drafts) - 1
         times = [self._time(num_requests, number) for number in drafts]
-        best = max(range(len(drafts)), key=lambda number: tokens[number] / times[number])
+        speeds = [tokens[number] / times[number] / (1 + MARGIN * (number > 0)) for number in range(len(drafts))]
+        best = max(range(len(drafts)), key=speeds.__getitem__)
         return self._or_alternative(best, tokens, times)
 
     def count_plain(self, num_requests: int) -> None:
