@@ -53,12 +53,16 @@ class ComputedRows:
 
 
 class Drafter(Protocol):
-    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass. `late_s`: seconds of the last
-    `propose` for rows that it could have read before earlier passes, had drafts been wanted for them.
+    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass.
+
+    Seconds of the last `propose`: `late_s` for rows that it could have read before earlier passes, had drafts been wanted for
+    them; `prompt_s` for those of `num_prompts` prompts.
     """
 
     costs_time: bool = False
     late_s: float = 0.0
+    prompt_s: float = 0.0
+    num_prompts: int = 0
 
     @property
     def can_draft(self) -> bool:

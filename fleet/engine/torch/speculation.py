@@ -19,7 +19,7 @@ from fleet.engine.torch.drafter_choice import DrafterChoice, Gain
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.pass_costs import Average, PassCosts
+from fleet.engine.torch.pass_costs import WEIGHT, Average, PassCosts
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
 from fleet.engine.torch.program import DraftedTask, TaskT
@@ -55,8 +55,8 @@ class _Measured:
     gain: Gain = field(default_factory=Gain)
 
     @classmethod
-    def nothing(cls, most: int, costs: PassCosts) -> "_Measured":
-        return cls([Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(most)], [0] * most, [0] * most, costs)
+    def nothing(cls, rates: list[Average], costs: PassCosts) -> "_Measured":
+        return cls(rates, [0] * len(rates), [0] * len(rates), costs)
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         self.num_draws += 1
@@ -82,16 +82,26 @@ class Speculation:
     def __init__(self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True) -> None:
         self._drafters, self._most, self.follows_times = drafters, most, follows_times
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
+        self._prompt_s = {each: Average() for each in (OFF, *drafters)}
+        """Seconds for which a drafter reads the prompt of one answer, if it drafts for it."""
+        self._answer_tokens = Average()
+        self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
         self._version = 0
         self.use(name)
 
+    def _first_rates(self) -> list[Average]:
+        return [Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(self._most)]
+
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on; counts begin at 0, times stay known. Raises: BadInput if unknown."""
+        """Draft with another drafter from the next pass on. Counts begin at 0; times, and how often its drafts are right, stay known.
+
+        Raises: BadInput if unknown.
+        """
         known = (OFF, *self._drafters, AUTO)
         if name not in known:
             raise BadInput(f"drafter: {name!r} is none of {', '.join(known)}", param="drafter")
         self._failed = self._failure = ""
-        self._measured = {each: _Measured.nothing(self._most, costs) for each, costs in self._costs.items()}
+        self._measured = {each: _Measured.nothing(self._rates[each], costs) for each, costs in self._costs.items()}
         self._drafting_s = 0.0
         self._choice: DrafterChoice | None = None
         if name == AUTO:
@@ -124,6 +134,7 @@ class Speculation:
     def on_new_head(self, version: int) -> None:
         """Begin to count again, for another version of the draft head. A drafter that failed is used again with it."""
         self._version = version
+        self._rates[EAGLE3] = self._first_rates()
         self.use(AUTO if self._choice is not None else self._failed or self._name)
 
     def _end_drafting(self, error: BaseException) -> None:
@@ -193,7 +204,13 @@ class Speculation:
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
         expected = [self._own.num_expected(length) for length in range(max(most) + 1)]
         tokens = [len(most) + sum(expected[length] for length in each) for each in lengths]
-        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths])
+        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths], self._prompt_s_of_token)
+
+    @property
+    def _prompt_s_of_token(self) -> float:
+        """Seconds for which prompts are read for each token of an answer, if drafts are made."""
+        prompt_s, answer_tokens = self._prompt_s[self._name], self._answer_tokens
+        return prompt_s.value / answer_tokens.value if prompt_s.is_known and answer_tokens.is_known else 0.0
 
     def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
         """Count the results of a pass, and its time if it computed one known row of each request."""
@@ -208,8 +225,7 @@ class Speculation:
         self._drafting_s = 0.0
         if own is self._own and all(extent.num_rows - len(extent.drafts) == 1 for extent in extents):
             num_drafts = sum(len(extent.drafts) for extent in extents)
-            late_s = self._drafter.late_s if self._drafter is not None and num_drafts else 0.0
-            self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s, late_s)
+            self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s)
 
     def _read(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone) -> float:
         """Let the drafter read the rows of a pass; return the seconds that it took."""
@@ -223,13 +239,14 @@ class Speculation:
             self._end_drafting(error)
         return time.monotonic() - began_s
 
-    def _add_time(
-        self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float, late_s: float
-    ) -> None:  # fmt: skip
-        """Count the time of a decode pass, and use another drafter from the next one on if that is faster. `late_s`: a part of
-        it, see `Drafter`.
-        """
-        self._own.costs.add(len(requests), num_drafts, seconds - late_s, late_s)
+    def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
+        """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
+        apart_s = 0.0
+        if self._drafter is not None and num_drafts:
+            apart_s = self._drafter.late_s + self._drafter.prompt_s
+            for _ in range(self._drafter.num_prompts):
+                self._prompt_s[self._name].add(self._drafter.prompt_s / self._drafter.num_prompts, WEIGHT)
+        self._own.costs.add(len(requests), num_drafts, seconds - apart_s, apart_s)
         plain_s = self._own.costs.plain_s(len(requests))
         if self._choice is None and plain_s is not None:
             self._own.gain.add(plain_s * num_tokens / len(requests), seconds)
@@ -252,6 +269,8 @@ class Speculation:
         """Forget a request; an answer that is complete may serve for later drafts, also of a drafter that `auto` may choose."""
         if self._early is not None:
             self._early.discard(request)
+        if complete and task.answer_ids:
+            self._answer_tokens.add(len(task.answer_ids), WEIGHT)
         compared = self._drafters.values() if self._choice is not None else ()
         for drafter in compared or filter(None, [self._drafter]):
             drafter.close(request)

@@ -29,7 +29,7 @@ MOST_UNREAD = 256
 @dataclass(slots=True, kw_only=True)
 class _Unread:
     """Rows [start, stop) of a request that the head has not read, with their features in parts. `is_due`: drafts could follow
-    them. `num_late`: of the first rows, after which drafts could have followed.
+    them. `num_late`: of its rows after the prompt, those after which drafts could have followed. `num_prompt`: of the prompt.
     """
 
     task: DraftedTask
@@ -39,6 +39,7 @@ class _Unread:
     features: list[Tensor] = field(default_factory=list[Tensor])
     is_due: bool = False
     num_late: int = 0
+    num_prompt: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -92,19 +93,21 @@ class HeadDrafter(Drafter):
             if unread is None or unread.stop != each.start:  # pages that were taken back are computed again
                 unread = self._unread[each.request] = _Unread(task=each.task, table=each.table, start=each.start, stop=each.start)
             if unread.is_due:
-                unread.num_late = unread.num_rows
+                unread.num_late = unread.num_rows - unread.num_prompt
+            if len(each.task.answer_ids) <= 1:
+                unread.num_prompt += each.stop - each.start
             unread.stop, unread.is_due = each.stop, each.task.num_rows == each.stop + 1
             unread.features.append(each.features_NT)
             if unread.num_rows >= MOST_UNREAD:
                 many.append(each.request)
         self._read(many)
 
-    def _read(self, requests: Sequence[RequestId]) -> float:
-        """Compute the rows of requests that the head has not read; return the seconds for those of them that are late."""
+    def _read(self, requests: Sequence[RequestId]) -> tuple[float, float, int]:
+        """Compute the rows of requests that the head has not read; return `late_s`, `prompt_s` and `num_prompts`."""
         began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]
         if not unread or self._head is None:
-            return 0.0
+            return 0.0, 0.0, 0
         extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in unread]
         following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in unread])
         features_NT = torch.cat([part for each in unread for part in each.features])
@@ -113,12 +116,15 @@ class HeadDrafter(Drafter):
         for request, extent in zip(requests, extents, strict=True):
             last += extent.num_rows
             self._hidden[request] = extent.stop, hidden_NH[last - 1 : last]
-        return (time.monotonic() - began_s) * sum(each.num_late for each in unread) / last
+        row_s = (time.monotonic() - began_s) / last
+        num_late, num_prompt = sum(each.num_late for each in unread), sum(each.num_prompt for each in unread)
+        return row_s * num_late, row_s * num_prompt, sum(each.num_prompt > 0 for each in unread)
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         found: list[Sequence[int]] = [()] * len(asked)
         most = max((each.most for each in asked), default=0)
-        self.late_s = self._read([each.request for each in asked if each.most > 0 and each.request in self._unread])
+        unread = [each.request for each in asked if each.most > 0 and each.request in self._unread]
+        self.late_s, self.prompt_s, self.num_prompts = self._read(unread)
         ready = [at for at, each in enumerate(asked) if self._is_ready(each, most)]
         if not ready or self._head is None:
             return found
