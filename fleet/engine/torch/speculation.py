@@ -93,7 +93,7 @@ class Speculation:
         return [Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(self._most)]
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on. Counts begin at 0; times, and how often its drafts are right, stay known.
+        """Draft with another drafter from the next pass on. Counts begin at 0; times and rates of right drafts stay known.
 
         Raises: BadInput if unknown.
         """
