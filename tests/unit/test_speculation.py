@@ -9,7 +9,7 @@ import pytest
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
-from fleet.core.speculation_figures import SpeculationFigures, decode_speculation, encode_speculation
+from fleet.core.speculation_figures import EAGLE3, OFF, SpeculationFigures, decode_speculation, encode_speculation
 from fleet.engine.torch.drafters import AskedDraft, Drafter, NgramDrafter
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
@@ -22,12 +22,15 @@ NUM_PASSES, MOSTLY = 4000, 0.96
 """Every 32nd pass may measure another number, where that wastes little time."""
 
 
-def chosen(seconds: Callable[[int], float], share: float, most: int = 3) -> list[int]:
-    """Return the drafts of each of many passes of one request, each draft accepted with a constant share."""
+def chosen(seconds: Callable[[int], float], share: float, most: int = 3, token_s: float = 0.0) -> list[int]:
+    """Return the drafts of each of many passes of one request, each draft accepted with a constant share.
+
+    `token_s`: time for the prompt for each token of the answer.
+    """
     costs, numbers = PassCosts(), list[int]()
     tokens = [sum(share**number for number in range(count + 1)) for count in range(most + 1)]
     for _ in range(NUM_PASSES):
-        numbers.append(costs.choice(1, tokens, list(range(most + 1))))
+        numbers.append(costs.choice(1, tokens, list(range(most + 1)), token_s))
         costs.add(1, numbers[-1], seconds(numbers[-1]))
     return numbers
 
@@ -41,6 +44,12 @@ def test_drafts_are_verified_where_rows_cost_little() -> None:
 def test_no_drafts_are_verified_where_rows_cost_as_much_as_passes() -> None:
     numbers = chosen(lambda drafts: 1.0 + drafts, share=0.6)
     assert sum(number > 0 for number in numbers) < 0.02 * NUM_PASSES
+
+
+@pytest.mark.parametrize(("token_s", "best"), [(0.1, 3), (0.6, 0)])
+def test_time_for_prompts_counts_where_drafts_are_made(token_s: float, best: int) -> None:
+    numbers = chosen(lambda drafts: 1.0 + 0.05 * drafts, share=0.6, token_s=token_s)
+    assert sum(number == best for number in numbers) > MOSTLY * NUM_PASSES
 
 
 def test_fewer_drafts_are_verified_where_later_ones_are_rarely_right() -> None:
@@ -188,6 +197,16 @@ def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(rate: flo
     speculation, chance = Speculation({"suffix": CountedGuesses()}, "suffix", 3), random.Random(1)
     drafts = run_passes(speculation, 3000, is_right=lambda: chance.random() < rate, draft_s=draft_s)
     assert drafts[500:].count(best) >= 0.7 * len(drafts[500:])
+
+
+def test_rates_of_right_drafts_outlast_a_switch_and_begin_again_with_another_head() -> None:
+    speculation = Speculation({EAGLE3: CountedGuesses()}, EAGLE3, 3)
+    run_passes(speculation, 400, is_right=lambda: False, draft_s=0.3)
+    speculation.use(OFF)
+    speculation.use(EAGLE3)
+    assert sum(run_passes(speculation, 20, is_right=lambda: False, draft_s=0.3)) <= 3, "one pass may measure another number"
+    speculation.on_new_head(2)
+    assert sum(run_passes(speculation, 20, is_right=lambda: True, draft_s=0.3)) >= 3 * 10
 
 
 def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:
