@@ -21,6 +21,8 @@ from tests.oracle.divided_speech import (
 )
 from tests.span_route import KillPoint, SpanRoute
 
+pytestmark = pytest.mark.one_file_in(2, "spans of an engine")
+
 DIVISIONS = (
     ("forward 1", "reverse 1"),
     ("forward 1 tapped on the anchor", "reverse 2"),

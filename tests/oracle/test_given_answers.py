@@ -18,6 +18,8 @@ from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, ga
 from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", *in_step(QWEN3_OMNI))
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 CASE = dataclasses.replace(next(case for case in CASES if case.name == "audio"), frames=24)

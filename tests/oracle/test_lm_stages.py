@@ -22,6 +22,8 @@ from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES
 from tests.oracle.twins import Built, Truth, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
+pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")
 EMBEDDING = "thinker.model.embed_tokens.weight"

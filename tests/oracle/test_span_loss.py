@@ -25,6 +25,8 @@ from tests.oracle.test_span_engine import (
 from tests.oracle.test_text_engine import write_model
 from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver, route_of, single
 
+pytestmark = pytest.mark.one_file_in(2, "spans of an engine")
+
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 POINTS = ("before", "computed", "sent")
 LOSSES = ("forward 1", "forward 2", "forward 3", "reverse 1", "reverse 2", "reverse 3", "head on anchor 2")

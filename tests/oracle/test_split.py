@@ -15,6 +15,8 @@ from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, ga
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 THINKER_PD = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 TALKER_PD = ("stages.talker.split.prefill.replicas=1", "stages.talker.split.decode.replicas=1")

@@ -190,7 +190,7 @@ CHECKS = (
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),
     Check(r"pip install .*", install),
-    Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+)?", parse_shell),
+    Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+( -k \w+)?)?", parse_shell),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
     Check(r"python -m pytest .*", parse_shell),
