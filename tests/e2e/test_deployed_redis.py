@@ -19,6 +19,8 @@ from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.support import redis_answers, start_cli, wait_until
 from tests.unit.test_deploy import DEPLOY, documents
 
+pytestmark = pytest.mark.one_file_in(4, "processes")
+
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:

@@ -26,7 +26,7 @@ from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
 from tests.support import Running, command_line, run_cli, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "processes")
+pytestmark = pytest.mark.one_file_in(4, "processes")
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
 
+pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+
 OPTIONS = ("--set", "web.port=0")
 QUESTIONS = ("what day comes after monday", "what is your name", "what is the opposite of hot", "what is the capital of france")
 UNDERSTOOD = 0.5

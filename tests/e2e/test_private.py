@@ -20,7 +20,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "processes")
+pytestmark = pytest.mark.one_file_in(4, "processes")
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SECRETS = {

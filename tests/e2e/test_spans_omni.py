@@ -22,7 +22,7 @@ from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, spec_of, speech
 from tests.oracle.twins import speaking_stages, speaking_twin
 from tests.support import REPO, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "spans of processes")
+pytestmark = pytest.mark.one_file_in(3, "spans of processes")
 
 CONFIG = REPO / "configs" / "spans_omni.yaml"
 CASES = (

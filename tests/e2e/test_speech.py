@@ -23,6 +23,8 @@ from tests.e2e.fleets import ProcessFleet, fleet_up, worker_ids
 from tests.oracle.cases import speech_like
 from tests.support import NEVER_EXPIRES, wait_until
 
+pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+
 SETTINGS = (
     "checkpoint=tiny", "device=cpu", "web.port=0", "transfer.kind=nixl",
     "web.max_leading_silence_ms=null",  # samples are counted and compared

@@ -17,7 +17,7 @@ from fleet.train.engine import VERSIONS
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.support import Running, run_cli, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "learning processes")
+pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 SETTINGS = (
     "graph=text", "checkpoint=tiny", "web.port=0",

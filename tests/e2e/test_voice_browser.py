@@ -17,7 +17,7 @@ from tests.support import wait_until
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, note_states, noted_states, wait_js
 
-pytestmark = pytest.mark.one_file_in(2, "spoken to")
+pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 RATE_HZ = 24_000
 COUNT = "count from one to thirty"

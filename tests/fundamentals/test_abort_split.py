@@ -12,6 +12,8 @@ from tests.harness import answer, assert_same, fake_spec, gateway, in_step, stop
 from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 SPLITS = ("thinker_pd", "talker_pd", "both_pd")
 ENDLESS = 100_000
 NUM_ABORTS, MAX_CONCURRENT, MOST_TURNS = 350, 32, 12

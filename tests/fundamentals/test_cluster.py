@@ -24,6 +24,8 @@ from fleet.graphs import get_graph
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
 from tests.support import await_until, default_server, free_port, redis_answers, run_cli, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
 NUM_SLOTS = 16384

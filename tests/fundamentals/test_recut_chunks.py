@@ -26,6 +26,8 @@ from tests.fundamentals.test_redis_restart import LEASES, OMNI
 from tests.harness import ANSWER_TIMEOUT_S, EdgeArrays, answer, assert_same, build, fake_spec_of, in_step, open_processes
 from tests.support import RedisProcess, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
 NUM_FRAMES = 110
 FIRST = (2, 4, 8, 16, 25)

@@ -19,6 +19,8 @@ from fleet.graphs import get_graph
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
 from tests.support import RedisProcess, await_until, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 OMNI = get_graph("qwen3_omni")
 SETTINGS = ("engine=fake", "device=cpu", "numerics=invariant", "transfer.kind=redis", "lease.worker_ttl_s=1.0", *in_step(OMNI))
 

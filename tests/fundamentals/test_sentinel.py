@@ -20,6 +20,8 @@ from fleet.graphs import get_graph
 from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
 from tests.support import RedisProcess, await_until, default_server, free_port, redis_answers, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 SERVICE = "voices"
 OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")

@@ -3,12 +3,16 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.engine.fake import FakeEngine, _Running  # pyright: ignore[reportPrivateUsage]
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 from tests.harness import answer, assert_same, fake_spec, gateway, open_fleet, thread_fleet
 from tests.support import await_until
+
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
 
 THINKER, THOUGHT = StageName("thinker"), EdgeName("thought")
 FEW_SLOTS = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")

@@ -15,6 +15,8 @@ from tests.harness import gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 NUM_AT_A_TIME, NUM_TOKENS = 24, 24
 EXPIRING = "limits.max_cached_conversations=0"
 

@@ -16,6 +16,8 @@ from fleet.stages.text import build_span
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
+
 WAIT_S = 20.0
 AUTOMATIC = "stages.lm.spans={anchor: '0:0', workers: auto, replicas: 2, standby: 1}"
 

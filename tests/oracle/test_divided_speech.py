@@ -21,7 +21,7 @@ from tests.oracle.divided_speech import (
 )
 from tests.span_route import KillPoint, SpanRoute
 
-pytestmark = pytest.mark.one_file_in(2, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 DIVISIONS = (
     ("forward 1", "reverse 1"),

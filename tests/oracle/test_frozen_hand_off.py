@@ -22,6 +22,8 @@ from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway,
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.support import freeze_process, start_cli, wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "engines")
+
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
 ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", f"graph={QWEN3_OMNI.name}")
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")

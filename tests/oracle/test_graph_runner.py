@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 from torch._dynamo.utils import counters
 
@@ -39,6 +40,8 @@ from tests.oracle.twins import (
     tokens_of,
     with_invalid_audio,
 )
+
+pytestmark = pytest.mark.one_file_in(3, "engines")
 
 THINKER, TALKER = SPEAKING
 SHORT = [case for case in CASES if case.frames <= 70]

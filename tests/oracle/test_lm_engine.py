@@ -24,6 +24,8 @@ from tests.oracle.twins import (
     with_invalid_audio,
 )
 
+pytestmark = pytest.mark.one_file_in(3, "engines")
+
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 
 

@@ -22,7 +22,7 @@ from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES
 from tests.oracle.twins import Built, Truth, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
-pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+pytestmark = pytest.mark.one_file_in(3, "engines")
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")

@@ -18,7 +18,7 @@ from fleet.spans.ring import BlockReads
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
 
-pytestmark = pytest.mark.one_file_in(2, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 HIDDEN, VOCAB = 64, 320
 SMALL_QWEN = Family(

@@ -25,7 +25,7 @@ from fleet.models.checkpoint import INDEX, file_of_each_weight
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 
-pytestmark = pytest.mark.one_file_in(2, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 NUM_LAYERS = 3
 SPLITS = (

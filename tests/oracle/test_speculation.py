@@ -33,6 +33,8 @@ from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text import build
 from tests.oracle.twins import assert_all_pages_free, tokens_of
 
+pytestmark = pytest.mark.one_file_in(3, "engines")
+
 LM, TEXT = StageName("lm"), EdgeName("text")
 NUM_TOKENS, NUM_DRAFTS, NUM_IDS = 40, 4, 256
 PROMPTS = tuple(tuple(random.Random(number).choices(range(3, NUM_IDS), k=3 + 5 * number)) for number in range(8))

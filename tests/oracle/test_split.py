@@ -15,7 +15,7 @@ from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, ga
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+pytestmark = pytest.mark.one_file_in(3, "engines")
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 THINKER_PD = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")

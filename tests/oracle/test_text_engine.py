@@ -26,7 +26,7 @@ from fleet.stages.text import build
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.twins import assert_all_pages_free, tokens_of
 
-pytestmark = pytest.mark.one_file_in(2, "engines and splits")
+pytestmark = pytest.mark.one_file_in(3, "engines")
 
 LM, TEXT = StageName("lm"), EdgeName("text")
 PROMPTS = ([5, 9, 200, 31], [77] * 3, list(range(40, 73)), [300, 2, 2, 2, 8, 100, 12, 13, 14], [11])

@@ -16,6 +16,8 @@ from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer
 from tests.oracle.oracle import SAMPLE_RATE_HZ, Oracle, OracleAnswer, from_pretrained, n_audio_tokens
 
+pytestmark = pytest.mark.one_file_in(3, "engines")
+
 FRAME_SAMPLES = 1920
 LOOKAHEAD_SAMPLES = 555
 HELLO = "Hello, how are you?"

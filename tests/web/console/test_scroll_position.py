@@ -1,6 +1,7 @@
 """An update of a page keeps form input, selection, focus, scroll position, opened details and playing audio."""
 
 import msgspec
+import pytest
 from playwright.sync_api import expect
 
 from fleet.core.clock import now_us
@@ -9,6 +10,8 @@ from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import paths
 from tests.web.console.watched_page import OpenPage, publish_event
 from tests.web.fake_telemetry import FakeTelemetry
+
+pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 SELECT = """id => {
   const range = document.createRange();

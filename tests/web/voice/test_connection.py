@@ -1,6 +1,7 @@
 """Lost and refused connections of the Voice page: answers continue, and the page shows the reason."""
 
 import numpy as np
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
@@ -9,6 +10,8 @@ from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 from web.http.errors import Unauthorized
 from web.realtime.transport.refusal import UNAUTHORIZED, close_reason
+
+pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 ALWAYS = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
 

@@ -9,7 +9,7 @@ from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, choose_push_to_talk, js, start, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
-pytestmark = pytest.mark.one_file_in(2, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 Hold = Callable[[Page], None]
 STEADY = tone(60.0, 700.0, MIC_RATE_HZ, 0.4)

@@ -11,7 +11,7 @@ from tests.web.voice.browsers import MIC_RATE_HZ, PRESS_KEY, Browsers, Visit, as
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, FakeVoiceServer, Pcm, VoiceScript, tone
 
-pytestmark = pytest.mark.one_file_in(2, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 MAX_BARGE_IN_MS = 800
 """The goal is 250 ms; a browser on a loaded machine is slower, and the measured time is printed."""

@@ -1,12 +1,15 @@
 """Typing on the Voice page: answers in text and in audio that is played sample by sample."""
 
 import numpy as np
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
 from tests.web.voice.browsers import ask, js, note_states, noted_states, tap, tapped, wait_js
 from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
+
+pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 
 def test_typed_message_is_answered_in_text_and_audio(text_page: Page, server: FakeVoiceServer) -> None:
