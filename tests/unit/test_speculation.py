@@ -100,6 +100,16 @@ def test_rows_that_a_head_reads_late_do_not_hide_that_drafts_are_worth_their_tim
     assert numbers[-NUM_PASSES // 4 :].count(3) >= MOSTLY * NUM_PASSES / 4
 
 
+def test_other_numbers_are_tried_only_in_passes_whose_time_is_counted() -> None:
+    costs = PassCosts()
+    for _ in range(FEWEST_MEASURES):
+        costs.add(1, 0, 1.0)
+        costs.add(1, 1, 1.1)
+    tokens = [1.0, 1.05]
+    assert not any(costs.choice(1, tokens, [0, 1], is_timed=False) for _ in range(NUM_PASSES))
+    assert any(costs.choice(1, tokens, [0, 1]) for _ in range(NUM_PASSES))
+
+
 def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
     """A pass with drafts takes longer, however many they are: one that verifies few of them seems never to pay."""
     numbers = chosen(lambda drafts: 1.0 + 0.5 * (drafts > 0), share=0.8)
@@ -149,26 +159,56 @@ class CountedGuesses(Drafter):
         pass
 
 
+class BacklogGuesses(CountedGuesses):
+    """Has 6 s of backlog in each pass."""
+
+    costs_time = True
+
+    def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
+        return [(1, 2, 3)[: each.most] for each in asked]
+
+    def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
+        return 6.0
+
+
 class Growing:
     """A task of one row after another, and a pool that has pages for it."""
 
     num_rows, wants_draw, most_drafts = 1, True, 3
+    prompt_ids: Sequence[int] = ()
+
+    def __init__(self, num_tokens: int = 0) -> None:
+        """`num_tokens`: of its answer."""
+        self.answer_ids = [1] * num_tokens
 
     def grow(self, table: object, num_rows: int) -> bool:
         return True
 
 
-def run_passes(speculation: Speculation, number: int, *, is_right: Callable[[], bool], draft_s: float) -> list[int]:
-    """Return the drafts of each pass of one request. A pass takes 1 s, and so much more for each draft."""
-    task, drafts, request = cast(Any, Growing()), list[int](), RequestId("r")
+def run_passes(
+    speculation: Speculation,
+    number: int,
+    *,
+    is_right: Callable[[], bool],
+    draft_s: float,
+    num_requests: int = 1,
+    num_tokens: int = 0,
+) -> list[int]:
+    """Return the drafts of each pass. A pass takes 1 s, and so much more for each draft. `num_tokens`: of each answer."""
+    task, drafts = cast(Any, Growing(num_tokens)), list[int]()
+    requests = [RequestId(f"r{request}") for request in range(num_requests)]
     for _ in range(number):
-        entry: PassEntry[Any] = PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1))
-        (entry,) = speculation.with_drafts([(request, entry)], cast(KVPool, task))
-        drafts.append(len(entry.extent.drafts))
-        num_accepted = len(list(takewhile(bool, (is_right() for _ in range(drafts[-1])))))
-        drawn = cast(Any, [None] * (1 + num_accepted))
-        done = PassDone(tapped={}, drawn={id(entry.extent): drawn})
-        speculation.record([(request, entry)], done, 1.0 + draft_s * drafts[-1])
+        entries: list[tuple[RequestId, PassEntry[Any]]] = [
+            (request, PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1))) for request in requests
+        ]
+        entries = list(zip(requests, speculation.with_drafts(entries, cast(KVPool, task)), strict=True))
+        num_drafts = [len(entry.extent.drafts) for _, entry in entries]
+        drafts.append(sum(num_drafts))
+        drawn: dict[int, Any] = {
+            id(entry.extent): [None] * (1 + len(list(takewhile(bool, (is_right() for _ in entry.extent.drafts)))))
+            for _, entry in entries
+        }
+        speculation.record(entries, PassDone(tapped={}, drawn=drawn), 1.0 + draft_s * drafts[-1])
     return drafts
 
 
@@ -189,6 +229,25 @@ def test_guesses_are_rarely_looked_for_while_none_is_worth_its_time() -> None:
     before = drafter.num_asked
     drafts = run_equal_passes(speculation, 20, accepts=True)
     assert drafts.count(3) >= 19 and drafter.num_asked - before == 20, "one of them may measure another number"
+
+
+def test_guesses_for_other_numbers_of_requests_are_looked_for_meanwhile() -> None:
+    drafter = CountedGuesses()
+    speculation = Speculation({"suffix": drafter}, "suffix", 3)
+    run_equal_passes(speculation, 400, accepts=False)
+    drafter.num_asked = 0
+    run_passes(speculation, REST, is_right=lambda: True, draft_s=0.0, num_requests=2)
+    assert drafter.num_asked == REST
+
+
+@pytest.mark.parametrize(("num_tokens", "best"), [(0, 3), (38, 0), (80, 0)])
+def test_backlog_is_read_where_enough_of_an_average_answer_is_left(num_tokens: int, best: int) -> None:
+    """Answers have 40 tokens on average, and a quarter of them is assumed to follow at least."""
+    speculation, chance = Speculation({EAGLE3: BacklogGuesses()}, EAGLE3, 3), random.Random(1)
+    for _ in range(FEWEST_MEASURES):
+        speculation.close(RequestId("earlier"), cast(Any, Growing(40)), complete=True)
+    drafts = run_passes(speculation, 1000, is_right=lambda: chance.random() < 0.6, draft_s=0.05, num_tokens=num_tokens)
+    assert drafts.count(best) > MOSTLY * len(drafts)
 
 
 @pytest.mark.parametrize(("rate", "draft_s", "best"), [(0.85, 0.35, 3), (0.9, 0.4, 3), (0.7, 0.25, 2)])

@@ -55,14 +55,12 @@ class ComputedRows:
 class Drafter(Protocol):
     """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass.
 
-    Seconds of the last `propose`: `late_s` for rows that it could have read before earlier passes, had drafts been wanted for
-    them; `prompt_s` for those of `num_prompts` prompts.
+    Its backlog are rows of a prompt, and those of passes before the last one, that it has not read since no drafts were wanted.
+    `backlog_s`: the seconds that the last `propose` read rows of the backlog.
     """
 
     costs_time: bool = False
-    late_s: float = 0.0
-    prompt_s: float = 0.0
-    num_prompts: int = 0
+    backlog_s: float = 0.0
 
     @property
     def can_draft(self) -> bool:
@@ -77,6 +75,10 @@ class Drafter(Protocol):
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         """Return guesses of the next tokens of each request; none where there is no reason for one."""
         ...
+
+    def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
+        """Return about how long `propose` would read rows of the backlog."""
+        return 0.0
 
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
         """Read the rows of a pass; the draws after them are recorded."""

@@ -90,19 +90,21 @@ class PassCosts:
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
     def add(self, num_requests: int, num_drafts: int, seconds: float, apart_s: float = 0.0) -> None:
-        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since a head read first what it had
-        not read yet; it is not part of their time, but wasted on an alternative.
+        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since a head read its backlog
+        first; it is not part of their time, but wasted on an alternative.
         """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
             self._credit_s -= max(0.0, seconds + apart_s - self._estimated_s)
         (self._drafted if num_drafts else self._plain).add(bucket_of(num_requests + num_drafts), seconds, weight)
 
-    def choice(self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int], token_s: float = 0.0) -> int:
+    def choice(
+        self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int], token_s: float = 0.0, *, is_timed: bool = True
+    ) -> int:
         """Return the best number of drafts for each request.
 
         `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests together. `token_s`: time that
-        each token takes apart from passes if drafts are made.
+        each token takes apart from passes if drafts are made. `is_timed`: the time of this pass will be counted.
         """
         self._is_alternative = False
         if self._plain.least is None:
@@ -115,7 +117,7 @@ class PassCosts:
         ]
         speeds = [tokens[number] / times[number] / (1 + MARGIN * (number > 0)) for number in range(len(drafts))]
         best = max(range(len(drafts)), key=speeds.__getitem__)
-        return self._or_alternative(best, tokens, times)
+        return self._or_alternative(best, tokens, times) if is_timed else best
 
     def count_plain(self, num_requests: int) -> None:
         """Count a pass without drafts for which no number was chosen."""

@@ -6,6 +6,7 @@ draft is worth its row if the share of drafts that is accepted there outweighs t
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -19,7 +20,7 @@ from fleet.engine.torch.drafter_choice import DrafterChoice, Gain
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.pass_costs import WEIGHT, Average, PassCosts
+from fleet.engine.torch.pass_costs import WEIGHT, Average, PassCosts, bucket_of
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
 from fleet.engine.torch.program import DraftedTask, TaskT
@@ -34,7 +35,10 @@ MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
 """Drafters among which `auto` chooses."""
 REST = 8
-"""After so many passes in a row whose guesses were not worth their time, guesses are looked for in one of so many passes only."""
+"""After so many passes in a row of as many requests whose guesses were not worth their time, guesses are looked for in one of so
+many passes only."""
+LEAST_LEFT = 0.25
+"""Part of an average answer that is assumed to follow at least."""
 MOST_EARLY_PASSES = 512
 """Passes after which a drafter is measured although it has not read the first rows of some requests."""
 
@@ -82,8 +86,6 @@ class Speculation:
     def __init__(self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True) -> None:
         self._drafters, self._most, self.follows_times = drafters, most, follows_times
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
-        self._prompt_s = {each: Average() for each in (OFF, *drafters)}
-        """Seconds for which a drafter reads the prompt of one answer, if it drafts for it."""
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
         self._version = 0
@@ -121,7 +123,9 @@ class Speculation:
             drafter.forget_requests()
         self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
         self._early: set[RequestId] | None = None
-        self._num_early_passes = self._num_useless = self._num_rested = 0
+        self._num_early_passes = 0
+        self._num_useless = Counter[int]()
+        """Passes in a row whose guesses were not worth their time, by the number of requests; see `REST`."""
 
     def drafter_of(self, name: str) -> Drafter | None:
         return self._drafters.get(name)
@@ -158,7 +162,7 @@ class Speculation:
         due = [at for at, entry in enumerate(drafted) if is_due(entry.task, entry.extent)]
         asked = [self._asked(*entries[at]) for at in due]
         try:
-            found = self._drafts(self._drafter, asked)
+            found = self._drafts(self._drafter, asked, is_timed=all(entry.extent.num_rows == 1 for entry in drafted))
         except FAILURES as error:
             self._end_drafting(error)
             return drafted
@@ -174,43 +178,57 @@ class Speculation:
         task = cast(DraftedTask, entry.task)
         return AskedDraft(request=request, task=task, table=entry.extent.table, most=min(task.most_drafts, self._most))
 
-    def _drafts(self, drafter: Drafter, asked: Sequence[AskedDraft]) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request that are worth their time."""
+    def _drafts(self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool) -> Sequence[Sequence[int]]:
+        """Return the drafts of each request that are worth their time. `is_timed`: that of the pass will be counted."""
         began_s = time.monotonic()
         most = [each.most for each in asked]
         if drafter.costs_time and self.follows_times:
-            longest = self._choose(most) if any(most) else 0
+            longest = self._choose(most, self._backlog_s_of_token(drafter, asked), is_timed=is_timed) if any(most) else 0
             asked = [replace(each, most=min(each.most, longest)) for each in asked]
         proposes = any(each.most for each in asked) and not self._rests(len(asked))
         found = drafter.propose(asked) if proposes else [()] * len(asked)
         if not drafter.costs_time and self.follows_times and any(found):
-            longest = self._choose(list(map(len, found)))
+            longest = self._choose(list(map(len, found)), is_timed=is_timed)
             found = [drafts[:longest] for drafts in found]
-            self._num_useless = 0 if longest else self._num_useless + 1
+            self._note_guesses(bucket_of(len(asked)), are_useful=longest > 0)
         self._drafting_s = time.monotonic() - began_s
         return found
 
     def _rests(self, num_requests: int) -> bool:
         """Return True in all but one of `REST` passes while no guess is worth its time: to look for guesses takes time too."""
-        if self._num_useless < REST:
+        size = bucket_of(num_requests)
+        num_useless = self._num_useless[size]
+        if num_useless < REST:
             return False
-        self._num_rested = (self._num_rested + 1) % REST
-        if self._num_rested:
-            self._own.costs.count_plain(num_requests)
-        return self._num_rested > 0
+        self._num_useless[size] += 1
+        if num_useless % REST == 0:
+            return False
+        self._own.costs.count_plain(num_requests)
+        return True
 
-    def _choose(self, most: Sequence[int]) -> int:
-        """Return the number of drafts of each request up to which they are worth their time."""
+    def _note_guesses(self, size: int, *, are_useful: bool) -> None:
+        if are_useful:
+            self._num_useless[size] = 0
+        elif self._num_useless[size] < REST:
+            self._num_useless[size] += 1
+
+    def _choose(self, most: Sequence[int], token_s: float = 0.0, *, is_timed: bool) -> int:
+        """Return the number of drafts of each request up to which they are worth their time.
+
+        `token_s`: the time that each token takes beside passes if drafts are made.
+        """
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
         expected = [self._own.num_expected(length) for length in range(max(most) + 1)]
         tokens = [len(most) + sum(expected[length] for length in each) for each in lengths]
-        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths], self._prompt_s_of_token)
+        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths], token_s, is_timed=is_timed)
 
-    @property
-    def _prompt_s_of_token(self) -> float:
-        """Seconds for which prompts are read for each token of an answer, if drafts are made."""
-        prompt_s, answer_tokens = self._prompt_s[self._name], self._answer_tokens
-        return prompt_s.value / answer_tokens.value if prompt_s.is_known and answer_tokens.is_known else 0.0
+    def _backlog_s_of_token(self, drafter: Drafter, asked: Sequence[AskedDraft]) -> float:
+        """Return the time to read a drafter's backlog, divided by the tokens that follow in answers of average length."""
+        if not asked or not self._answer_tokens.is_known:
+            return 0.0
+        average = self._answer_tokens.value
+        num_left = sum(max(average - len(each.task.answer_ids), average * LEAST_LEFT) for each in asked)
+        return drafter.expected_backlog_s(asked) / num_left
 
     def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
         """Count the results of a pass, and its time if it computed one known row of each request."""
@@ -241,12 +259,8 @@ class Speculation:
 
     def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
         """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
-        apart_s = 0.0
-        if self._drafter is not None and num_drafts:
-            apart_s = self._drafter.late_s + self._drafter.prompt_s
-            for _ in range(self._drafter.num_prompts):
-                self._prompt_s[self._name].add(self._drafter.prompt_s / self._drafter.num_prompts, WEIGHT)
-        self._own.costs.add(len(requests), num_drafts, seconds - apart_s, apart_s)
+        backlog_s = self._drafter.backlog_s if self._drafter is not None and num_drafts else 0.0
+        self._own.costs.add(len(requests), num_drafts, seconds - backlog_s, backlog_s)
         plain_s = self._own.costs.plain_s(len(requests))
         if self._choice is None and plain_s is not None:
             self._own.gain.add(plain_s * num_tokens / len(requests), seconds)

@@ -17,6 +17,7 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_costs import PassTimes, bucket_of
 from fleet.engine.torch.program import DraftedTask
 from fleet.models.eagle3.config import Eagle3Config
 from fleet.models.eagle3.drafting import draft_tokens, read_taps
@@ -28,8 +29,9 @@ MOST_UNREAD = 256
 
 @dataclass(slots=True, kw_only=True)
 class _Unread:
-    """Rows [start, stop) of a request that the head has not read, with their features in parts. `is_due`: drafts could follow
-    them. `num_late`: of its rows after the prompt, those after which drafts could have followed. `num_prompt`: of the prompt.
+    """Rows [start, stop) of a request that the head has not read, with their features in parts.
+
+    `num_backlog`: all but the answer's rows of the last pass.
     """
 
     task: DraftedTask
@@ -37,13 +39,17 @@ class _Unread:
     start: int
     stop: int
     features: list[Tensor] = field(default_factory=list[Tensor])
-    is_due: bool = False
-    num_late: int = 0
-    num_prompt: int = 0
+    num_backlog: int = 0
 
     @property
     def num_rows(self) -> int:
         return self.stop - self.start
+
+    def add(self, rows: ComputedRows) -> None:
+        is_prompt = len(rows.task.answer_ids) <= 1
+        self.num_backlog = (rows.stop if is_prompt else rows.start) - self.start
+        self.stop = rows.stop
+        self.features.append(rows.features_NT)
 
 
 class HeadDrafter(Drafter):
@@ -60,6 +66,8 @@ class HeadDrafter(Drafter):
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
         """By request, the number of rows that the head has read, and its hidden row of the last of them: [1, H]."""
         self._unread: dict[RequestId, _Unread] = {}
+        self._read_times = PassTimes()
+        """By the number of rows that were read together."""
 
     @property
     def head(self) -> Eagle3Head | None:
@@ -92,22 +100,17 @@ class HeadDrafter(Drafter):
             unread = self._unread.get(each.request)
             if unread is None or unread.stop != each.start:  # pages that were taken back are computed again
                 unread = self._unread[each.request] = _Unread(task=each.task, table=each.table, start=each.start, stop=each.start)
-            if unread.is_due:
-                unread.num_late = unread.num_rows - unread.num_prompt
-            if len(each.task.answer_ids) <= 1:
-                unread.num_prompt += each.stop - each.start
-            unread.stop, unread.is_due = each.stop, each.task.num_rows == each.stop + 1
-            unread.features.append(each.features_NT)
+            unread.add(each)
             if unread.num_rows >= MOST_UNREAD:
                 many.append(each.request)
         self._read(many)
 
-    def _read(self, requests: Sequence[RequestId]) -> tuple[float, float, int]:
-        """Compute the rows of requests that the head has not read; return `late_s`, `prompt_s` and `num_prompts`."""
+    def _read(self, requests: Sequence[RequestId]) -> float:
+        """Compute the rows of requests that the head has not read; return the seconds for their backlog."""
         began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]
         if not unread or self._head is None:
-            return 0.0, 0.0, 0
+            return 0.0
         extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in unread]
         following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in unread])
         features_NT = torch.cat([part for each in unread for part in each.features])
@@ -116,15 +119,20 @@ class HeadDrafter(Drafter):
         for request, extent in zip(requests, extents, strict=True):
             last += extent.num_rows
             self._hidden[request] = extent.stop, hidden_NH[last - 1 : last]
-        row_s = (time.monotonic() - began_s) / last
-        num_late, num_prompt = sum(each.num_late for each in unread), sum(each.num_prompt for each in unread)
-        return row_s * num_late, row_s * num_prompt, sum(each.num_prompt > 0 for each in unread)
+        took_s = time.monotonic() - began_s
+        self._read_times.add(bucket_of(last), took_s)
+        return took_s * sum(each.num_backlog for each in unread) / last
+
+    def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
+        unread = [self._unread[each.request] for each in asked if each.request in self._unread]
+        num_backlog, num_rows = sum(each.num_backlog for each in unread), sum(each.num_rows for each in unread)
+        return (self._read_times.of(bucket_of(num_rows)) or 0.0) * num_backlog / num_rows if num_backlog else 0.0
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         found: list[Sequence[int]] = [()] * len(asked)
         most = max((each.most for each in asked), default=0)
         unread = [each.request for each in asked if each.most > 0 and each.request in self._unread]
-        self.late_s, self.prompt_s, self.num_prompts = self._read(unread)
+        self.backlog_s = self._read(unread)
         ready = [at for at, each in enumerate(asked) if self._is_ready(each, most)]
         if not ready or self._head is None:
             return found
