@@ -1,4 +1,4 @@
-"""What a draft head has not read while no drafts were wanted."""
+"""Backlog of a draft head: rows that it has not read while no drafts were wanted."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -100,7 +100,7 @@ def test_rows_that_a_head_reads_late_do_not_hide_that_drafts_are_worth_their_tim
     assert numbers[-NUM_PASSES // 4 :].count(3) >= MOSTLY * NUM_PASSES / 4
 
 
-def test_other_numbers_are_tried_only_in_passes_whose_time_is_counted() -> None:
+def test_other_numbers_are_tried_only_in_timed_passes() -> None:
     costs = PassCosts()
     for _ in range(FEWEST_MEASURES):
         costs.add(1, 0, 1.0)
