@@ -37,7 +37,9 @@ class DeadSpanWorker(BaseException):
 
 @dataclass(slots=True, kw_only=True)
 class SpanThreads:
-    """`refused`: errors with which processes ended. `num_died`: those that `DeadSpanWorker` ended; each is started again."""
+    """`refused`: errors with which processes ended. `num_died`: those that `DeadSpanWorker` ended; each is started again, until
+    the end of the test.
+    """
 
     config: FleetConfig
     url: str
@@ -47,6 +49,8 @@ class SpanThreads:
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
     refused: list[FleetError] = field(default_factory=list[FleetError])
     num_died: int = 0
+    is_ended: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_anchor(self) -> WorkerProcess:
         config = self.config.for_role(self.config.role(STAGE))
@@ -69,9 +73,20 @@ class SpanThreads:
 
     def _start(self, process: RegisteredProcess, again: Callable[[], object]) -> None:
         thread = threading.Thread(target=self._run, args=(process, again), daemon=True)
-        self.processes.append(process)
-        self.threads.append(thread)
-        thread.start()
+        with self.lock:
+            if not self.is_ended:
+                self.processes.append(process)
+                self.threads.append(thread)
+                thread.start()
+
+    def end(self) -> None:
+        """Stop every process, and start none again."""
+        with self.lock:
+            self.is_ended = True
+        for process in self.processes:
+            process.stop.set()
+        for thread in self.threads:
+            thread.join(timeout=20)
 
     def _run(self, process: RegisteredProcess, again: Callable[[], object]) -> None:
         try:
@@ -122,9 +137,7 @@ def span_threads(url: str, folder: Path, *settings: str, secret: FleetSecret | N
         yield fleet
     finally:
         driver.stopping = True
-        for process in fleet.processes:
-            process.stop.set()
-        for thread in (conductor, *fleet.threads):
-            thread.join(timeout=20)
+        fleet.end()
+        conductor.join(timeout=20)
         client.close()
     assert not any(thread.is_alive() for thread in fleet.threads), "a thread of the fleet does not end"

@@ -88,6 +88,8 @@ class Speculation:
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
+        self._useless = {each: Counter[int]() for each in (OFF, *drafters)}
+        """By drafter and number of requests, the passes in a row whose guesses were not worth their time; see `REST`."""
         self._version = 0
         self.use(name)
 
@@ -95,7 +97,8 @@ class Speculation:
         return [Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(self._most)]
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on. Counts begin at 0; times and rates of right drafts stay known.
+        """Draft with another drafter from the next pass on. Counts begin at 0; times, rates of right drafts and useless passes
+        stay known.
 
         Raises: BadInput if unknown.
         """
@@ -124,8 +127,6 @@ class Speculation:
         self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
         self._early: set[RequestId] | None = None
         self._num_early_passes = 0
-        self._num_useless = Counter[int]()
-        """Passes in a row whose guesses were not worth their time, by the number of requests; see `REST`."""
 
     def drafter_of(self, name: str) -> Drafter | None:
         return self._drafters.get(name)
@@ -196,21 +197,22 @@ class Speculation:
 
     def _rests(self, num_requests: int) -> bool:
         """Return True in all but one of `REST` passes while no guess is worth its time: to look for guesses takes time too."""
-        size = bucket_of(num_requests)
-        num_useless = self._num_useless[size]
+        size, useless = bucket_of(num_requests), self._useless[self._name]
+        num_useless = useless[size]
         if num_useless < REST:
             return False
-        self._num_useless[size] += 1
+        useless[size] += 1
         if num_useless % REST == 0:
             return False
         self._own.costs.count_plain(num_requests)
         return True
 
     def _note_guesses(self, size: int, *, are_useful: bool) -> None:
+        useless = self._useless[self._name]
         if are_useful:
-            self._num_useless[size] = 0
-        elif self._num_useless[size] < REST:
-            self._num_useless[size] += 1
+            useless[size] = 0
+        elif useless[size] < REST:
+            useless[size] += 1
 
     def _choose(self, most: Sequence[int], token_s: float = 0.0, *, is_timed: bool) -> int:
         """Return the number of drafts of each request up to which they are worth their time.
