@@ -67,15 +67,15 @@ def measure_pages() -> PageReads:
 
     Raises: ConfigError if NIXL does not start, TransferError if a read fails, BenchError if other bytes arrive.
     """
-    end = _Endpoint(READER)
-    try:
-        with peer_process("fleet.bench.kv_pages") as (connection, message):
+    with peer_process("fleet.bench.kv_pages") as (connection, message):
+        end = _Endpoint(READER)
+        try:
             shared = msgspec.msgpack.decode(message, type=_SharedPages)
             reader = _PageReader(end, connection, shared)
             reader.check()
             turns = [(reader.blocks_us(), reader.plain_us(), reader.copied_us()) for _ in range(NUM_REPEATS + 1)][1:]
-    finally:
-        end.transfer.close()
+        finally:
+            end.transfer.close()
     blocks_us, plain_us, copied_us = zip(*turns, strict=True)
     return PageReads(
         num_bytes=shared.pages.length_bytes,

@@ -170,7 +170,11 @@ class Agent:
             self._open().releaseXferReq(handle)
 
     def close(self) -> None:
-        """Close the agent with every read in progress. Idempotent."""
+        """Close the agent with every read in progress. Idempotent.
+
+        With NIXL 1.5.1 over shared memory it did not return once, after a peer was killed: NIXL's thread called
+        `ucp_worker_arm` again and again, presumably since the peer had begun to write a message.
+        """
         if self._nixl is None:
             return
         agent = weakref.ref(self._nixl)

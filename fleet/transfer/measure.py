@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -41,14 +41,13 @@ def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed
 
     Raises: ConfigError where NIXL does not start, TransferError if a read fails.
     """
-    transfer = open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)
-    try:
-        with peer_process("fleet.transfer.measure", *map(str, sizes)) as (_, message):
-            offer = msgspec.msgpack.decode(message, type=_Offer)
-            refs = [tensor.ref for tensor in offer.tensors if tensor.ref is not None]
-            return [_measure(transfer, ref, offer.metadata, num_repeats) for ref in refs]
-    finally:
-        transfer.close()
+    with (
+        peer_process("fleet.transfer.measure", *map(str, sizes)) as (_, message),
+        closing(open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)) as transfer,
+    ):
+        offer = msgspec.msgpack.decode(message, type=_Offer)
+        refs = [tensor.ref for tensor in offer.tensors if tensor.ref is not None]
+        return [_measure(transfer, ref, offer.metadata, num_repeats) for ref in refs]
 
 
 def _measure(transfer: Transfer, ref: TensorRef, metadata: bytes, num_repeats: int) -> ReadSpeed:
@@ -73,6 +72,7 @@ def _arena_bytes(sizes: Sequence[int]) -> int:
 def peer_process(module: str, *arguments: str) -> Iterator[tuple[Connection, bytes]]:
     """Run `python -m MODULE FD ARGUMENTS` in the block, and yield a connection to its descriptor and its first message.
 
+    The process is killed at the end of the block. A transfer that reads from it must be closed before: see `Agent.close`.
     Raises: TransferError if it sends none.
     """
     parent_end, child_end = socket.socketpair()
