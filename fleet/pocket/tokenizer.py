@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE
 
 from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files, write_tokenizer_config
 from fleet.pocket.corpus import SYMBOLS
@@ -16,8 +16,6 @@ from fleet.pocket.corpus.text import ACCENT, SIGNS, number
 from fleet.pocket.shape import SPECIALS, TOKEN_ID
 
 CONTINUATION = "##"
-MAX_WORD_LEN = 100_000
-"""Longer words are dropped: more than any prompt holds."""
 
 # Each role is one special symbol; system messages are dropped, because Pocket was not trained on instructions.
 CHAT_TEMPLATE = """\
@@ -49,11 +47,9 @@ CHAT_TEMPLATE = """\
 def build_tokenizer() -> Tokenizer:
     """Build the tokenizer, with the ids of `shape`."""
     vocabulary = {_piece(symbol): index for index, symbol in enumerate(SYMBOLS)}
-    # No piece is unknown: the normalizer removes everything except letters.
-    pieces = WordPiece(
-        vocabulary, unk_token=_piece("'"), continuing_subword_prefix=CONTINUATION, max_input_chars_per_word=MAX_WORD_LEN
-    )
-    tokenizer = Tokenizer(pieces)
+    # Without merges each letter is a token, in a time that grows with the length of the text. WordPiece would look up every
+    # part of a word. No letter is unknown: the normalizer removes everything else.
+    tokenizer = Tokenizer(BPE(vocabulary, [], continuing_subword_prefix=CONTINUATION))
     tokenizer.normalizer = normalizers.Sequence([_plain_letters(), *_spoken_signs(), *_word_boundaries()])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # The first piece keeps its mark if the ids start within a word.
@@ -107,7 +103,8 @@ def _spoken_signs() -> Iterator[normalizers.Normalizer]:
 def _word_boundaries() -> Iterator[normalizers.Normalizer]:
     """Yield the rules that split words at all other characters; an apostrophe is a letter only within a word."""
     yield _rule("[^a-z']", " ")
-    yield _rule("(?<![a-z'])'+|'+(?![a-z'])", "")
+    # The second lookbehind changes no match: without it, a run of apostrophes is read again from each of them.
+    yield _rule("(?<![a-z'])'+|(?<!')'+(?![a-z'])", "")
 
 
 def _rule(pattern: str, text: str) -> normalizers.Normalizer:

@@ -1,6 +1,7 @@
 """Splits a long text at the pauses of a reader. Knows no tokenizer and no model."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 _CUTS = (
@@ -21,16 +22,26 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
 
 
 def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    if fits(text) or not cuts:
+    if not cuts or fits(text):
         yield text
         return
-    held = ""
-    for part in _parts(text, cuts[0]):
-        if held and not fits(held + part):
-            yield from _pieces(held, fits, cuts[1:])
-            held = ""
-        held += part
-    yield from _pieces(held, fits, cuts[1:])
+    parts, start = list(_parts(text, cuts[0])), 0
+    while start < len(parts):
+        end = start + _num_fitting(parts, start, fits)
+        yield from _pieces("".join(parts[start:end]), fits, cuts[1:])
+        start = end
+
+
+def _num_fitting(parts: Sequence[str], start: int, fits: Callable[[str], bool]) -> int:
+    """Return how many parts from `start` on fit together, at least one; `fits` is called for a few texts, none far too long."""
+
+    def fit(num: int) -> bool:
+        return start + num <= len(parts) and fits("".join(parts[start : start + num]))
+
+    most = 1
+    while fit(2 * most):
+        most *= 2
+    return most + bisect_left(range(most + 1, 2 * most), True, key=lambda num: not fit(num))
 
 
 def _parts(text: str, cut: re.Pattern[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Prompt construction for all language models: tokenizer, chat template, end tokens, limits. Knows no audio."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from fleet.config.schema import Limits
@@ -10,10 +11,13 @@ from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids
 from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
-from fleet.processing.tokenizer import load_tokenizer
+from fleet.processing.tokenizer import load_tokenizer, token_ids
 
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
+USUAL_CHARS_PER_TOKEN = 4
+"""Characters per token of ordinary text. Of a text that is twice as long as the limit allows by this measure, the beginning is
+tokenised first."""
 
 
 class PromptFrontend:
@@ -53,7 +57,8 @@ class PromptFrontend:
             raise ContextLengthExceeded.of(
                 chat.where, self.limits.max_prompt_tokens, f"the prompt has {len(text)} characters, far more than that"
             )
-        return self._encode(text)
+        self._check_beginning(text, chat.where)
+        return token_ids(self.tokenizer, text, chat.where)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
         """Check the prompt, audio positions included. Raises: ContextLengthExceeded beyond the limit."""
@@ -67,15 +72,21 @@ class PromptFrontend:
         """
         if isinstance(given, tuple):
             return given
-        ids = self._encode(self.checked(given))
-        if not ids or self._end_id is None:
+        ids = token_ids(self.tokenizer, self.checked(given), given.where)
+        if not ids:
             raise BadInput(f"{given.where}: holds nothing that this model can say", param=given.where)
         return (*ids, self._end_id)
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
         """Split the text into pieces of at most `max_tokens`, end token included; pieces without tokens are dropped."""
-        cut = split_text(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
-        return [piece for piece in cut if self._encode(piece)]
+
+        @lru_cache(maxsize=8)
+        def num_tokens(piece: str) -> int:
+            return len(token_ids(self.tokenizer, piece, text.where))
+
+        return [
+            piece for piece in split_text(self.checked(text), lambda piece: num_tokens(piece) < max_tokens) if num_tokens(piece)
+        ]
 
     def checked(self, part: TextPart) -> str:
         """Return the text of a part. Raises: BadInput if it contains a control token, which could forge a turn or audio."""
@@ -88,14 +99,26 @@ class PromptFrontend:
             raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
         return part.text
 
-    def _end_of_answer(self, checkpoint: Path) -> int | None:
+    def _end_of_answer(self, checkpoint: Path) -> int:
         """Return the end token that the tokenizer names; other end tokens end other kinds of text."""
         named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
         found = self.tokenizer.token_to_id(named) if named is not None else None
-        return found if found in self._end_ids else min(self._end_ids, default=None)
+        return found if found is not None and found in self._end_ids else min(self._end_ids)
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+    def _check_beginning(self, text: str, where: str) -> None:
+        """Refuse a text of far too many tokens by its beginning, in a fraction of the time of the whole.
+
+        Raises: ContextLengthExceeded if the beginning alone has twice the tokens of the limit.
+        """
+        limit = self.limits.max_prompt_tokens
+        beginning = text[: limit * USUAL_CHARS_PER_TOKEN]
+        if len(text) < 2 * len(beginning):
+            return
+        num_tokens = len(token_ids(self.tokenizer, beginning, where))
+        if num_tokens > 2 * limit:
+            raise ContextLengthExceeded.of(
+                where, limit, f"the first {len(beginning)} characters of the prompt have {num_tokens} tokens"
+            )
 
     def _for_template(self, message: Message) -> TemplateMessage:
         if isinstance(message.content, TextPart):

@@ -1,5 +1,7 @@
 """Tokenizer of a checkpoint folder: from tokenizer.json, or from vocab.json and merges.txt, as Qwen's checkpoints are published.
 
+`token_ids` encodes a text, and is the only way to do so in a process that serves others.
+
 Source of the second form: transformers 5.23, tokenization_qwen2.py, which `AutoTokenizer` uses for such a folder.
 """
 
@@ -8,9 +10,9 @@ from pathlib import Path
 from typing import cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordPiece
 
-from fleet.core.errors import ConfigError
+from fleet.core.errors import BadInput, ConfigError
 from fleet.processing.template import read_json, token_text
 
 TOKENIZER, VOCAB, MERGES, CONFIG = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"
@@ -18,21 +20,49 @@ QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _END_OF_TEXT = "<|endoftext|>"
 _SPECIAL_DEFAULTS = {"unk_token": _END_OF_TEXT, "bos_token": None, "eos_token": _END_OF_TEXT, "pad_token": _END_OF_TEXT}
+MAX_WORD_CHARS = 256
+"""Limit of a word for WordPiece vocabularies, whose time grows with the third power of its length. BERT's own limit is 100."""
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_tokenizer(checkpoint: Path) -> Tokenizer:
-    """Load the checkpoint's tokenizer. Raises: ConfigError naming the missing or damaged file and the remedy."""
+    """Load the checkpoint's tokenizer, which encodes whole texts: `truncation` and `padding` in its file are for training.
+
+    Raises: ConfigError naming the missing or damaged file and the remedy.
+    Source: `transformers` switches both off for each call that does not ask for them (`set_truncation_and_padding`).
+    """
     try:
-        if (checkpoint / TOKENIZER).is_file():
-            return Tokenizer.from_file(str(checkpoint / TOKENIZER))
-        return _load_published(checkpoint)
+        file = checkpoint / TOKENIZER
+        tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else _load_published(checkpoint)
     except ConfigError:
         raise
     except Exception as error:  # the library raises plain Exception for a damaged file
         raise ConfigError(
             f"checkpoint {checkpoint}: its tokenizer cannot be read ({error}); fetch it again", param="checkpoint"
         ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if (pieces := _word_pieces(tokenizer)) is not None:
+        pieces.max_input_chars_per_word = min(pieces.max_input_chars_per_word, MAX_WORD_CHARS)
+    return tokenizer
+
+
+def token_ids(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
+    """Encode a text without adding special tokens. Other threads run meanwhile: `Tokenizer.encode` holds the interpreter lock.
+
+    Raises: BadInput naming `where` if a WordPiece vocabulary would have to look up a word of more than `MAX_WORD_CHARS`.
+    """
+    pieces = _word_pieces(tokenizer)
+    if pieces is None or pieces.max_input_chars_per_word < MAX_WORD_CHARS:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    encoded = tokenizer.encode_batch([text], add_special_tokens=False)[0]
+    if any(end - start > MAX_WORD_CHARS for start, end in encoded.offsets):
+        raise BadInput(f"{where}: holds a word of more than {MAX_WORD_CHARS} characters; split it", param=where)
+    return encoded.ids
+
+
+def _word_pieces(tokenizer: Tokenizer) -> WordPiece | None:
+    return tokenizer.model if isinstance(tokenizer.model, WordPiece) else None
 
 
 def qwen_tokenizer(model: BPE) -> Tokenizer:

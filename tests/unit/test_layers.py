@@ -14,7 +14,8 @@ from tests.support import REPO, cli_env
 OURS = ("fleet", "web")
 CLIENT = "fleet.control.client"
 BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing", "fleet.capture")
-BELOW_ENDPOINTS = (*BELOW_WEB, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
+OFFLOAD = ("web.offload", "web.refused_work")
+BELOW_ENDPOINTS = (*BELOW_WEB, *OFFLOAD, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
 MEASURING = ("fleet.api_client", "fleet.reporting")
 
@@ -52,10 +53,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.capture": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.processing"),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
     "web.ports": BELOW_WEB,
-    "web.http": (*BELOW_WEB, "web.ports"),
+    "web.refused_work": ("fleet.core",),
+    "web.offload": ("fleet.core", "web.refused_work"),
+    "web.http": (*BELOW_WEB, *OFFLOAD, "web.ports"),
     "web.schema": (*BELOW_WEB, "web.http"),
-    "web.gateway": (*BELOW_WEB, "web.ports", "web.schema"),
-    "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
+    "web.gateway": (*BELOW_WEB, *OFFLOAD, "web.ports", "web.schema"),
+    "web.openai": (*BELOW_WEB, *OFFLOAD, "web.http", "web.schema", "web.gateway"),
     "web.realtime": BELOW_ENDPOINTS,
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),

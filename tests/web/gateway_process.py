@@ -1,22 +1,31 @@
-"""A gateway with default limits in a separate process, over a control plane in memory, so that its memory can be measured.
+"""A gateway with default limits in a separate process, over a control plane in memory, to measure its memory and its stalls.
 
-`python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. The folder gets a tiny checkpoint.
+`python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. A folder without a checkpoint gets a
+tiny one.
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from fleet.config.schema import FleetConfig, Limits
+from fleet.config.schema import FleetConfig
+from fleet.core.gc_freeze import freeze_gc
 from fleet.processing import load_frontend
-from tests.web.conftest import load, serving
+from tests.web.checkpoint import write_frontend_files
+from tests.web.conftest import Loaded, serving_app
+from tests.web.stall_probe import StallProbe
+from web.app import create_app
 
 
 def main(folder: Path) -> None:
-    loaded = load(folder)
-    config = FleetConfig.model_validate({**loaded.config.model_dump(), "limits": Limits()})
-    frontend = load_frontend(config.graph_declaration().frontend, loaded.checkpoint, config.limits)
-    with serving(replace(loaded, config=config, frontend=frontend)) as gateway:
+    if not (folder / "config.json").exists():
+        write_frontend_files(folder)
+    config = FleetConfig(web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
+    frontend = load_frontend(config.graph_declaration().frontend, folder, config.limits)
+    client = Loaded(checkpoint=folder, config=config, frontend=frontend).fake_client()
+    app = create_app(config, client, frontend, api_key=None)
+    app.router.routes.append(StallProbe().route())
+    freeze_gc()
+    with serving_app(app, config) as gateway:
         print(gateway.url, flush=True)
         sys.stdin.read()
 

@@ -25,6 +25,7 @@ from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.stored_body import stored_body
+from web.offload import INLINE_BYTES, prepare_in_thread
 from web.ports import FleetPort
 from web.schema.chat import (
     AudioUrlPartBody,
@@ -136,7 +137,8 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self.audio.decode(chat))
+        decoded = await self.audio.decode(chat)
+        spec, blob = await prepare_in_thread(num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded)
         spec = msgspec.structs.replace(
             spec,
             reply=reply_of(options) | (self._leading_silence_param() if spoken and not continues else {}),
@@ -251,6 +253,13 @@ class Gateway:
 
 
 MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
+
+
+def num_chars(chat: ChatRequest) -> int:
+    """Count the characters of the chat's texts."""
+    contents = (message.content for message in chat.messages)
+    parts = (part for content in contents for part in (content if isinstance(content, tuple) else (content,)))
+    return sum(len(part.text) for part in parts if isinstance(part, TextPart))
 
 
 def reply_of(body: ChatOptions) -> dict[str, str]:

@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleet.core.ids import RequestId, new_request_id
 from web.http.body import BodyMemory
 from web.http.errors import internal_error_response
+from web.http.wrong_keys import address_of
+from web.refused_work import Account, RefusedWork, charging
 
 log = logging.getLogger("fleet.web")
 
@@ -28,12 +30,16 @@ def request_id_or_none(scope: Scope) -> RequestId | None:
 
 
 class RequestContext:
-    """Creates the request id, sets response headers, counts responses, frees body memory, turns unexpected errors into a 500."""
+    """Creates the request id, sets response headers, counts responses, frees body memory, turns unexpected errors into a 500.
+
+    Inputs that are refused are charged to the client's address.
+    """
 
     def __init__(self, app: ASGIApp, responses: Counter, bodies: BodyMemory) -> None:
         self.app = app
         self._responses = responses
         self._bodies = bodies
+        self._refused = RefusedWork()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -41,9 +47,13 @@ class RequestContext:
             return
         request_id = new_request_id()
         scope.setdefault("state", {})[_STATE_KEY] = request_id
-        if scope["type"] == "websocket":
-            await self.app(scope, receive, send)
-            return
+        with charging(Account(self._refused, address_of(scope))):
+            if scope["type"] == "websocket":
+                await self.app(scope, receive, send)
+            else:
+                await self._respond(scope, receive, send, request_id)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, request_id: RequestId) -> None:
         sender = _ResponseStart(send, scope, request_id, self._responses)
         try:
             with self._bodies.track(scope):

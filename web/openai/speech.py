@@ -23,8 +23,8 @@ from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.middleware import request_id_of
-from web.http.offload import parse_body
 from web.http.sse import event, send_stream
+from web.offload import INLINE_BYTES, parse_body, prepare_in_thread
 from web.openai.audio_encoder import MEDIA_TYPES, open_encoder
 from web.schema.audio import SpeechBody, parse_speech
 from web.schema.chat import AudioOptions, ChatOptions, voice_name
@@ -130,7 +130,7 @@ class SpeechEndpoint:
         raw = await read_body(Request(scope, receive), self._gateway.config.limits.max_body_bytes)
         body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
-        pieces = await asyncio.to_thread(self._pieces, body.input)
+        pieces = await prepare_in_thread(len(body.input) > INLINE_BYTES, self._pieces, body.input)
         await until_disconnect(receive, self._answer(body, pieces, scope, send))
 
     def _pieces(self, text: str) -> list[str]:

@@ -129,14 +129,24 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
+        """As uvicorn's, except that a text that is not UTF-8 is noted, and not logged with its stack."""
+        data, self.frames = b"".join(self.frames), []
+        self._begin_message()
+        if self.close_sent:
+            return
+        try:
+            if self.curr_msg_data_type == "text":
+                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
+            else:
+                self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
+        except UnicodeDecodeError:
             self._note("WebSocket texts that are not UTF-8", "a text is not UTF-8")
-            self.frames = []
             self.conn.send_close(1007)
             self.handle_parser_exception()
             return
-        super().send_receive_event_to_app()
-        self._begin_message()
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def handle_ping(self) -> None:
         if self.writable.is_set():
@@ -177,11 +187,3 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _note(self, kind: str, message: str) -> None:
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
-
-
-def _is_utf8(pieces: list[bytes]) -> bool:
-    try:
-        b"".join(pieces).decode()
-    except UnicodeDecodeError:
-        return False
-    return True

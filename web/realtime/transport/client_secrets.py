@@ -18,13 +18,13 @@ from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
-from web.http.json_bounds import check_json
 from web.http.json_response import json_response
-from web.http.offload import parse_body
+from web.offload import parse_body
 from web.realtime.protocol.capabilities import default_settings, drop_unserved
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id
 from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merge_settings
+from web.schema.chat import read_json
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
@@ -97,9 +97,8 @@ class Secrets:
 
 def _parse(raw: bytes) -> SecretBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue."""
-    check_json(raw)
     try:
-        return SecretBody.model_validate_json(raw or b"{}")
+        return SecretBody.model_validate(read_json(raw or b"{}"))
     except ValidationError as error:
         raise bad_field(error, "the body") from error
 

@@ -1,0 +1,48 @@
+"""Longest stall of a gateway's event loop, as an ASGI route of the process under test. Sends nothing."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+PATH = "/test/stall"
+PERIOD_S = 0.001
+
+
+class StallProbe:
+    """A call that the event loop makes each millisecond, which measures how much later it came.
+
+    Other processes of the machine do not count: the time for which the loop's thread waited for a core is taken off, and no
+    stall is longer than the CPU time that the whole process used meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+        self._is_watching = False
+
+    def route(self) -> Route:
+        """`GET`: the longest stall since the previous call, in seconds. The first call starts the measurement."""
+        return Route(PATH, self._answer)
+
+    async def _answer(self, _: Request) -> JSONResponse:
+        if not self._is_watching:
+            self._is_watching = True
+            self._wait()
+        longest_s, self._longest_s = self._longest_s, 0.0
+        return JSONResponse(longest_s)
+
+    def _wait(self) -> None:
+        asyncio.get_running_loop().call_later(PERIOD_S, self._measure, time.monotonic(), core_wait_s(), time.process_time())
+
+    def _measure(self, began: float, waited_s: float, used_s: float) -> None:
+        late_s = time.monotonic() - began - PERIOD_S - (core_wait_s() - waited_s)
+        self._longest_s = max(self._longest_s, min(late_s, time.process_time() - used_s))
+        self._wait()
+
+
+def core_wait_s() -> float:
+    """Return for how long the calling thread has been ready to run and waited for a core. Source: Linux, sched-stats.rst."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

@@ -1,0 +1,72 @@
+"""Threads for inputs whose reading would stall all other connections in the event loop. Knows no route.
+
+What is called here must not hold the interpreter lock for more than a few milliseconds at a time: then the event loop would wait
+for it all the same. Time spent on a refused input is charged to its sender.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, ParamSpec, TypeVar
+
+from fleet.core.errors import BadInput
+from web.refused_work import Account, account_or_none
+
+P = ParamSpec("P")
+T = TypeVar("T")
+INLINE_BYTES = 16 * 1024
+"""A smaller body is parsed within milliseconds for any content."""
+_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-reader")
+"""One thread, so that inputs are expanded in memory one after another."""
+_preparers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fleet-prompts")
+"""Threads of their own for prompts: however long they take, audio is encoded meanwhile."""
+
+
+async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Read a large input. Raises: what `read` raises; Overloaded if too much of its sender was refused."""
+    return await _Work(lambda: read(*args, **kwargs)).run(_reader)
+
+
+async def read_input(is_large: bool, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `read`, in the thread if its input is large."""
+    return await read_in_thread(read, *args, **kwargs) if is_large else read(*args, **kwargs)
+
+
+async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
+    return await read_input(len(raw) > INLINE_BYTES, parse, raw)
+
+
+async def prepare_in_thread(is_large: bool, prepare: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Prepare a prompt, also a small one in a thread. Raises: what `prepare` raises; Overloaded as `read_in_thread`."""
+    return await _Work(lambda: prepare(*args, **kwargs), is_large=is_large).run(_preparers)
+
+
+class _Work(Generic[T]):
+    """One call in a thread, whose time is charged if it ends in a refusal, or its client leaves before its end."""
+
+    def __init__(self, call: Callable[[], T], *, is_large: bool = True) -> None:
+        self._call = call
+        self._is_large = is_large
+        self._account: Account | None = account_or_none()
+        self._left = False
+
+    async def run(self, pool: ThreadPoolExecutor) -> T:
+        if self._account is not None and self._is_large:
+            self._account.check()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, self._timed)
+        except asyncio.CancelledError:
+            self._left = True
+            raise
+
+    def _timed(self) -> T:
+        began, refused = time.perf_counter(), False
+        try:
+            return self._call()
+        except BadInput:
+            refused = True
+            raise
+        finally:
+            if self._account is not None and (refused or self._left):
+                self._account.add(time.perf_counter() - began)
