@@ -1,23 +1,65 @@
-"""End tokens of a checkpoint, from its own files; gateway and worker read the same ones. Knows no tokenizer."""
+"""End tokens of a checkpoint, from its own files; gateway and worker read the same ones."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
-from fleet.processing.template import read_json
+from fleet.core.errors import ConfigError
+from fleet.processing.template import read_json, token_text
+from fleet.processing.tokenizer import CONFIG, load_tokenizer
 
-_SOURCES = (
+_IDS = (
     ("generation_config.json", "eos_token_id"),
     ("config.json", "eos_token_id"),
     ("config.json", "im_end_token_id"),
 )
-"""Files and keys in order of precedence. The last one is the end token of Qwen3-Omni's Thinker without the others."""
+"""Files and keys. The last one is the end token of Qwen3-Omni's Thinker."""
+_TEXTS = (CONFIG, "special_tokens_map.json")
+"""Files that name the end token by its text, as `eos_token`."""
 
 
 def read_end_ids(checkpoint: Path) -> frozenset[int]:
-    """Return the ids; empty if no file has any. Raises: ConfigError if a file is not JSON."""
-    for name, key in _SOURCES:
-        found = read_json(checkpoint / name).get(key)
-        if isinstance(found, int):
-            return frozenset([found])
-        if isinstance(found, list) and found:
-            return frozenset(int(str(one)) for one in found)
-    return frozenset()
+    """Return the ids that end an answer: all that any file names, since published files often disagree, and each one is an end.
+
+    Raises: ConfigError if no file names one, or one is not JSON.
+    """
+    config = read_json(checkpoint / "config.json")
+    limit = _vocab_size(config)
+    found = {one for one in (*_listed(checkpoint), *_tokenizer_ids(checkpoint)) if limit is None or one < limit}
+    if not found:
+        raise ConfigError(
+            f"checkpoint {checkpoint}: no file names the token that ends an answer, so none would ever end; add "
+            "eos_token_id to generation_config.json, or eos_token to tokenizer_config.json", param="checkpoint",
+        )  # fmt: skip
+    return frozenset(found)
+
+
+def _listed(checkpoint: Path) -> Iterator[int]:
+    for name, key in _IDS:
+        value = read_json(checkpoint / name).get(key)
+        for one in cast("list[object]", value) if isinstance(value, list) else [value]:
+            if one is not None:
+                yield int(str(one))
+
+
+def _tokenizer_ids(checkpoint: Path) -> Iterator[int]:
+    """Yield the id of the tokenizer's own end token, which its files name by text."""
+    texts = (token_text(read_json(checkpoint / name).get("eos_token")) for name in _TEXTS)
+    text = next((text for text in texts if text), None)
+    if text is None:
+        return
+    listed = cast("Mapping[str, object]", read_json(checkpoint / CONFIG).get("added_tokens_decoder") or {})
+    found = next((int(number) for number, token in listed.items() if token_text(token) == text), None)
+    if found is None:
+        found = load_tokenizer(checkpoint).token_to_id(text)
+    if found is not None:
+        yield found
+
+
+def _vocab_size(config: Mapping[str, object]) -> int | None:
+    """Return the size of the output; a tokenizer may have tokens beyond it, which the model never samples."""
+    for key in ("thinker_config", "text_config"):
+        inner = config.get(key)
+        config = cast("Mapping[str, object]", inner) if isinstance(inner, dict) else config
+    size = config.get("vocab_size")
+    return size if isinstance(size, int) else None

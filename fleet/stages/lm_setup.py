@@ -4,7 +4,6 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -31,7 +30,6 @@ from fleet.models.eagle3.drafter import HeadDrafter, check_fit
 from fleet.models.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
 from fleet.models.eagle3.head import Eagle3Head
 from fleet.models.target_hash import hash_of_target
-from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions, HeadExchange
 
 log = logging.getLogger(__name__)
@@ -252,11 +250,3 @@ def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
     """Check a stage's options and open its device. `context`: see `StageSetup`. Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
     return StageSetup(options=options, where=where, context=context, allocated_before=allocated_bytes(where.device))
-
-
-def end_ids_of(folder: Path) -> frozenset[int]:
-    """Return the ids that end an answer. Raises: ConfigError if there are none."""
-    found = read_end_ids(folder)
-    if not found:
-        raise ConfigError(f"checkpoint {folder}: names no eos_token_id", param="checkpoint")
-    return found

@@ -19,10 +19,11 @@ from fleet.models.causal_lm.program import SALT, CausalAnchor, CausalLM
 from fleet.models.causal_lm.span_load import load_span
 from fleet.models.causal_lm.span_trial import try_division
 from fleet.processing.context_length import limit_answer_length, read_num_positions
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.capture import capturing
-from fleet.stages.lm_setup import end_ids_of, exchange_of, prepare_stage, vllm_options
+from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 from fleet.stages.text_head import head_config
@@ -58,7 +59,7 @@ def count_layers(checkpoint: Path) -> int:
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
     setup = prepare_stage(options)
-    folder, end_ids, where, anchor = options.checkpoint, end_ids_of(options.checkpoint), setup.where, options.anchor
+    folder, end_ids, where, anchor = options.checkpoint, read_end_ids(options.checkpoint), setup.where, options.anchor
     if anchor is None:
         weights = setup.reader(lambda _: False)  # `transformers` reads them
         weights.check()
@@ -75,7 +76,7 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], Route
 
 def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     started = start(vllm_options(options, read_num_positions(options.checkpoint)))
-    return VllmEngine(started, end_ids_of(options.checkpoint), hands_off=options.half == "prefill", salt=SALT), ()
+    return VllmEngine(started, read_end_ids(options.checkpoint), hands_off=options.half == "prefill", salt=SALT), ()
 
 
 class TextAdapter(TaskAdapter):

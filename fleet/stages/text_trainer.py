@@ -6,8 +6,8 @@ from torch import Tensor
 from fleet.core.layer_spans import LayerSpan
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import load_span
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions, BuiltStage
-from fleet.stages.lm_setup import end_ids_of
 from fleet.stages.text_head import head_config
 from fleet.stages.training import build_trainer
 from fleet.train.samples import TargetParts
@@ -22,7 +22,7 @@ def build(options: BuildOptions) -> BuiltStage:
     target = load_span(folder, last, torch.float32, with_embedding=True, device=device)
     head = head_config(folder, target.kv_shape, training.draft_vocab_size)
     parts = TargetParts(embed=target.embed, head=target.head)
-    return build_trainer(options, head, parts, end_ids_of(folder), head_VH=_matrix_of(parts, head.hidden_size, device))
+    return build_trainer(options, head, parts, read_end_ids(folder), head_VH=_matrix_of(parts, head.hidden_size, device))
 
 
 @torch.no_grad()

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fleet import pocket
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.core.errors import BadInput, InputTooLarge
 from fleet.core.ids import EdgeName, RequestId
 from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
 from fleet.processing.qwen3_omni import num_audio_positions
-from fleet.stages.lm_setup import end_ids_of
 from tests.web.checkpoint import write_frontend_files
 
 REFERENCE = "fleet.processing.qwen3_omni:OmniFrontend"
@@ -193,21 +192,6 @@ def test_given_answer_is_text_or_tokens(frontend: Frontend) -> None:
     detokenizer = frontend.detokenizer()
     assert detokenizer.add(spec.given) + detokenizer.finish() == "Just this."
     assert frontend.prepare(saying((5, 6)))[0].given == (5, 6) and frontend.prepare(saying(()))[0].given == ()
-
-
-def test_end_ids_default_to_the_model_config(frontend: Frontend, tmp_path: Path) -> None:
-    folder = write_frontend_files(tmp_path)
-    (folder / "generation_config.json").unlink()
-    bare = load_frontend(REFERENCE, folder, Limits())
-    assert bare.end_ids() == frontend.end_ids() == end_ids_of(folder) and len(bare.end_ids()) == 1
-    given = saying(TextPart(text="Just this.", where="input"))
-    assert bare.prepare(given)[0].given == frontend.prepare(given)[0].given
-
-
-def test_checkpoint_without_end_id_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"eos_token_id": []}')
-    with pytest.raises(ConfigError, match="names no eos_token_id"):
-        end_ids_of(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "half a pair: \ud800", ""])

@@ -21,8 +21,8 @@ from fleet.models.eagle3.head import Eagle3Head
 from fleet.models.eagle3.speculators import export_speculators
 from fleet.models.eagle3.vocabulary import choose_vocabulary
 from fleet.models.target_hash import hash_of_target
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import SpeculationOptions
-from fleet.stages.lm_setup import end_ids_of
 from fleet.train.replay import ReplayBuffer
 from fleet.train.samples import DraftSample, TargetParts
 from fleet.train.trainer import Trainer, TrainerSettings
@@ -116,7 +116,7 @@ def own_shares(exported: Exported) -> tuple[float, ...]:
 
 
 def answer_on_vllm(exported: Exported, head: Path) -> DraftedAnswers:
-    (end_id,) = end_ids_of(exported.target)
+    (end_id,) = read_end_ids(exported.target)
     work = DraftedWork(prompts=PROMPTS, num_tokens=NUM_TOKENS, end_id=end_id, num_drafts=NUM_DRAFTS)
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.drafted_answers", str(exported.target), str(head)],

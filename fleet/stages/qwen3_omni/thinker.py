@@ -21,10 +21,11 @@ from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.capture import capturing
-from fleet.stages.lm_setup import end_ids_of, exchange_of, prepare_stage, vllm_options
+from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.sampling import sampling_of
@@ -62,7 +63,7 @@ def count_layers(checkpoint: Path) -> int:
 
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
-    config, end_ids, anchor = read_config(options.checkpoint), end_ids_of(options.checkpoint), options.anchor
+    config, end_ids, anchor = read_config(options.checkpoint), read_end_ids(options.checkpoint), options.anchor
     setup = prepare_stage(options, config.thinker_config.text_config.max_position_embeddings)
     experts, num_positions, tiled = setup.where.experts, setup.num_positions, setup.where.tiled
     if anchor is None:
@@ -93,7 +94,7 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     started = start(vllm_options(options, None, TAPPED_THINKER))
     engine = VllmEngine(
         started,
-        end_ids_of(options.checkpoint),
+        read_end_ids(options.checkpoint),
         ThinkerPrompts(thinker.audio_token_id, chunk_frames=2 * thinker.audio_config.n_window),
         row_positions,
         piece_len=options.prefill_chunk_tokens,

@@ -9,8 +9,9 @@ from fleet.models.checkpoint import CheckpointReader
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import StageDecoder
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions, BuiltStage
-from fleet.stages.lm_setup import end_ids_of, prepare_stage
+from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.training import build_trainer
 from fleet.train.samples import TargetParts
@@ -27,4 +28,4 @@ def build(options: BuildOptions) -> BuiltStage:
     head_VH = embedding_VH if stored.tied else reader.get(stored.head)
     head = head_config(options.checkpoint, config, training.draft_vocab_size)
     target = TargetParts(embed=partial(F.embedding, weight=embedding_VH), head=partial(F.linear, weight=head_VH))
-    return build_trainer(options, head, target, end_ids_of(options.checkpoint), head_VH=head_VH, norm_H=norm_H)
+    return build_trainer(options, head, target, read_end_ids(options.checkpoint), head_VH=head_VH, norm_H=norm_H)
