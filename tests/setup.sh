@@ -4,6 +4,7 @@ set -euo pipefail
 
 missing=()
 command -v chromium >/dev/null || missing+=(chromium)
+command -v curl >/dev/null || missing+=(curl)
 "$(command -v python3.11 || command -v python3)" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 "$(command -v python3.11 || command -v python3)" -c 'import ctypes; ctypes.CDLL("libespeak-ng.so.1")' 2>/dev/null || missing+=(espeak-ng)
 compgen -G "/usr/lib*/*/faketime/libfaketimeMT.so.1" >/dev/null || missing+=(faketime)

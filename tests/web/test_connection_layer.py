@@ -48,11 +48,11 @@ OWN = {
 READ_OF_UVICORN = {
     HttpToolsProtocol: {
         "pipeline", "flow", "cycle", "parser", "transport", "connections", "server_state", "headers", "loop",
-        "ws_protocol_class", "timeout_keep_alive_task", "timeout_keep_alive",
+        "ws_protocol_class", "timeout_keep_alive_task", "timeout_keep_alive", "expect_100_continue",
     },
     RequestResponseCycle: {
         "disconnected", "message_event", "response_started", "response_complete", "keep_alive", "waiting_for_100_continue",
-        "scope",
+        "scope", "chunked_encoding", "expected_content_length",
     },
     WebSocketsSansIOProtocol: {
         "conn", "frames", "curr_msg_data_type", "close_sent", "writable", "handshake_initiated", "default_headers", "transport",

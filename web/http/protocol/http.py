@@ -33,6 +33,8 @@ from web.http.protocol.bounds import (
 from web.http.protocol.config import BoundedConfig
 from web.http.protocol.connection import Connection, SendProgress
 from web.http.protocol.handshake import begin_tls
+from web.http.protocol.head import RequestHead
+from web.http.protocol.http_1_0 import HTTP_1_0, WithoutChunks
 from web.http.protocol.message import BodyPace, MessageSize
 from web.http.protocol.refusal import ConnectionRefusal
 from web.http.protocol.websocket import BoundedWebSocket
@@ -160,9 +162,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._head_since = self.loop.time()
         self._size.begin_read(len(data), in_head=self._in_head)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse(self._refusal or refusal.MALFORMED)
         else:
@@ -171,6 +171,33 @@ class BoundedHttp(HttpToolsProtocol):
                 self._refuse(found)
             elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES and self._size.num_discarded > self._droppable_bytes():
                 self._slot.raw.abort()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse input. Behind an upgrade the parser skips the body. Therefore a head whose upgrade
+        is not served is parsed again without it: it is ignored (RFC 9110 section 7.8).
+        """
+        rest = self._up_to_upgrade(data)
+        while rest is not None:
+            head = self._head().without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(head)
+            rest = self._up_to_upgrade(rest) if rest else None
+
+    def _up_to_upgrade(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse input up to a head whose upgrade is not served, and return the rest; None without
+        such a head.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._should_upgrade():
+                return memoryview(data)[upgrade.args[0] :]
+            self._upgrade()
+        return None
+
+    def _head(self) -> RequestHead:
+        return RequestHead(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
 
     def _droppable_bytes(self) -> int:
         chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
@@ -208,6 +235,14 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusal.PIPELINED)
+        head = self._head()
+        if found := head.find_fault():
+            self._stop(found)
+        if self._is_upgrade_ignored():
+            return
+        head.use_origin_form()
+        self.url = head.target
+        self.expect_100_continue = self.expect_100_continue and head.version != HTTP_1_0
         super().on_headers_complete()  # raises for an invalid target: then the head is refused, and counts as unfinished
         self._in_head, self._head_since = False, None
         self._size.set_complete()
@@ -225,6 +260,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade_ignored():
+            return  # `_parse` begins this message again
         super().on_message_complete()
         self._in_head, self._head_since = True, None
         self._size.set_complete()
@@ -242,7 +279,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        is_old = cycle.scope["http_version"] == HTTP_1_0
+        super()._start_asgi_task(cycle, WithoutChunks(app, cycle) if is_old else app)
 
     def on_response_complete(self) -> None:
         was_last = not self.pipeline
@@ -254,14 +292,19 @@ class BoundedHttp(HttpToolsProtocol):
         if self._head_since is not None:
             self._head_since = now
 
+    def _should_upgrade(self) -> bool:
+        return self._head().wants_websocket()
+
+    def _is_upgrade_ignored(self) -> bool:
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
     def _upgrade(self) -> None:
-        if not self._should_upgrade():
-            self._note("upgrades to unknown protocols", "a request asked for an upgrade that is not served")
-        elif self._running is not None and not self._running.response_complete:
+        if self._running is not None and not self._running.response_complete:
             self._refuse(refusal.UPGRADE_TOO_SOON)
         elif (found := _unfit_for_websocket(self.url, self.headers)) is not None:
             self._refuse(found)
         else:
+            self._head().choose_websocket()
             self.handle_websocket_upgrade()
 
     def _open_websocket(self, **arguments: Any) -> BoundedWebSocket:

@@ -33,6 +33,29 @@ class ConnectionRefusal:
 MALFORMED = ConnectionRefusal(
     status=400, code="bad_request", kind="malformed requests", message="what was sent is not a valid HTTP request",
 )  # fmt: skip
+NOT_ONE_HOST = ConnectionRefusal(
+    status=400, code="bad_request", kind="requests without exactly one Host",
+    message="the request has no Host field, or several; send exactly one",
+)  # fmt: skip
+INVALID_HOST = ConnectionRefusal(
+    status=400, code="bad_request", kind="requests with an invalid Host",
+    message="the Host field is not a name or address with an optional port",
+)  # fmt: skip
+INVALID_TARGET = ConnectionRefusal(
+    status=400, code="bad_request", kind="requests with an invalid target",
+    message="the request's target is neither a path nor the address of an http server",
+)  # fmt: skip
+NO_PROXY = ConnectionRefusal(
+    status=400, code="bad_request", kind="requests for a tunnel", message="CONNECT is refused: this server is not a proxy",
+)  # fmt: skip
+UNKNOWN_CODING = ConnectionRefusal(
+    status=501, code="bad_request", kind="requests with an unknown transfer coding",
+    message="the only transfer coding served is chunked; send the body uncompressed",
+)  # fmt: skip
+VERSION = ConnectionRefusal(
+    status=505, code="bad_request", kind="requests of other versions of HTTP",
+    message="this server speaks HTTP/1.1 and HTTP/1.0 only",
+)  # fmt: skip
 LONG_URL = ConnectionRefusal(
     status=414, code="url_too_long", kind="requests with too long a URL",
     message=f"the URL is longer than {MAX_URL_BYTES} bytes; send large input in the body",
