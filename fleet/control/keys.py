@@ -30,6 +30,7 @@ SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
 """Statuses by which the workers of a role are indexed; those of `STATUSES` in `common.lua`."""
 LOGS = PREFIX + "logs"
+FACTS = PREFIX + "logs:facts"
 LOGS_DROPPED = PREFIX + "logs:dropped"
 INDEX_ALL = PREFIX + "index:all"
 VOICES = PREFIX + "voices"
@@ -187,6 +188,9 @@ TABLE: tuple[Row, ...] = (
     Row("gone", "zset", "forever", "fence_worker", "former workers -> time of the end, us"),
     Row("gone:{id}", "hash", "retention", "fence_worker", "last content of worker:{id}"),
     Row("logs", "stream", "forever", "all processes", "log lines, trimmed"),
+    Row("logs:facts", "stream", "forever", "scripts that log a fact",
+        "deaths, dead letters, drains and refused workers under their ids in `logs`, which keeps them "
+        "for less long; trimmed"),
     Row("logs:dropped", "string", "forever", "all processes", "number of lost log lines"),
     Row("req:{r}:task:{stage}", "hash", "retention", "submit",
         "state, role, owner, epoch, walks, inputs; per edge: chunks produced, consumed and processed, items and bytes written; "

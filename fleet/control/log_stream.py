@@ -1,6 +1,7 @@
 """Sender of this process's log lines to the fleet's log: in batches, by a thread of its own, so that logging never blocks.
 
-Under load, or while Redis is away, lines are dropped and counted. Printed lines are not affected.
+Lines of one kind are bounded (`line_budget.py`). Under load, or while Redis is away, lines are
+dropped and counted. Printed lines are not affected.
 """
 
 import logging
@@ -15,8 +16,9 @@ import redis
 from redis.exceptions import RedisError
 from redis.typing import EncodableT, FieldT
 
-from fleet.control import keys
-from fleet.control.connect import connect_for_a_call
+from fleet.control import keys, scripts
+from fleet.control.connect import connect_for_a_call, run
+from fleet.control.line_budget import PERIOD_S, LineBudget
 from fleet.core.log_labels import Labels
 
 MAX_WAITING, MAX_BATCH = 2000, 200
@@ -31,7 +33,8 @@ class LogShipper(logging.Handler):
     """Handler for records of any thread, until `end`, which sends the waiting ones within a time limit. Not `close`: configuring
     logging (as uvicorn does) closes every existing handler, and leaves it in use.
 
-    Invariants: `emit` does no I/O; at most `MAX_WAITING` lines wait; the stream keeps about `MAX_STORED`.
+    Invariants: `emit` does no I/O, and runs under the handler's lock; at most `MAX_WAITING` lines
+    wait; the stream keeps about `MAX_STORED`.
     """
 
     def __init__(self, client: redis.Redis, labels: Labels) -> None:
@@ -39,6 +42,7 @@ class LogShipper(logging.Handler):
         self._client, self._labels = client, labels
         self._waiting: deque[Fields] = deque()
         self._dropped = 0
+        self._budget = LineBudget()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
@@ -46,6 +50,10 @@ class LogShipper(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if threading.current_thread() is self._thread:
             return
+        if self._budget.admits(record, time.monotonic()):
+            self._add(record)
+
+    def _add(self, record: logging.LogRecord) -> None:
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             return
@@ -62,10 +70,20 @@ class LogShipper(logging.Handler):
 
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_S):
+            self._add_summaries(time.monotonic())
             self._ship()
+        self._add_summaries(time.monotonic() + PERIOD_S)
         until = time.monotonic() + CLOSE_S
         while self._waiting and time.monotonic() < until and self._ship():
             pass
+
+    def _add_summaries(self, now: float) -> None:
+        self.acquire()  # as `handle` does around `emit`
+        try:
+            for record in self._budget.take_summaries(now):
+                self._add(record)
+        finally:
+            self.release()
 
     def _ship(self) -> bool:
         """Send the waiting lines in batches. Return False if Redis does not answer: unsent lines wait for the next call."""
@@ -101,9 +119,8 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
 
 
 def add_line(client: redis.Redis, labels: Labels, message: str, *, level: str) -> None:
-    """Add one line immediately, for a process without a LogShipper. Raises: redis-py's errors."""
-    record = logging.LogRecord(__name__, logging.getLevelNamesMapping()[level.upper()], "", 0, message, None, None)
-    client.xadd(keys.LOGS, fields_of(record, labels), maxlen=MAX_STORED, approximate=True)
+    """Log a fact immediately, for a process without a LogShipper. Raises: redis-py's errors."""
+    run(client, scripts.log_fact(level, labels.process, labels.worker, labels.stage, message))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ SCRIPTS = (
     "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "save_voice",
     "end_voice", "reserve", "report_idle", "detach", "announce_start", "end_start", "assume_served", "availability", "admission",
     "leases", "fence_tasks", "stale_streams", "sweep", "set_route", "note_gap", "note_standby", "suspect_task", "adopt_prefix",
-    "note_checkpoint", "add_version", "promote_version",
+    "note_checkpoint", "add_version", "promote_version", "log_fact",
 )  # fmt: skip
 
 
@@ -418,6 +418,11 @@ def end_start(role: RoleName, place: str, *, child: str = "", took_us: int | Non
     `failed`: it counts as a failed start; else it was stopped. From a keeper, `child` is the process that may continue it.
     """
     return Call("end_start", (role, place, child, "" if took_us is None else took_us, "1" if failed else ""))
+
+
+def log_fact(level: str, process: str, worker: str, stage: str, message: str) -> Call:
+    """Log a fact that no other script writes. `worker`, `stage`: labels of the line, "" for none."""
+    return Call("log_fact", (level, process, worker, stage, message))
 
 
 def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:

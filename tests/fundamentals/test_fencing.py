@@ -450,6 +450,12 @@ def test_former_leader_deletes_no_retained_audio(control: Control) -> None:
     assert control.run(scripts.sweep(control.leader)) == "ok" and control.client.zcard(keys.RETAINED_AUDIO) == 0
 
 
+def test_fact_that_needs_no_right_is_logged_and_kept_under_one_id(control: Control) -> None:
+    assert control.run(scripts.log_fact("warning", "worker", WORKER, STAGE, "it died")) == "ok"
+    logged, kept = (stream_entries(control.client, key) for key in (keys.LOGS, keys.FACTS))
+    assert logged == kept and len(logged) == 1
+
+
 def test_every_writing_script_has_a_fencing_test() -> None:
     files = Path(__file__).parent.glob("test_fencing*.py")
     sources = [file.read_text() for file in [*files, Path(__file__).parent / "control_plane.py"]]

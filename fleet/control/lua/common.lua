@@ -2,7 +2,7 @@
 local P = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
-local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
+local MAX_LOGS, MAX_FACTS, MAX_NAMED_TASKS = 20000, 10000, 60
 local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
@@ -49,10 +49,19 @@ local function add_news(w, kind, value)
   local n = #fields
   news[w], fields[n + 1], fields[n + 2] = fields, kind .. n, value
 end
--- Log to the fleet's log in the script that writes the fact: once per fact, whichever processes see it.
+-- Log to the fleet's log in the script that decides what the line says. Returns the entry's id and fields.
 local function log_line(level, process, w, s, r, message)
-  call('XADD', P .. 'logs', 'MAXLEN', '~', MAX_LOGS, '*', 't', int(now_us()), 'l', level, 'n', 'fleet.control', 'p', process,
-    'w', w or '', 's', s or '', 'r', r or '', 'm', message)
+  local fields = {'t', int(now_us()), 'l', level, 'n', 'fleet.control', 'p', process,
+    'w', w or '', 's', s or '', 'r', r or '', 'm', message}
+  return call('XADD', P .. 'logs', 'MAXLEN', '~', MAX_LOGS, '*', unpack(fields)), fields
+end
+-- Log a fact of the fleet in the script that writes it: once per fact, whichever processes see it. It is kept apart too, since lines
+-- that clients cause may trim it from the log; under the same id, so that a reader can continue in one list where the other ends.
+local function log_fact(...)
+  local id, fields = log_line(...)
+  local function keep(as) return redis.pcall('XADD', P .. 'logs:facts', 'MAXLEN', '~', MAX_FACTS, as, unpack(fields)) end
+  -- The id is refused if the log was deleted, and Redis's clock set back: then any id is better than none.
+  if type(keep(id)) == 'table' then keep('*') end
 end
 -- Return the tasks that a worker or gateway holds, as text, and their request if all are of the same one.
 local function held_by(w)

@@ -8,7 +8,7 @@ if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
 if call('HGET', P .. 'worker:' .. w, 'leaving') ~= '1' then
   local process, stage = labels_of(call('HGET', P .. 'worker:' .. w, 'role') or '')
   local held, r = held_by(w)
-  log_line('info', process, w, stage, r, 'worker ' .. w .. ' is leaving by its own decision; it holds ' .. held)
+  log_fact('info', process, w, stage, r, 'worker ' .. w .. ' is leaving by its own decision; it holds ' .. held)
 end
 stop_granting(w)
 call('HSET', P .. 'worker:' .. w, 'leaving', '1')

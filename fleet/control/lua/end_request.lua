@@ -24,7 +24,7 @@ if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
   call('HSET', P .. 'req:' .. r, 'failed_stage', dead)
   keep_letter(r, dead, message)
   local worker = call('HGET', task_key(r, dead), 'died_worker') or ''
-  log_line('error', 'conductor', worker, dead, r, 'request ' .. r .. ' is a dead letter: ' .. message .. '; the last was ' ..
+  log_fact('error', 'conductor', worker, dead, r, 'request ' .. r .. ' is a dead letter: ' .. message .. '; the last was ' ..
     (worker ~= '' and worker or 'unknown') .. '; `fleet dead-letters list` shows it')
 end
 return close(r, state, code, message, param)

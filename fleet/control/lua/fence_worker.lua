@@ -19,11 +19,11 @@ local function log_end(w, role, how, cause, held, r)
   local process, stage = labels_of(role)
   local who = (role == '' and 'gateway ' or 'worker ') .. w
   if how == 'left' then
-    log_line('info', process, w, stage, r, who .. ' left; it held ' .. held)
+    log_fact('info', process, w, stage, r, who .. ' left; it held ' .. held)
   elseif how == 'died' then
-    log_line('warning', process, w, stage, r, who .. ' died (' .. (cause ~= '' and cause or 'cause unknown') .. '); it held ' .. held)
+    log_fact('warning', process, w, stage, r, who .. ' died (' .. (cause ~= '' and cause or 'cause unknown') .. '); it held ' .. held)
   else
-    log_line('warning', process, w, stage, r, who .. ' is lost: its lease lapsed, and no end of its process was seen; it held ' .. held)
+    log_fact('warning', process, w, stage, r, who .. ' is lost: its lease lapsed, and no end of its process was seen; it held ' .. held)
   end
 end
 -- Log, once, the end of a process whose worker has been fenced or has left already.
@@ -33,7 +33,7 @@ local function log_late_end(w, cause)
   if not is[2] or is[2] == 'died' or is[3] ~= '' then return end
   call('HSET', gone, 'how', is[2] == 'lapsed' and 'died' or is[2], 'cause', cause)
   local process, stage = labels_of(is[1])
-  log_line('warning', process, w, stage, '', (is[1] == '' and 'gateway ' or 'worker ') .. w ..
+  log_fact('warning', process, w, stage, '', (is[1] == '' and 'gateway ' or 'worker ') .. w ..
     (is[2] == 'lapsed' and ', fenced when its lease lapsed, died (' or ', which had left, died (') .. cause .. ')')
 end
 local leader, w, ev, died, seen = unpack(ARGV)

@@ -18,7 +18,7 @@ local value = candidate .. '|' .. int(now_us())
 call('SET', P .. 'conductor', value, 'PX', lease)
 local last = string.match(call('GETSET', P .. 'conductor:last', candidate) or '', '^.+')
 if last and last ~= candidate then
-  log_line('warning', 'conductor', last, '', '', 'the lead of conductor ' .. last .. ' lapsed, and no end of its process was ' ..
+  log_fact('warning', 'conductor', last, '', '', 'the lead of conductor ' .. last .. ' lapsed, and no end of its process was ' ..
     'seen; ' .. candidate .. ' leads now')
 end
 return value

@@ -41,7 +41,7 @@ end
 if order == 'stop' or (order == 'resume') == (is[3] == '1') then
   local process, stage = labels_of(is[1])
   local held, r = held_by(w)
-  log_line('info', process, w, stage, r, 'worker ' .. w .. ' is ordered to ' .. order .. '; it holds ' .. held)
+  log_fact('info', process, w, stage, r, 'worker ' .. w .. ' is ordered to ' .. order .. '; it holds ' .. held)
   call('HDEL', wk, 'drained')
 end
 if order == 'resume' then call('HSET', wk, 'draining', '') else stop_granting(w) end

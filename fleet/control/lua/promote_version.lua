@@ -12,5 +12,5 @@ local before = call('HGET', P .. 'drafters', stage .. ':last_version')
 local noted = number == before and present or number
 if w ~= '' and noted ~= '0' then call('HSET', P .. 'draft_versions', 'note:' .. noted, reason) end
 call('HSET', P .. 'drafters', stage .. ':version', number, stage .. ':last_version', present)
-log_line('info', 'control', w, stage, '', 'version ' .. number .. ' of the draft head of ' .. stage .. ' takes the place of version ' .. present .. ': ' .. reason)
+log_fact('info', 'control', w, stage, '', 'version ' .. number .. ' of the draft head of ' .. stage .. ' takes the place of version ' .. present .. ': ' .. reason)
 return 'ok'

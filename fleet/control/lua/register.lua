@@ -17,7 +17,7 @@ local function refuse(kind, why, remedy)
   call('ZREMRANGEBYRANK', refused, 0, -1 - MAX_REFUSED)
   call('EXPIRE', refused, REFUSED_KEPT_S)
   local process, stage = labels_of(role)
-  log_line('warning', process, w, stage, '', (role == '' and 'gateway ' or 'worker ') .. w .. ' is refused: ' .. why .. '; ' .. remedy)
+  log_fact('warning', process, w, stage, '', (role == '' and 'gateway ' or 'worker ') .. w .. ' is refused: ' .. why .. '; ' .. remedy)
   return {kind, kind == 'skew' and why or why .. '; ' .. remedy}
 end
 local function readers_of(reach, host)

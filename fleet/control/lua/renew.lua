@@ -18,6 +18,6 @@ if is[5] == '1' and call('EXISTS', role_workers_key(role, 'accepting')) == 0 the
 if is[1] == '1' and is[2] ~= '1' and not is[3] and call('SCARD', tasks_of(w)) == 0 then
   call('HSET', wk, 'drained', '1')
   local process, stage = labels_of(role)
-  log_line('info', process, w, stage, '', 'worker ' .. w .. ' is drained: it holds no tasks and accepts none')
+  log_fact('info', process, w, stage, '', 'worker ' .. w .. ' is drained: it holds no tasks and accepts none')
 end
 return call('HDEL', wk, 'dump') == 1 and 'dump' or 'ok'

@@ -15,7 +15,7 @@ from fleet.control.connect import Reply, answer_of, pairs, run_async, stream_ent
 from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
-from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, says
+from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, read_trimmed_facts, says
 from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
@@ -204,6 +204,9 @@ class Telemetry:
             raise unreachable(error) from error
 
     async def _matching_lines(self, first: str, wanted: LogQuery) -> AsyncGenerator[LogLine, None]:
+        for line in await read_trimmed_facts(self._redis, first):
+            if says(line, wanted):
+                yield line
         async with aclosing(self._lines.follow(first)) as entries:
             async for entry, fields in entries:
                 line = line_of(entry, fields)

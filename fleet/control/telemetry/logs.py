@@ -1,13 +1,18 @@
-"""Search in the fleet's log: lines of all processes, as `fleet.control.log_stream` sends them. Bounded as the stream is."""
+"""Search in the fleet's log: lines of all processes, as `fleet.control.log_stream` sends them.
+
+Bounded as the streams are. Facts are in two of them, under one id: `FACTS` continues where `LOGS`
+is trimmed.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import cast
 
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import number, stream_entries, text
+from fleet.control.connect import entry_order, number, stream_entries, text
 from fleet.core.errors import BadInput
 from fleet.core.telemetry import LEVELS, LogLine, LogPage, LogQuery
 
@@ -46,15 +51,35 @@ async def read_log_page(client: redis.asyncio.Redis, wanted: LogQuery, *, before
 async def _scan(client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit: int) -> tuple[list[LogLine], str]:
     lines: list[LogLine] = []
     batch = limit + 1 if wanted == LogQuery() else BATCH
-    while True:
-        found = stream_entries(await client.xrevrange(keys.LOGS, max=f"({last}" if last else "+", count=batch))
-        for place, (last, fields) in enumerate(found):
-            line = line_of(last, fields)
-            lines += [line] if says(line, wanted) else []
+    async with aclosing(_lines_before(client, last, batch)) as found:
+        async for line in found:
+            if not says(line, wanted):
+                continue
             if len(lines) == limit:
-                return lines, last if place + 1 < len(found) or len(found) == batch else ""
-        if len(found) < batch:
-            return lines, ""
+                return lines, lines[-1].id
+            lines.append(line)
+    return lines, ""
+
+
+async def _lines_before(client: redis.asyncio.Redis, last: str, batch: int) -> AsyncGenerator[LogLine, None]:
+    """Yield all lines before `last` ("" from the end), the newest first, then the facts before them."""
+    for key in (keys.LOGS, keys.FACTS):
+        num_found = batch
+        while num_found == batch:
+            end = f"({last}" if last else "+"
+            found = stream_entries(await client.xrevrange(key, max=end, count=batch))
+            num_found = len(found)
+            for last, fields in found:
+                yield line_of(last, fields)
+
+
+async def read_trimmed_facts(client: redis.asyncio.Redis, after: str) -> list[LogLine]:
+    """Return the facts after `after` that the log itself keeps no more, the oldest first."""
+    kept = stream_entries(await client.xrange(keys.LOGS, count=1))
+    if not kept or entry_order(kept[0][0]) <= entry_order(after):
+        return []
+    found = stream_entries(await client.xrange(keys.FACTS, min=f"({after}", max=f"({kept[0][0]}"))
+    return [line_of(entry, fields) for entry, fields in found]
 
 
 def line_of(entry: str, fields: Mapping[str, bytes]) -> LogLine:
