@@ -40,9 +40,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def target(self) -> Ratio:
         name = f"append-only file per chunk of {self.tensor_bytes} bytes"
-        return Ratio(
-            name=name, value=self.append_only_bytes, target=self.append_only_limit, at_most=True, unit="bytes", everywhere=True
-        )
+        return Ratio(name=name, value=self.append_only_bytes, target=self.append_only_limit, at_most=True, unit="bytes")
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +91,6 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
             Ratio(name=submit, value=self.submit_us[1] / self.submit_us[0], target=SUBMIT_RATIO, at_most=True),
             Ratio(name=f"rejoin {answers}", value=self.rejoin_s, target=MOVE_S, at_most=True, unit="s"),
             Ratio(name=f"take-over {answers}", value=self.take_over_s, target=MOVE_S, at_most=True, unit="s"),
-            Ratio.none("lapsed leases meanwhile", self.lapsed_leases, "looks"),
+            Ratio(name="lapsed leases meanwhile", value=self.lapsed_leases, target=0, at_most=True, unit="looks"),
             Ratio(name=watch, value=self.watch_ms, target=WATCH_MS, at_most=True, unit="ms"),
         ]

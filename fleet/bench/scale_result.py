@@ -188,7 +188,7 @@ class ScaleResult(Result, frozen=True, kw_only=True):
             value = joined.together.chunks_per_s / joined.alone.chunks_per_s
             ratios.append(Ratio(name="chunks/s with a second worker", value=value, target=JOIN_RATIO, at_most=False))
         broken = sum(len(phase.broken) for phase in (*self.phases, joined))
-        ratios.append(Ratio.none("incomplete answers", broken, "answers"))
+        ratios.append(Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers"))
         return [*ratios, *(self.costs.targets() if self.costs else ())]
 
     def background_loads(self) -> list[float]:

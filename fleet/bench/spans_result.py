@@ -98,7 +98,7 @@ class SpansResult(Result, frozen=True, kw_only=True):
                 unit="ms",
             )
             for each in self.hops
-        ] + [Ratio.none("answers that differ from one process", self.num_answers - self.num_equal, "answers")]  # fmt: skip
+        ]  # fmt: skip
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]

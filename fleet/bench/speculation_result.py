@@ -93,7 +93,7 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
                 run.numerics, f"{run.batch}", run.drafter, figure(median(run.tokens_per_s)), figure(self.gain(run)),
                 figure(run.acceptance_length), " ".join(f"{share:.2f}" for share in run.shares),
             )  # fmt: skip
-        num_equal, num_answers = self._num_equal, self._num_answers
+        num_equal, num_answers = sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
         same = f"{num_equal} of {num_answers} answers are those without speculation"
         head = (
             f"the head of eagle3 was trained for {self.head.seconds / 60:.1f} min on {self.head.samples} answers, "
@@ -101,14 +101,6 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
         )
         rounds = sorted({len(run.tokens_per_s) for run in self.runs})
         return [titled(f"{self.model}; medians of {' or '.join(map(str, rounds))} rounds; {same}\n{head}", table)]
-
-    @property
-    def _num_equal(self) -> int:
-        return sum(run.num_equal for run in self.runs)
-
-    @property
-    def _num_answers(self) -> int:
-        return sum(run.num_answers for run in self.runs)
 
     def panels(self) -> list[Panel]:
         return [self._draw]
@@ -127,7 +119,6 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
                       target=LEAST_ACCEPTANCE, at_most=False)
                 for run in trained
             ),
-            Ratio.none("answers that differ from those without speculation", self._num_answers - self._num_equal, "answers"),
         ]  # fmt: skip
 
     def background_loads(self) -> list[float | None]:

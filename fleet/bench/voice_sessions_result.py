@@ -132,13 +132,11 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
         unanswered = count * self.wanted_turns - len(self.turns)
         ratios = [
             Ratio(name=f"underruns of {count} voice sessions", value=self.underruns, target=0, at_most=True, unit="underruns"),
-            Ratio.none("questions not answered", unanswered, "questions"),
+            Ratio(name="questions not answered", value=unanswered, target=0, at_most=True, unit="questions"),
         ]
         if queued is not None:
             admitted = queued.position == 1 and not queued.early and queued.admitted_ms is not None and queued.answered
-            ratios.append(
-                Ratio(name="extra session queued, then admitted", value=float(admitted), target=1, at_most=False, everywhere=True)
-            )
+            ratios.append(Ratio(name="extra session queued, then admitted", value=float(admitted), target=1, at_most=False))
         return ratios
 
     def background_loads(self) -> list[float | None]:

@@ -17,22 +17,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and its target. `at_most`: the number must not exceed the target; else it must reach it.
-
-    `everywhere`: the target is met on every machine, however slow: it counts or compares, and times nothing.
-    """
+    """A number and its target. `at_most`: the number must not exceed the target; else it must reach it."""
 
     name: str
     value: float
     target: float
     at_most: bool
     unit: str = "x"
-    everywhere: bool = False
-
-    @classmethod
-    def none(cls, name: str, number: float, unit: str) -> "Ratio":
-        """Return the target that there is none of something, on every machine."""
-        return cls(name=name, value=number, target=0, at_most=True, unit=unit, everywhere=True)
 
     @property
     def met(self) -> bool:

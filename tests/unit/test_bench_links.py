@@ -15,7 +15,6 @@ from fleet.bench.links_result import LinkedSteps, LinksResult
 from fleet.bench.main import run
 from fleet.bench.namespaces import PREFIX, RELAY_MODULE, LinkedNamespaces, linked_namespaces, remove_abandoned
 from fleet.bench.report import BenchFile
-from tests.bench_targets import assert_met_everywhere
 from tests.support import command_line, wait_until
 
 SEND = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes(100), (sys.argv[1], 9))"
@@ -108,8 +107,7 @@ def test_small_measurement_over_links_reports_both_divisions(tmp_path: Path, cap
     assert run(["--links", "--small", "--json", str(out)]) == 0
     assert "plain TCP" in capsys.readouterr().out
     result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.links
-    assert result is not None and result.num_answers == 2
-    assert_met_everywhere(result)
+    assert result is not None and result.num_equal == result.num_answers == 2
     for each in result.steps:
         assert len(each.step_s) == len(each.hop_s) == len(each.undelayed_s) == 8 and len(each.tcp_s) == 9
         delay_s = len(NAMES) * result.delay_ms / 1e3
@@ -126,8 +124,8 @@ def steps(step_s: float) -> LinksResult:
 
 
 def test_target_of_links_is_the_time_beyond_the_computation() -> None:
-    assert [ratio.met for ratio in steps(0.045).targets()] == [True, True]
-    assert [ratio.met for ratio in steps(0.047).targets()] == [True, False]
+    assert [ratio.met for ratio in steps(0.045).targets()] == [True]
+    assert [ratio.met for ratio in steps(0.047).targets()] == [False]
 
 
 def test_links_without_namespaces_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from fleet.bench.spans_process import span_group
 from fleet.bench.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
 from fleet.bench.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
 from fleet.core.errors import FleetError
-from tests.bench_targets import assert_met_everywhere
 
 MIB = 2**20
 
@@ -26,8 +25,7 @@ def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, ca
     shown = capsys.readouterr().out
     assert "forward, computation only" in shown and picture.is_file()
     result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.spans
-    assert result is not None and result.num_answers > 0
-    assert_met_everywhere(result)
+    assert result is not None and result.num_equal == result.num_answers > 0, "divided, the answers are the same"
     assert [work.is_prefill for work in result.works] == [True, False, False]
     for work in result.works:
         assert set(work.tokens_per_s) == {ONE, FORWARD, REVERSE, *CEILINGS.values()}

@@ -9,7 +9,6 @@ from fleet.bench.main import run
 from fleet.bench.report import BenchFile
 from fleet.bench.speculation_result import LOSS_TARGET, SPEEDS, DraftedRuns, SpeculationResult, TrainedHead
 from fleet.core.speculation_figures import DRAFTERS, EAGLE3, OFF
-from tests.bench_targets import assert_met_everywhere
 
 
 @pytest.mark.one_in(5, "benchmarks")
@@ -20,7 +19,7 @@ def test_small_measurement_reports_every_drafter_and_batch(tmp_path: Path, capsy
     result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.speculation
     assert result is not None
     assert {(one.batch, one.drafter) for one in result.runs} == {(batch, name) for batch in (1, 4) for name in (OFF, *DRAFTERS)}
-    assert_met_everywhere(result)
+    assert all(one.num_equal == one.num_answers for one in result.runs)
     assert all(
         (one.acceptance_length > 1) == (one.drafter != OFF) for one in result.runs if one.batch == 1 and one.drafter != EAGLE3
     )
