@@ -167,7 +167,9 @@ def test_repetition_penalty_matches_transformers(tmp_path: Path) -> None:
 def test_min_tokens_and_ignore_eos_match_transformers(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     common = sorted({token for answer in greedy(folder, PROMPTS, 24) for token in answer[2:8:3]})
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": common}))
+    # both ends of config.json and generation_config.json count here, and only the latter in transformers
+    ends = [*common, json.loads((folder / "config.json").read_text())["eos_token_id"]]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     short = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24))
     assert short == greedy(folder, PROMPTS, 24) and max(map(len, short)) < 10
     least = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, min_tokens=10))
