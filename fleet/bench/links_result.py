@@ -3,7 +3,7 @@
 import msgspec
 from rich.console import Group
 
-from fleet.bench.result import MS, Result
+from fleet.bench.result import MS, Result, differing
 from fleet.reporting.stats import Ratio, percentile
 from fleet.reporting.tables import figure, table_of, titled
 
@@ -57,7 +57,7 @@ class LinksResult(Result, frozen=True, kw_only=True):
         return [titled(f"{self.model}; decode of 1 over links of {self.delay_ms:g} ms; {same}", table)]
 
     def targets(self) -> list[Ratio]:
-        return [
+        times = [
             Ratio(
                 name=f"{each.name}: step minus computed / plain TCP",
                 value=each.share,
@@ -66,6 +66,7 @@ class LinksResult(Result, frozen=True, kw_only=True):
             )
             for each in self.steps
         ]
+        return [*times, differing(self.num_equal, self.num_answers)]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]

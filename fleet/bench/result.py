@@ -36,6 +36,11 @@ class Result(msgspec.Struct, frozen=True):
         return ()
 
 
+def differing(num_equal: int, num_answers: int) -> Ratio:
+    """Return the target that no answer differs from the one it is compared with."""
+    return Ratio(name="differing answers", value=num_answers - num_equal, target=0, at_most=True, unit="answers")
+
+
 def cells(summary: Summary | None, scale: float = 1.0) -> tuple[str, str]:
     """Return the cells of the median and of the 95th percentile."""
     return (NONE, NONE) if summary is None else (figure(summary.p50 * scale), figure(summary.p95 * scale))

@@ -1,9 +1,9 @@
 """Scale benchmark of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
 
 Real time is 12.5 rows a second, since a frame of speech is 80 ms. Every stage produces one row per stream every 80 ms, at a phase
-of the stream's own; each of the E edges of the graph carries E rows per chunk. Hence a stream appends 12.5 chunks a second on all
-its edges together, half of them (where E is 4) between workers and half to the client. The engine computes nothing: all CPU used
-is the fleet's.
+of the stream's own; each of the E edges of an answer carries E rows per chunk. Hence a stream appends 12.5 chunks a second
+on all its edges together, half of them (where E is 4) between workers and half to the client. The engine computes nothing:
+all CPU used is the fleet's.
 """
 
 import asyncio
@@ -62,21 +62,24 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     step()
     graph = base.graph_declaration()
     return ScaleResult(
-        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined, costs=costs
-    )
+        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.answer_edges), phases=tuple(phases), joined=joined,
+        costs=costs,
+    )  # fmt: skip
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
     """Return `base` with the fake engine, slots for so many streams, and the pace described in the module's docstring."""
     graph = base.graph_declaration()
-    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), low_buffer_s=0.0, busy_first_chunk_factor=1)
+    policy = PolicyConfig(kind="ramp", ramp=(len(graph.answer_edges),), low_buffer_s=0.0, busy_first_chunk_factor=1)
     stages = {
         stage.name: base.stage(stage.name).model_copy(
             update={"max_batch": streams, "replicas": 1, "standby": 0, "extra": {STEP_KEY: step_ms}}
         )
         for stage in graph.stages
     }
-    edges = {edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.edges}
+    edges = {
+        edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.answer_edges
+    }
     limits = base.limits.model_copy(update={"max_requests": streams})
     # Rows of the fake engine are sent in their headers with any kind; this kind opens no NIXL agent.
     transfer = base.transfer.model_copy(update={"kind": "redis"})

@@ -44,19 +44,19 @@ def measure_replay(streams: int, steps: int, tensor_bytes: int) -> Replay:
             links = {stage: RedisLink(consumer, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
             call = partial(run, producer)
             opened = open_requests(call, links, streams)
-            return _replay(server, call, partial(_logged_bytes, producer.info), links, opened, steps, tensor_bytes)
+            return _replay(server, call, producer.info, links, opened, steps, tensor_bytes)
 
 
 def _replay(
     server: BareRedis,
     call: RunScript,
-    logged: Callable[[], int],
+    info: Callable[[str], Any],
     links: Mapping[StageName, RedisLink],
     opened: Opened,
     steps: int,
     size: int,
 ) -> Replay:
-    cpu_s, logged_before, payload, received = server.cpu_s(), logged(), 0, 0
+    cpu_s, logged, commands, payload, received = server.cpu_s(), _logged_bytes(info), _num_commands(info), 0, 0
     for index in range(steps):
         for first in range(0, len(opened), GROUP):
             group = opened[first : first + GROUP]
@@ -72,7 +72,8 @@ def _replay(
         tensor_bytes=size,
         payload_bytes=payload / num_chunks,
         redis_us=(server.cpu_s() - cpu_s) / num_chunks * 1e6,
-        append_only_bytes=(logged() - logged_before) / num_chunks,
+        append_only_bytes=(_logged_bytes(info) - logged) / num_chunks,
+        commands=(_num_commands(info) - commands) / num_chunks,
     )
 
 
@@ -101,3 +102,9 @@ def _logged_bytes(info: Callable[[str], Any]) -> int:
     """Return the size of the append-only file, with what Redis has yet to write to it: for up to 2 s if the disk is busy."""
     persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])
+
+
+def _num_commands(info: Callable[[str], Any]) -> int:
+    """Return the commands that Redis has run, those of scripts included, without these questions."""
+    stats = info("commandstats")
+    return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")

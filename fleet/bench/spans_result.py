@@ -3,7 +3,7 @@
 import msgspec
 from rich.console import Group
 
-from fleet.bench.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result
+from fleet.bench.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result, differing
 from fleet.reporting.plot import Axes, Panel, finish_bars
 from fleet.reporting.stats import Ratio, percentile
 from fleet.reporting.tables import figure, table_of, titled
@@ -92,13 +92,14 @@ class SpansResult(Result, frozen=True, kw_only=True):
 
     def targets(self) -> list[Ratio]:
         ratios = [ratio for work in self.works for direction in CEILINGS for ratio in _ratios(work, direction)]
-        return ratios + [
+        hops = [
             Ratio(
                 name=f"hop, {each.name}, p50", value=each.hop_ms(50), target=HOP_TARGET_MS, at_most=True,
                 unit="ms",
             )
             for each in self.hops
         ]  # fmt: skip
+        return [*ratios, *hops, differing(self.num_equal, self.num_answers)]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]

@@ -5,7 +5,7 @@ from statistics import median
 import msgspec
 from rich.console import Group
 
-from fleet.bench.result import FLEET, MANY, OTHER, PLAYED, Result
+from fleet.bench.result import FLEET, MANY, OTHER, PLAYED, Result, differing
 from fleet.core.request import RequestSpec
 from fleet.core.speculation_figures import EAGLE3, NGRAM, OFF, SUFFIX
 from fleet.reporting.plot import Axes, Panel
@@ -86,6 +86,11 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
         plain = next(one for one in self.runs if (one.numerics, one.batch, one.drafter) == (run.numerics, run.batch, OFF))
         return median(mine / other for mine, other in zip(run.tokens_per_s, plain.tokens_per_s, strict=True))
 
+    @property
+    def _compared(self) -> tuple[int, int]:
+        """Return how many answers are those without speculation, and the number of all answers."""
+        return sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
+
     def tables(self) -> list[Group]:
         table = table_of("numerics", "batch", "drafter", "tokens/s", "of off", "tokens per pass", "accepted by position")
         for run in self.runs:
@@ -93,7 +98,7 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
                 run.numerics, f"{run.batch}", run.drafter, figure(median(run.tokens_per_s)), figure(self.gain(run)),
                 figure(run.acceptance_length), " ".join(f"{share:.2f}" for share in run.shares),
             )  # fmt: skip
-        num_equal, num_answers = sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
+        num_equal, num_answers = self._compared
         same = f"{num_equal} of {num_answers} answers are those without speculation"
         head = (
             f"the head of eagle3 was trained for {self.head.seconds / 60:.1f} min on {self.head.samples} answers, "
@@ -119,6 +124,7 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
                       target=LEAST_ACCEPTANCE, at_most=False)
                 for run in trained
             ),
+            differing(*self._compared),
         ]  # fmt: skip
 
     def background_loads(self) -> list[float | None]:

@@ -152,6 +152,11 @@ class Graph:
         return self.stages + self.optional_stages
 
     @property
+    def answer_edges(self) -> tuple[Edge, ...]:
+        """Edges of an answer in all media, in declaration order. Those of captures are no part of it."""
+        return self.edges_for(tuple(self.media))
+
+    @property
     def main_stage(self) -> Stage:
         return next(stage for stage in self.stages if stage.main)
 

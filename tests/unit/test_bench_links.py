@@ -124,8 +124,8 @@ def steps(step_s: float) -> LinksResult:
 
 
 def test_target_of_links_is_the_time_beyond_the_computation() -> None:
-    assert [ratio.met for ratio in steps(0.045).targets()] == [True]
-    assert [ratio.met for ratio in steps(0.047).targets()] == [False]
+    assert [ratio.met for ratio in steps(0.045).targets()] == [True, True]
+    assert [ratio.met for ratio in steps(0.047).targets()] == [False, True]
 
 
 def test_links_without_namespaces_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,9 +61,9 @@ def work(name: str, *, is_prefill: bool, num_requests: int, **speeds: float) -> 
     return SpanWork(name=name, is_prefill=is_prefill, num_requests=num_requests, tokens_per_s=tokens_per_s)
 
 
-def result(*works: SpanWork, hop_s: float = 0.0005) -> SpansResult:
+def result(*works: SpanWork, hop_s: float = 0.0005, num_equal: int = 2) -> SpansResult:
     return SpansResult(
-        model="m", spans="0:1 and 2:output", works=works, num_equal=2, num_answers=2, others_cores=0.0,
+        model="m", spans="0:1 and 2:output", works=works, num_equal=num_equal, num_answers=2, others_cores=0.0,
         hops=(SpanHops(num_workers=2, rounds_s=((2 * hop_s,) * 3, (hop_s,) * 3)),),
     )  # fmt: skip
 
@@ -87,6 +87,7 @@ def test_targets_of_spans_follow_the_median_of_the_rounds() -> None:
         "decode of 32, reverse / ceiling",
     ]
     assert [ratio.name for ratio in result(hop_s=0.0007).targets() if not ratio.met] == ["hop, 2 span workers, p50"]
+    assert [ratio.name for ratio in result(num_equal=1).targets() if not ratio.met] == ["differing answers"]
 
 
 def too_large(*, weight_files: int, limited_speed: float = 0.0, lacking: int = 100) -> TooLargeResult:
