@@ -126,7 +126,7 @@ def _write(model: Any, out_dir: Path) -> None:
     # `save_pretrained` writes the config without the keys that only vLLM reads.
     write_json(out_dir / "config.json", shape.model_config())
     write_json(out_dir / "generation_config.json", GENERATION_CONFIG)
-    write_json(out_dir / "examples.json", {"examples": list(EXAMPLES)})
+    write_json(out_dir / "examples.json", {"examples": list(EXAMPLES), "languages": ["en"]})
     write_files(out_dir)
 
 

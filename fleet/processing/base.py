@@ -50,10 +50,14 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. A plain string stays one, since chat templates may render strings and parts differently."""
+    """One turn. A plain string stays one, since chat templates may render strings and parts differently.
+
+    `name`: the speaker among those of one role, "" for none. Most chat templates do not write it.
+    """
 
     role: str
     content: TextPart | tuple[TextPart | AudioPart, ...]
+    name: str = ""
 
 
 GivenAnswer = TextPart | tuple[int, ...]
@@ -145,8 +149,12 @@ class Frontend(Protocol):
         """
         ...
 
-    def transcription_prompt(self) -> str:
-        """Return a question, to be sent with an audio clip, whose answer is the transcription alone."""
+    def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
+        """Return a question, to be sent with an audio clip, whose answer is the transcription alone.
+
+        `language`: the one that is spoken, as a code (`en`, `en-US`) or an English name; by default the model detects it.
+        Raises: UnsupportedValue listing the languages; `where` names the user's field.
+        """
         ...
 
     def detokenizer(self) -> Detokenizer: ...

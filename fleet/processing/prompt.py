@@ -121,8 +121,12 @@ class PromptFrontend:
             )
 
     def _for_template(self, message: Message) -> TemplateMessage:
+        name = {"name": self.checked(TextPart(text=message.name, where="messages"))} if message.name else {}
+        return {"role": message.role, "content": self._content(message), **name}
+
+    def _content(self, message: Message) -> str | list[dict[str, str]]:
         if isinstance(message.content, TextPart):
-            return {"role": message.role, "content": self.checked(message.content)}
+            return self.checked(message.content)
         parts: list[dict[str, str]] = []
         before = ""
         """End of the previous text parts: a template may join parts, so a control token may span two of them."""
@@ -135,7 +139,7 @@ class PromptFrontend:
             else:
                 before = ""
                 parts.append({"type": "audio", "audio": "clip"})
-        return {"role": message.role, "content": parts}
+        return parts
 
 
 def _examples(checkpoint: Path) -> list[str]:

@@ -4,6 +4,7 @@ Source: transformers 5.23, models/qwen3_omni_moe/processing_qwen3_omni_moe.py an
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, ConfigError, quoted
+from fleet.core.errors import BadInput, ConfigError, UnsupportedValue, quoted
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_parts
 from fleet.processing.base import ChatRequest
@@ -25,6 +26,14 @@ DEFAULT_SPEAKER = "ethan"
 """The default of `generate(speaker=...)`."""
 VOICE_PARAM = "voice"
 """The key of `RequestSpec.params` that the Talker reads its speaker from."""
+
+TRANSCRIBE = "Please transcribe the audio."
+LANGUAGES: Mapping[str, str] = {
+    "en": "English", "zh": "Chinese", "ko": "Korean", "ja": "Japanese", "de": "German", "ru": "Russian", "it": "Italian",
+    "fr": "French", "es": "Spanish", "pt": "Portuguese", "ms": "Malay", "nl": "Dutch", "id": "Indonesian", "tr": "Turkish",
+    "vi": "Vietnamese", "yue": "Cantonese", "ar": "Arabic", "ur": "Urdu",
+}  # fmt: skip
+"""Languages of speech input, by ISO code. Source: Qwen3-Omni's model card."""
 
 _ALIASES_OF = {
     ("chelsie", "ethan"): ("alloy", "coral", "marin", "nova", "sage", "shimmer"),
@@ -55,6 +64,7 @@ class OmniFrontend(PromptFrontend):
             "talker": read_checkpoint_sampling(checkpoint, "talker_"),
         }
         self._speakers = sorted(str(name) for name in _section(talker, "speaker_id"))
+        self._languages = _languages(checkpoint)
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         voice = self.voice(chat.voice, chat.voice_where)
@@ -81,9 +91,25 @@ class OmniFrontend(PromptFrontend):
         """Return a user's turn, which the Talker reads too; Pocket was trained on this one."""
         return f"Repeat after me: {text}"
 
-    def transcription_prompt(self) -> str:
-        """Return a question that Pocket was trained on and other models understand."""
-        return "Please transcribe the audio."
+    def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
+        """Return the question of Qwen3-Omni's model card for a language; without one, or with the checkpoint's only language,
+        a question that Pocket was trained on and other models understand.
+        """
+        if language is None:
+            return TRANSCRIBE
+        name = self._language(language, where)
+        return TRANSCRIBE if len(self._languages) == 1 else f"Transcribe the {name} audio into text."
+
+    def _language(self, given: str, where: str) -> str:
+        """Return the English name of a language. Raises: UnsupportedValue."""
+        code = re.split("[-_]", given.strip().lower())[0]
+        for known, name in self._languages.items():
+            if code == known or given.strip().lower() == name.lower():
+                return name
+        listed = ", ".join(self._languages)
+        raise UnsupportedValue(
+            f"{where}: {quoted(given)} is none of the languages that this model transcribes: {listed}", param=where
+        )
 
     def voices(self) -> list[str]:
         return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))
@@ -151,6 +177,19 @@ def _expand(ids: Sequence[int], audio_id: int, positions: Sequence[int]) -> list
 def _samples_per_frame(code2wav: Mapping[str, object]) -> int:
     rates = (code2wav.get(key) for key in ("upsample_rates", "upsampling_ratios"))
     return math.prod(int(str(rate)) for each in rates if isinstance(each, list) for rate in each)
+
+
+def _languages(checkpoint: Path) -> Mapping[str, str]:
+    """Return the languages that a checkpoint transcribes: those of `languages` in examples.json, a file that Fleet adds to a
+    checkpoint, or all of the model's.
+    """
+    listed = read_json(checkpoint / "examples.json").get("languages")
+    if listed is None:
+        return LANGUAGES
+    if not isinstance(listed, list) or not listed or not set(map(str, listed)) <= LANGUAGES.keys():
+        message = f"{checkpoint / 'examples.json'}: languages must be a list of codes, such as {', '.join(LANGUAGES)}"
+        raise ConfigError(message, param="checkpoint")
+    return {str(code): LANGUAGES[str(code)] for code in listed}
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:

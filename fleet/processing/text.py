@@ -33,7 +33,7 @@ class TextFrontend(PromptFrontend):
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
             raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
-        flat = tuple(Message(role=message.role, content=_joined(message)) for message in chat.messages)
+        flat = tuple(dataclasses.replace(message, content=_joined(message)) for message in chat.messages)
         ids = self.tokenize(dataclasses.replace(chat, messages=flat))
         self.check_length(ids, chat.where)
         spec = RequestSpec(
@@ -50,7 +50,7 @@ class TextFrontend(PromptFrontend):
     def speech_prompt(self, text: str) -> str:
         return text
 
-    def transcription_prompt(self) -> str:
+    def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
         """Return nothing: the model accepts no audio."""
         return ""
 

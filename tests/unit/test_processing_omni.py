@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleet import pocket
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge, UnsupportedValue
 from fleet.core.ids import EdgeName, RequestId
 from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
 from fleet.processing.qwen3_omni import num_audio_positions
@@ -232,3 +232,30 @@ def test_raw_file_is_accepted_and_errors_name_its_field(frontend: Frontend) -> N
         frontend.prepare(dataclasses.replace(spoken_to(), messages=(Message(role="user", content=nothing),)))
     with pytest.raises(BadInput, match="^voice: no voice 'nobody'"):
         frontend.prepare(dataclasses.replace(spoken_to(voice="nobody"), voice_where="voice"))
+
+
+@pytest.mark.parametrize(
+    ("language", "name"), [("de", "German"), ("en-US", "English"), ("EN", "English"), ("yue", "Cantonese"), ("French", "French")]
+)
+def test_transcription_prompt_names_the_language(frontend: Frontend, language: str, name: str) -> None:
+    assert frontend.transcription_prompt(language) == f"Transcribe the {name} audio into text."
+
+
+def test_transcription_prompt_of_an_unknown_language_is_refused_with_the_known_ones(frontend: Frontend) -> None:
+    with pytest.raises(UnsupportedValue, match="where: 'tlh' is none .* en, zh") as refused:
+        frontend.transcription_prompt("tlh", "where")
+    assert refused.value.param == "where"
+
+
+def test_pocket_accepts_its_only_language_with_the_same_prompt() -> None:
+    frontend = load_frontend(REFERENCE, Path(pocket.__file__).parent / "checkpoints" / "pocket", Limits())
+    assert frontend.transcription_prompt("en") == frontend.transcription_prompt()
+    with pytest.raises(UnsupportedValue, match="language: 'de' is none of the languages that this model transcribes: en"):
+        frontend.transcription_prompt("de")
+
+
+def test_unknown_language_of_a_checkpoint_is_refused_at_load(tmp_path: Path) -> None:
+    folder = write_frontend_files(tmp_path)
+    (folder / "examples.json").write_text('{"languages": ["xx"]}')
+    with pytest.raises(ConfigError, match="languages must be a list of codes"):
+        load_frontend(REFERENCE, folder, Limits())

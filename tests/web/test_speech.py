@@ -77,7 +77,7 @@ def test_wav_of_unknown_length_is_readable(gateway: ServedGateway) -> None:
 
 
 def test_text_is_given_answer_without_sampling(gateway: ServedGateway) -> None:
-    answer = speak(gateway, instructions="cheerfully", whatever=1, seed=5, voice={"id": "onyx"})
+    answer = speak(gateway, user="u", seed=5, voice={"id": "onyx"})
     (spec,) = [spec for spec, _ in gateway.client.submitted]
     assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(list(spec.prompt_ids))
     assert spec.given[-1] == gateway.client.tokenizer.token_to_id("<|im_end|>")
@@ -85,7 +85,7 @@ def test_text_is_given_answer_without_sampling(gateway: ServedGateway) -> None:
     assert main.max_tokens == len(spec.given) and not main.stop
     assert all(sampling.seed == 5 for sampling in spec.sampling.values())
     assert answer.headers["x-fleet-voice"] == spec.params["voice"] == "ethan"
-    assert answer.headers["x-fleet-ignored"] == "instructions, whatever"
+    assert answer.headers["x-fleet-ignored"] == "user"
     assert answer.headers["x-request-id"] == spec.id
 
 

@@ -44,7 +44,7 @@ def params(**fields: object) -> TranscriptionCreateParamsNonStreaming:
 
 
 def test_openai_client_receives_text_and_usage(gateway: ServedGateway) -> None:
-    answer = gateway.openai().audio.transcriptions.create(**params(language="en", prompt="names", temperature=0.5))
+    answer = gateway.openai().audio.transcriptions.create(**params(language="en", temperature=0.5))
     assert isinstance(answer, Transcription) and answer.text == Script().text
     spec, blob = gateway.client.submitted[0]
     assert answer.usage is not None and answer.usage.type == "tokens"
@@ -52,15 +52,15 @@ def test_openai_client_receives_text_and_usage(gateway: ServedGateway) -> None:
     assert answer.usage.input_token_details is not None and answer.usage.input_token_details.audio_tokens == 26
     assert spec.outputs == ("text",) and blob is not None and len(blob) == 4 * 32_000
     asked = gateway.client.tokenizer.decode(list(spec.prompt_ids))
-    assert "transcribe the audio" in asked.lower()
+    assert "Transcribe the English audio" in asked
     (main,) = spec.sampling.values()
     assert main.temperature == 0.5
 
 
 def test_default_is_greedy_and_ignored_fields_are_reported(gateway: ServedGateway) -> None:
-    answer = write_down(gateway, language="en", whatever="1")
+    answer = write_down(gateway, user="u")
     (main,) = gateway.client.submitted[0][0].sampling.values()
-    assert main.temperature == 0 and answer.headers["x-fleet-ignored"] == "language, whatever"
+    assert main.temperature == 0 and answer.headers["x-fleet-ignored"] == "user"
 
 
 def test_plain_text_response(gateway: ServedGateway) -> None:
@@ -98,7 +98,6 @@ def test_word_timestamps_are_refused(gateway: ServedGateway, kind: str, granular
     answer = gateway.http.post(PATH, data=fields, files={"file": ("a.wav", sound())})
     assert answer.status_code == status
     assert ("use segment" in answer.text) is (status == 400)
-    assert ("x-fleet-ignored" in answer.headers) is (kind == "json")
 
 
 @pytest.mark.parametrize("name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[1]"])

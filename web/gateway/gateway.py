@@ -244,15 +244,16 @@ class Gateway:
         if content is None:
             raise BadInput(f"{where}.content: this field is required", param=f"{where}.content")
         if isinstance(content, str):
-            return Message(role=role, content=TextPart(text=content, where=f"{where}.content"))
-        return Message(role=role, content=tuple(_part(p, f"{where}.content[{n}]") for n, p in enumerate(content)))
+            return Message(role=role, name=message.name or "", content=TextPart(text=content, where=f"{where}.content"))
+        parts = tuple(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
+        return Message(role=role, name=message.name or "", content=parts)
 
     @staticmethod
     def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
         return spec.sampling.get(stage, Sampling())
 
 
-MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
+MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS, WARNED = "mirror", "usage", "wav", "max_leading_silence_ms", "warned"
 
 
 def num_chars(chat: ChatRequest) -> int:
@@ -269,7 +270,8 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
         MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers,
         NO_STORE: body.store is False,
     }  # fmt: skip
-    return {name: "yes" for name, is_wanted in wanted.items() if is_wanted}
+    warned = {WARNED: ",".join(names)} if (names := body.warned()) else {}
+    return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
 
 
 def session_of(body: ChatOptions) -> str:

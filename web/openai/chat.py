@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.request import RequestSpec
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, TextPiece, skip_sent
-from web.gateway.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
+from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, ActiveRequest, Gateway
+from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
@@ -23,6 +24,7 @@ from web.http.sse import event, send_stream
 from web.offload import parse_body
 from web.openai.audio_encoder import encode_whole
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
+from web.schema.fields.chat import CHAT
 from web.schema.responses import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
 
 STREAMED_FORMATS = ("pcm16", "wav")
@@ -44,8 +46,9 @@ class ChatEnvelope:
     """True if the stream ends with the usage."""
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
+    warnings: tuple[str, ...]
 
-    def chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
+    def chunk(self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False) -> bytes:
         choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
         usage = None if self.usage else UNSET
         is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
@@ -53,8 +56,12 @@ class ChatEnvelope:
             ChatChunk(
                 id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage,
                 modality="audio" if is_audio else "text",
+                warnings=self.listed_warnings() if is_first or finish_reason is not None else UNSET,
             )
         )  # fmt: skip
+
+    def listed_warnings(self) -> list[str] | UnsetType:
+        return list(self.warnings) or UNSET
 
     @staticmethod
     def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
@@ -69,6 +76,7 @@ class ChatEnvelope:
             spoken=len(spec.outputs) > 1,
             usage=USAGE in spec.reply,
             wav=WAV in spec.reply,
+            warnings=tuple(warning_of(name) for name in spec.reply.get(WARNED, "").split(",") if name),
         )
 
 
@@ -77,6 +85,7 @@ class ChatEndpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._ignored_log = IgnoredFieldLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -93,6 +102,7 @@ class ChatEndpoint:
             reply = ChatEnvelope.of(answer.spec, self._gateway.model)
             headers, kind, is_streamed = active.headers(_ignored(body, active)), _audio_format(body, "wav"), body.stream
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
+            self._ignored_log.note(answer.spec.id, body.warned())
             del body
             body_memory_of(scope).free()
             if is_streamed:
@@ -125,6 +135,7 @@ class ChatEndpoint:
             model=reply.model,
             choices=[Choice(message=message, finish_reason=answer.finish_reason)],
             usage=answer.usage(),
+            warnings=reply.listed_warnings(),
         )
         return json_response(completion, headers=headers)
 
@@ -140,7 +151,8 @@ async def chat_events(
     transcript: list[str] = []
     opening, audio_id = b"", UNSET
     if sent == Position():
-        opening = reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+        delta = Delta(role="assistant", content="" if reply.mirror else None, refusal=None)
+        opening = reply.chunk(delta, is_first=True)
         audio_id = reply.audio_id
     try:
         async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
@@ -190,4 +202,4 @@ def _check_format(body: ChatBody) -> None:
 
 def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
     unused = ["audio"] if body.audio is not None and not active.spoken else []
-    return sorted([*body.ignored(), *unused])
+    return sorted([*(given.where for given in CHAT.ignored(body)), *unused])

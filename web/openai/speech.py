@@ -28,6 +28,7 @@ from web.offload import INLINE_BYTES, parse_body, prepare_in_thread
 from web.openai.audio_encoder import MEDIA_TYPES, open_encoder
 from web.schema.audio import SpeechBody, parse_speech
 from web.schema.chat import AudioOptions, ChatOptions, voice_name
+from web.schema.fields.audio import SPEECH
 
 log = logging.getLogger("fleet.web")
 
@@ -150,7 +151,7 @@ class SpeechEndpoint:
         async with AsyncExitStack() as answer:
             speech = SpeechStream(self._gateway, body, pieces, answer)
             active = await speech.begin(request_id_of(scope))
-            headers = active.headers(body.ignored())
+            headers = active.headers(sorted(given.where for given in SPEECH.ignored(body)))
             file = self._file(speech.audio(active), body)
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))

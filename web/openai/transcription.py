@@ -24,8 +24,9 @@ from web.http.forms import open_form
 from web.http.json_response import json_response
 from web.http.middleware import request_id_of
 from web.http.sse import event, send_stream
-from web.schema.audio import ONE_FILE, TranscriptionForm, parse_transcription
+from web.schema.audio import TranscriptionForm, ignored_of, parse_transcription
 from web.schema.chat import ChatOptions
+from web.schema.fields.common import ONE_FILE
 
 UNKNOWN_LANGUAGE = "unknown"
 
@@ -94,21 +95,26 @@ class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptionTokenUsage
 
 
-async def transcribe(gateway: Gateway, recording: Recording) -> str:
+async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
     """Transcribe a recording. If the caller is cancelled, no request remains.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
-    active = await submit_transcription(gateway, recording, new_request_id())
+    active = await submit_transcription(gateway, recording, new_request_id(), language=language)
     async with active.answer as answer:
         return "".join([text async for text in _texts(answer)])
 
 
 async def submit_transcription(
-    gateway: Gateway, audio: AudioSource, request_id: RequestId, *, temperature: float | None = None
+    gateway: Gateway,
+    audio: AudioSource,
+    request_id: RequestId,
+    *,
+    temperature: float | None = None,
+    language: str | None = None,
 ) -> ActiveRequest:
     """Submit a transcription, greedy by default. Raises: the errors of `Gateway.submit`."""
-    prompt = TextPart(text=gateway.frontend.transcription_prompt(), where="prompt")
+    prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
     options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
     stored = stored_body(options, (Message(role="user", content=prompt),))
@@ -137,8 +143,10 @@ class TranscriptionEndpoint:
         await until_disconnect(receive, answer)
 
     async def _answer(self, form_fields: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        active = await submit_transcription(self._gateway, file, request_id_of(scope), temperature=form_fields.temperature)
-        headers = active.headers(form_fields.ignored())
+        active = await submit_transcription(
+            self._gateway, file, request_id_of(scope), temperature=form_fields.temperature, language=form_fields.language
+        )
+        headers = active.headers(sorted(ignored_of(form_fields)))
         del file
         body_memory_of(scope).free()
         async with active.answer as answer:

@@ -1,5 +1,6 @@
 """Requests of the audio routes and their validation. Knows no stage and no limit of the deployment."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -8,15 +9,13 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fleet.core.errors import UnsupportedValue
 from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input, parse_json
-from web.schema.unserved import refuse_content
+from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
 UNSERVED_FORMATS = {
     "srt": "needs the time of each phrase", "vtt": "needs the time of each phrase", "diarized_json": "needs the speakers",
 }  # fmt: skip
-ONE_FILE = "one file is transcribed per request; send it as the field file"
-_GRANULARITIES = re.compile(r"timestamp_granularities(?:\[\d*\])?")
-"""Names of the field in a form: with brackets in OpenAI's clients, without them or with an index in others."""
+GRANULARITIES = "timestamp_granularities"
 
 
 class SpeechBody(Body):
@@ -25,7 +24,6 @@ class SpeechBody(Body):
     model: str
     input: Annotated[str, Field(min_length=1)]
     voice: Voice | None = None
-    instructions: str | None = None
     response_format: FileFormat | None = None
     speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
@@ -37,41 +35,26 @@ class SpeechBody(Body):
     def file_format(self) -> FileFormat:
         return self.response_format or "mp3"
 
-    def ignored(self) -> list[str]:
-        """Names of the fields in this request that have no effect: the model accepts no instructions about its voice."""
-        known = {"instructions"} if self.instructions is not None else set[str]()
-        return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
-
 
 class TranscriptionForm(Body):
     """The fields of POST /v1/audio/transcriptions beside its file, as texts.
 
-    An empty `model` is the served one: Open WebUI sends it if no model is chosen.
+    An empty `model` is the served one: Open WebUI sends it if no model is chosen. `language` is checked by the frontend.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
 
     model: str
     language: str | None = None
-    prompt: str | None = None
     response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: Temperature | None = None
     stream: bool = False
-
-    def ignored(self) -> list[str]:
-        """Names of the fields in this request that have no effect: the model detects the language and accepts no hints.
-
-        `verbose_json` honours the granularity `segment` with its one segment.
-        """
-        verbose = self.response_format == "verbose_json"
-        known = {name for name in ("language", "prompt") if getattr(self, name) is not None}
-        return sorted(known | {name for name in self.model_extra or {} if not (verbose and _GRANULARITIES.fullmatch(name))})
 
 
 def parse_speech(body: bytes) -> SpeechBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
     speech = parse_json(SpeechBody, body)
-    refuse_content(speech)
+    SPEECH.check(speech)
     return speech
 
 
@@ -82,13 +65,41 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
     if kind in UNSERVED_FORMATS:
         message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
         raise UnsupportedValue(f"response_format: {message}", param="response_format")
-    has_words = any(_GRANULARITIES.fullmatch(name) and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
+    has_words = any(_base(name) == GRANULARITIES and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
     if kind == "verbose_json" and has_words:
         message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
-        raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
+        raise UnsupportedValue(f"{GRANULARITIES}: {message}", param=GRANULARITIES)
+    TRANSCRIPTION.check({_base(name): _json(value) for name, value in sorted(fields, key=lambda field: bool(field[1]))})
     try:
-        form = TranscriptionForm.model_validate(last)
+        return TranscriptionForm.model_validate({**last, **_language(fields)})
     except ValidationError as error:
         raise bad_input(error) from error
-    refuse_content(form, instead=ONE_FILE)
-    return form
+
+
+def ignored_of(form: TranscriptionForm) -> list[str]:
+    """Return the names of the fields in a form that have no effect."""
+    return [given.where for given in TRANSCRIPTION.ignored({name: _json(value) for name, value in form.model_dump().items()})]
+
+
+def _language(fields: Sequence[tuple[str, str]]) -> dict[str, str | None]:
+    """Return the one language of `language` or `languages`. Raises: UnsupportedValue for several."""
+    given = [value for name, value in fields if _base(name) in ("language", "languages") and value.strip()]
+    if len({value.strip().lower() for value in given}) > 1:
+        raise UnsupportedValue("languages: one language is served; send the one that is spoken", param="languages")
+    return {"language": given[0].strip() if given else None}
+
+
+def _base(name: str) -> str:
+    """Return the field that a form's name means: clients write those of lists and objects as `include[]` or `include[0]`."""
+    return name.partition("[")[0] or name
+
+
+def _json(value: object) -> object:
+    """Return the JSON value of a form's text, where it is one: `false`, `1.0`; otherwise the text."""
+    text = value.lower() if isinstance(value, str) and value.lower() in ("true", "false", "none", "null") else value
+    if text == "none" or not isinstance(text, str):
+        return None if text == "none" else text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

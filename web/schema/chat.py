@@ -11,29 +11,16 @@ from pydantic_core import from_json
 
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
-from web.schema.unserved import (
-    EMPTY,
-    UnservedValue,
-    check_part,
-    check_role,
-    check_tool_choice,
-    refuse_content,
-    tool_calls_refusal,
-)
+from web.schema.fields.chat import CHAT
+from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
-MAX_BIASES = 1024
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
-"""Limits of keys in `logit_bias`, in `fleet`, and in each of its sections, including unknown ones."""
+"""Limits of keys in `fleet`, and in each of its sections, including unknown ones."""
 MAX_FORMAT_CHARS = 128
-IGNORED = frozenset(
-    {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
-    | {"function_call", "functions", "parallel_tool_calls", "prediction", "reasoning_effort", "tool_choice", "tools"}
-    | {"top_logprobs", "verbosity"}
-)
-"""Fields of OpenAI's API without effect here; the response header `x-fleet-ignored` names those of a request."""
+MAX_NAME_CHARS = 256
 
 InputFormat = Literal[
     "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
@@ -45,7 +32,7 @@ Modality = Literal["text", "audio"]
 
 
 class Body(BaseModel):
-    """Base of all bodies: strict types; unknown keys are retained, and reported as ignored.
+    """Base of all bodies: strict types; unknown keys are retained for the check of the route's field table.
 
     Validation collects all errors before the first is shown, so lists have `fail_fast` and objects `max_keys`.
     """
@@ -121,10 +108,9 @@ class AudioReference(Body):
 
 class MessageBody(Body):
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)]
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     content: Content | None = None
     audio: AudioReference | None = None
-    tool_calls: list[object] | None = None
-    function_call: dict[str, object] | None = None
 
 
 class VoiceReference(Body):
@@ -223,32 +209,31 @@ class ChatOptions(SamplingFields):
     def wants(self) -> tuple[Modality, ...]:
         return tuple(self.modalities or ("text",))
 
+    def warned(self) -> list[str]:
+        """Return the names of ignored fields that the answer warns about; only a body has any."""
+        return []
+
 
 class ChatBody(ChatOptions):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
-    n: int | None = None
-    logprobs: bool | None = None
-    logit_bias: Annotated[dict[str, float], max_keys(MAX_BIASES)] | None = None
     tools: list[object] | None = None
     tool_choice: object = None
     functions: list[object] | None = None
     function_call: object = None
-    response_format: dict[str, object] | None = None
-    user: str | None = None
-    metadata: dict[str, object] | None = None
 
-    def ignored(self) -> list[str]:
-        """Names of the fields in this request that have no effect."""
-        known = {name for name in IGNORED if getattr(self, name, None) not in EMPTY}
-        return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
+    def warned(self) -> list[str]:
+        """Names of the ignored fields in this request that the answer warns about."""
+        return [given.where for given in CHAT.ignored(self) if given.row is not None and given.row.warns]
 
 
 def parse_chat(body: bytes) -> ChatBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
     chat = parse_json(ChatBody, body)
-    _refuse_unserved(chat)
+    CHAT.check(chat)
+    for name in ("tool_choice", "function_call"):
+        check_tool_choice(name, getattr(chat, name))
     return chat
 
 
@@ -270,28 +255,6 @@ def read_json(body: bytes) -> object:
         return from_json(body)
     except ValueError as error:
         raise BadInput(f"the body is not valid JSON: {error}") from error
-
-
-def _refuse_unserved(chat: ChatBody) -> None:
-    """Refuse unserved fields that would change the shape or meaning of the answer."""
-    if chat.n is not None and chat.n != 1:
-        raise UnsupportedValue(f"n: {chat.n} is not served, one request gets one answer; use n=1", param="n")
-    if chat.logprobs:
-        raise UnsupportedValue("logprobs: this server does not send them; turn them off in the client", param="logprobs")
-    if chat.logit_bias:
-        raise UnsupportedValue("logit_bias: not served; clear it in the client's settings of the model", param="logit_bias")
-    if chat.response_format is not None and chat.response_format.get("type", "text") != "text":
-        raise UnsupportedValue(
-            "response_format: this model answers in free text only; turn JSON mode or structured output off in the client",
-            param="response_format",
-        )
-    for name in ("tool_choice", "function_call"):
-        check_tool_choice(name, getattr(chat, name))
-    for index, message in enumerate(chat.messages):
-        for name in ("tool_calls", "function_call"):
-            if getattr(message, name):
-                raise tool_calls_refusal(f"messages[{index}].{name}")
-    refuse_content(chat)
 
 
 def bad_input(error: ValidationError) -> BadInput:

@@ -50,7 +50,10 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`modality` of the delta, "text" or "audio": a field of vllm-omni, which its benchmark reads."""
+    """`modality` of the delta, "text" or "audio": a field of vllm-omni, which its benchmark reads.
+
+    `warnings`: fields of the request that were ignored although the client may count on them; in the first and the last chunk.
+    """
 
     id: str
     object: str = "chat.completion.chunk"
@@ -59,6 +62,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChunkChoice]
     modality: str | UnsetType = UNSET
     usage: Usage | None | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class AudioMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +93,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[Choice]
     usage: Usage
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

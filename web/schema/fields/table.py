@@ -1,0 +1,168 @@
+"""One row per field of a request, and the check of a request against its rows. Knows no route."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, cast
+
+from pydantic import BaseModel
+
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
+
+Verdict = Literal["served", "refused", "ignored"]
+MAX_UNKNOWN_FIELDS = 256
+"""Limit of unknown fields without a value in one object."""
+MAX_NEUTRAL_DEPTH = 4
+UNKNOWN = (
+    "there is no such field here, and it might change the answer; remove it from the request, or turn it off in the client's "
+    "settings"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One field. `path` names it from the body's root, `[]` stands for the index of a list and `*` for any key.
+
+    `reason`: for a refused field the cause and the remedy, for an ignored one why it cannot change the answer.
+    `accepted`: values of a refused field that mean the same as its absence; null always does. None: every empty value and false.
+    `checked_by_value`: the value decides, in code of the route; `reason` says which values are served.
+    `warns`: an ignored field that the client may count on, so the answer has a warning.
+    """
+
+    path: str
+    verdict: Verdict
+    reason: str = ""
+    accepted: tuple[object, ...] | None = None
+    checked_by_value: bool = False
+    warns: bool = False
+
+
+def served(paths: str, reason: str = "") -> list[Field]:
+    """Return rows of served fields. `paths`: one or several, separated by spaces."""
+    return [Field(path=path, verdict="served", reason=reason) for path in paths.split()]
+
+
+def refused(paths: str, reason: str, *, accepted: tuple[object, ...] | None = None) -> list[Field]:
+    return [Field(path=path, verdict="refused", reason=reason, accepted=accepted) for path in paths.split()]
+
+
+def refused_by_value(paths: str, reason: str) -> list[Field]:
+    """Return rows of fields of which some values are served; code of the route refuses the others."""
+    return [Field(path=path, verdict="refused", reason=reason, checked_by_value=True) for path in paths.split()]
+
+
+def ignored(paths: str, reason: str, *, warns: bool = False) -> list[Field]:
+    return [Field(path=path, verdict="ignored", reason=reason, warns=warns) for path in paths.split()]
+
+
+def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
+    """Return the rows with a prefix: `session` and `audio` make `session.audio`."""
+    return [replace(row, path=f"{prefix}.{row.path}") for group in groups for row in group]
+
+
+class Given(NamedTuple):
+    """A field of a request. `where`: its place as errors name it, `messages[0].name`; `row` is None for an unknown field."""
+
+    where: str
+    row: Field | None
+    value: object
+
+
+class FieldTable:
+    """The rows of one route or event. Raises: ValueError if two rows have one path."""
+
+    def __init__(self, title: str, *groups: Sequence[Field]) -> None:
+        self.title = title
+        self.rows = [row for group in groups for row in group]
+        self._by_path = {row.path: row for row in self.rows}
+        if len(self._by_path) < len(self.rows):
+            paths = [row.path for row in self.rows]
+            raise ValueError(f"{title}: {sorted(path for path in set(paths) if paths.count(path) > 1)} have two rows")
+        self._open = {path[:at] for path in self._by_path for at, char in enumerate(path) if char in ".["}
+        """Paths of the objects and lists whose fields have rows."""
+
+    def row_of(self, path: str) -> Field | None:
+        """Return the row that decides about a field: its own, or that of a refused or ignored object around it."""
+        for end in [at for at, char in enumerate(path) if char in ".["] + [len(path)]:
+            row = self._by_path.get(path[:end])
+            if row is not None and (end == len(path) or (row.verdict != "served")):
+                return row
+        return None
+
+    def refusals(self, body: BaseModel | Mapping[str, object], where: str = "") -> Iterator[UnsupportedValue]:
+        """Yield the refusal of each field that has a value and is not served. `where`: place of the body in a larger one.
+
+        Raises: BadInput for too many unknown fields.
+        """
+        for given in self._walk(body, where, where):
+            if (error := refusal_of(given)) is not None:
+                yield error
+
+    def check(self, body: BaseModel | Mapping[str, object]) -> None:
+        """Raises: UnsupportedValue naming the first field that is not served; BadInput for too many unknown fields."""
+        for error in self.refusals(body):
+            raise error
+
+    def ignored(self, body: BaseModel | Mapping[str, object], where: str = "") -> list[Given]:
+        """List the fields with a value that have no effect."""
+        found = [given for given in self._walk(body, where, where) if given.row is None or given.row.verdict == "ignored"]
+        return [given for given in found if given.row is not None and not is_neutral(given.value)]
+
+    def _walk(self, body: object, path: str, where: str) -> Iterator[Given]:
+        num_unknown = 0
+        for name, value in _items(body):
+            full, place = f"{path}.{name}" if path else name, f"{where}.{name[:SHOWN_CHARS]}" if where else name[:SHOWN_CHARS]
+            row = self._by_path.get(full)
+            num_unknown += row is None
+            if num_unknown > MAX_UNKNOWN_FIELDS:
+                reason = f"more than {MAX_UNKNOWN_FIELDS} unknown fields; remove some"
+                raise BadInput(f"{where or 'the body'}: {reason}", param=where or None)
+            yield Given(place, row, value)
+            if row is not None and row.verdict == "served" and full in self._open:
+                yield from self._inner(value, full, place)
+
+    def _inner(self, value: object, path: str, where: str) -> Iterator[Given]:
+        if isinstance(value, list):
+            for index, item in enumerate(cast("list[object]", value)):
+                yield from self._walk(item, f"{path}[]", f"{where}[{index}]")
+        else:
+            yield from self._walk(value, path, where)
+
+
+def refusal_of(given: Given) -> UnsupportedValue | None:
+    """Return the refusal of a field that is not served, None if its value means the same as its absence."""
+    where, row, value = given
+    if row is None:
+        return None if is_neutral(value) else UnsupportedValue(f"{where}: {UNKNOWN}", param=where)
+    if row.verdict != "refused" or row.checked_by_value or _is_accepted(row, value):
+        return None
+    return UnsupportedValue(f"{where}: {row.reason}", param=where)
+
+
+def is_neutral(value: object, depth: int = MAX_NEUTRAL_DEPTH) -> bool:
+    """Return True for values that clients send for an unset field: null, false, empty, or containers of these alone."""
+    if value is None or value is False or value == "":
+        return True
+    if isinstance(value, dict):
+        inner = list(cast("dict[str, object]", value).values())
+    elif isinstance(value, list):
+        inner = cast("list[object]", value)
+    else:
+        return False
+    return not inner or (depth > 0 and all(is_neutral(each, depth - 1) for each in inner))
+
+
+def _is_accepted(row: Field, value: object) -> bool:
+    if row.accepted is None:
+        return is_neutral(value)
+    return value is None or any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in row.accepted)
+
+
+def _items(body: object) -> Iterator[tuple[str, object]]:
+    """Yield the fields that a request has; those of a model that the request does not give are left out."""
+    if isinstance(body, BaseModel):
+        for name in type(body).model_fields:
+            if name in body.model_fields_set:
+                yield name, getattr(body, name)
+        yield from (body.model_extra or {}).items()
+    elif isinstance(body, Mapping):
+        yield from cast("Mapping[str, object]", body).items()
