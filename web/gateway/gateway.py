@@ -84,6 +84,10 @@ class Gateway:
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
+    @property
+    def hears(self) -> bool:
+        return self.frontend.audio_rate_hz > 0
+
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming the field `where`."""
         if wanted != self.model and wanted not in self.config.web.model_aliases:

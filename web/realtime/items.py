@@ -12,6 +12,7 @@ from web.gateway.gateway import Gateway
 from web.realtime.audio.turn_detector import RATE_HZ
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
 from web.realtime.protocol import server_events as say
+from web.realtime.protocol.capabilities import takes_text_only
 from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 
@@ -23,6 +24,7 @@ class ItemReader:
     """Reads items with audio at the rate of the session's input; the gateway's limit bounds one clip."""
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._gateway = gateway
         self._check_text = gateway.frontend.check_text
         self._format, self._max_audio_s = settings.audio.input.format, gateway.config.limits.max_audio_s
 
@@ -67,7 +69,7 @@ class ItemReader:
 
     def clip(self, data: str, where: str) -> Clip:
         if self._format is None:
-            raise no_input_format(where)
+            raise no_input_format(where, self._gateway)
         rate_hz = self._format.rate
         pcm = decode_pcm(data, where)
         samples = np.frombuffer(pcm[: len(pcm) - len(pcm) % 2], "<i2")
@@ -80,8 +82,10 @@ class ItemReader:
         return Clip(samples.astype("<i2").tobytes())
 
 
-def no_input_format(where: str) -> UnsupportedValue:
+def no_input_format(where: str, gateway: Gateway) -> UnsupportedValue:
     """Return the refusal of audio while the session has no input format."""
+    if not gateway.hears:
+        return takes_text_only(where)
     message = f"{where}: audio is not read while {INPUT_FORMAT} is refused; set it to {SERVED_FORMAT}"
     return UnsupportedValue(message, param=where)
 

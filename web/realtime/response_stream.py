@@ -16,6 +16,7 @@ import numpy as np
 from fleet.core.errors import FleetError
 from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
+from web.gateway.ignored_fields import warning_of
 from web.http.errors import error_type
 from web.realtime.audio.played_text import Span, find_silences, speech_until
 from web.realtime.audio.playhead import Playhead
@@ -408,7 +409,7 @@ class ResponseStream:
             audio=server.ResponseAudio(output=server.ResponseOutput(voice=plan.voice)),
             usage=None if self.is_active else self.generation.usage,
             metadata=plan.metadata,
-            fleet_ignored=list(plan.ignored) or msgspec.UNSET,
+            warnings=[warning_of(name) for name in plan.ignored] or msgspec.UNSET,
         )
 
 

@@ -16,6 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
+from web.gateway.ignored_fields import warning_of
 from web.offload import read_in_thread, read_input
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import EventQueue, SessionContext, SharedAudio
@@ -117,7 +118,7 @@ class Session:
             return True
         if not self._is_audio_refused:
             self._is_audio_refused = True
-            self.send_error(no_input_format("audio"), event_id)
+            self.send_error(no_input_format("audio", self._gateway), event_id)
         return False
 
     async def _handle(self, event: client.AnyClientEvent, *, is_large: bool) -> None:
@@ -183,15 +184,14 @@ class Session:
             self.send_error(error, event_id)
         if settings.audio.output.format is None and before.audio.output.format is not None:
             self.responses.cancel_spoken()
-        for name in settings.fleet_ignored or ():
-            self._log_ignored(name)
+        self._log_ignored("session.tools" if settings.warnings else "")
         self._send(server.SessionUpdated(session=settings))
 
     def _log_ignored(self, name: str) -> None:
         """Log an ignored field once in a session: clients send it with every update."""
         if name and name not in self._logged_fields:
             self._logged_fields.add(name)
-            log.warning("session %s: %s is ignored: tools are not served", shown_id(self.id), name)
+            log.warning("session %s: %s", shown_id(self.id), warning_of(name))
 
     def _record_playback(self, event: client.Played) -> None:
         response = self.responses.find(event.response_id)

@@ -131,8 +131,11 @@ class TurnManager:
     def commit(self) -> None:
         """End the turn as the client says. Raises: BufferEmpty."""
         if self.buffer.retained_ms < MIN_CLIP_MS:
-            is_unread = self._context.settings.audio.input.format is None
-            unread = f" ({INPUT_FORMAT} is refused, so audio is not read)" if is_unread else ""
+            unread = ""
+            if not self._gateway.hears:
+                unread = " (this model takes text only)"
+            elif self._context.settings.audio.input.format is None:
+                unread = f" ({INPUT_FORMAT} is refused, so audio is not read)"
             least = f"at least {MIN_CLIP_MS} ms are needed"
             raise BufferEmpty(f"the input buffer holds {self.buffer.retained_ms} ms of audio; {least}{unread}")
         self._responses.discard_speculative()
@@ -176,6 +179,11 @@ class TurnManager:
     def stop(self) -> None:
         for job in self._jobs:
             job.cancel()
+
+    @property
+    def _language(self) -> str | None:
+        transcription = self._context.settings.audio.input.transcription
+        return transcription.language or None if transcription is not None else None
 
     def _rules(self) -> TurnRules | None:
         return self._context.settings.rules(self._gateway.config.voice.speculate_ms, int(self._max_s * 1000))
@@ -259,7 +267,7 @@ class TurnManager:
     async def _has_words(self, pcm: bytes) -> bool:
         """Return False also if the model cannot transcribe audio."""
         try:
-            return bool(await transcribe(self._gateway, Clip(pcm).recording))
+            return bool(await transcribe(self._gateway, Clip(pcm).recording, self._language))
         except FleetError as error:
             log.warning("an interruption counts as a false alarm, since it could not be transcribed: %s", error.message)
             return False
@@ -299,7 +307,7 @@ class TurnManager:
 
     async def _transcribe(self, item_id: str, clip: Clip) -> None:
         try:
-            text = await transcribe(self._gateway, clip.recording)
+            text = await transcribe(self._gateway, clip.recording, self._language)
         except FleetError as error:
             detail = server.TranscriptionError(type=error_type(error), code=error.code, message=error.message, param=error.param)
             self._context.send(server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))

@@ -14,8 +14,8 @@ UNTYPED_FIELDS = frozenset({
     "response.status_details.error.message",
     # sent by OpenAI's service too; the types are those of what a client sends
     "session.id", "session.object", "session.expires_at",
-    # fields that were given and have no effect
-    "session.fleet_ignored", "response.fleet_ignored",
+    # about fields that were ignored
+    "session.warnings", "response.warnings",
 })  # fmt: skip
 
 

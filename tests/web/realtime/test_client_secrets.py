@@ -95,10 +95,10 @@ def test_invalid_field_of_a_secret_is_named(gateway: ServedGateway, body: dict[s
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_secret_for_a_session_with_tools_names_them_as_ignored(gateway: ServedGateway) -> None:
+def test_secret_for_a_session_with_tools_warns_that_they_are_ignored(gateway: ServedGateway) -> None:
     session = {"type": "realtime", "tools": [{"type": "function", "name": "weather"}], "tool_choice": "auto"}
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
-    assert answer.status_code == 200 and answer.json()["session"]["fleet_ignored"] == ["session.tools"]
+    assert answer.status_code == 200 and len(answer.json()["session"]["warnings"]) == 1
 
 
 def test_body_of_a_secret_that_is_not_json_is_refused(gateway: ServedGateway) -> None:

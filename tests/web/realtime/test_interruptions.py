@@ -201,19 +201,6 @@ async def test_second_false_alarm_resumes_the_same_response(gateway: ServedGatew
     assert WHOLE.endswith(bytes(page.audio[rest["id"]]))
 
 
-async def test_short_interruption_of_a_text_model_is_a_false_alarm(text_only: Loaded) -> None:
-    with serving(text_only) as gateway:
-        async with opened(gateway) as page:
-            gateway.client.script = replace(LONG, stall_at=5)
-            await page.ask("count")
-            await page.until("response.output_text.delta")
-            await page.speak(silence(100) + cough() + silence(700))
-            assert (await page.done())["status"] == "cancelled"
-            gateway.client.script = LONG
-            await page.completed()
-    assert "input_audio_buffer.committed" not in page.kinds()
-
-
 async def play_a_second(page: SocketClient, response: str) -> None:
     """Have the client play one second and receive another."""
     await page.until_audio(response, AHEAD)

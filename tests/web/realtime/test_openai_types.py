@@ -23,7 +23,7 @@ async def done_with(page: SocketClient, **fields: object) -> Event:
 async def test_every_event_matches_openais_types(client: SocketClient, gateway: ServedGateway) -> None:
     """`SocketClient` checks each event that it reads."""
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
-    await client.update(audio={"input": {"transcription": {"model": "x"}, "turn_detection": detection}})
+    await client.update(audio={"input": {"transcription": {"model": "whisper-1"}, "turn_detection": detection}})
     await client.append(question())
     await client.until("conversation.item.input_audio_transcription.completed")
     await client.until("input_audio_buffer.timeout_triggered")

@@ -5,21 +5,33 @@ import msgspec
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.realtime.protocol.settings import VOICE_FIELD, Settings
+from web.realtime.protocol.settings import VOICE_FIELD, AudioInput, SessionPatch, Settings
+
+NO_AUDIO = AudioInput(format=None, turn_detection=None)
+"""Settings of the input of a model that takes text only."""
+_INPUT = "session.audio.input"
 
 
 def default_settings(gateway: Gateway) -> Settings:
     settings = Settings(model=gateway.model)
+    if not gateway.hears:
+        settings = _with_input(settings, NO_AUDIO)
     if not gateway.speaks:
         return msgspec.structs.replace(settings, output_modalities=("text",))
     return _with_voice(settings, gateway.frontend.voice(None))
 
 
-def drop_unserved(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
+def drop_unserved(gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
     """Restore each field that the model cannot serve to its value before, and list the refusals. An empty voice becomes the
-    default one.
+    default one. `patch`: the fields that the client gave.
     """
     refused: list[BadInput] = []
+    try:
+        gateway.check_model(patch.model or gateway.model, "session.model")
+    except BadInput as error:
+        refused.append(error)
+    settings, unheard = _drop_unheard(gateway, before, settings, patch)
+    refused += unheard
     try:
         check_speaks(gateway, "session.output_modalities", spoken="audio" in settings.output_modalities)
     except BadInput as error:
@@ -40,10 +52,44 @@ def drop_unserved(gateway: Gateway, before: Settings, settings: Settings) -> tup
     return settings, refused
 
 
+def _drop_unheard(gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
+    """Restore fields of the audio input that the model cannot serve."""
+    given = patch.audio.input if patch.audio is not None else None
+    if not gateway.hears:
+        names = ("format", "transcription", "turn_detection")
+        unheard = [takes_text_only(f"{_INPUT}.{name}") for name in names if getattr(given, name, None) is not None]
+        return _with_input(settings, NO_AUDIO), [*unheard]
+    transcription = settings.audio.input.transcription
+    if transcription is None:
+        return settings, []
+    refused: list[BadInput] = []
+    former = before.audio.input.transcription
+    try:
+        gateway.check_model(transcription.model or gateway.model, f"{_INPUT}.transcription.model")
+    except BadInput as error:
+        refused.append(error)
+        transcription = msgspec.structs.replace(transcription, model=former.model if former is not None else None)
+    try:
+        gateway.frontend.transcription_prompt(transcription.language or None, f"{_INPUT}.transcription.language")
+    except BadInput as error:
+        refused.append(error)
+        transcription = msgspec.structs.replace(transcription, language=former.language if former is not None else None)
+    return _with_input(settings, msgspec.structs.replace(settings.audio.input, transcription=transcription)), refused
+
+
+def takes_text_only(where: str) -> UnsupportedValue:
+    """Return the refusal of audio, and of settings about it, for a model that accepts none."""
+    return UnsupportedValue(f"{where}: this model takes text only; send items with input_text", param=where)
+
+
 def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
     """Raises: UnsupportedValue."""
     if spoken and not gateway.speaks:
         raise UnsupportedValue(f'{where}: this model does not speak; use ["text"]', param=where)
+
+
+def _with_input(settings: Settings, changed: AudioInput) -> Settings:
+    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, input=changed))
 
 
 def _with_voice(settings: Settings, voice: str) -> Settings:

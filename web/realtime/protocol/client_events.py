@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
-from web.realtime.protocol.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
+from web.realtime.protocol.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, VoiceId
+from web.schema.fields.realtime import EVENTS as FIELDS
 from web.schema.unserved import UnservedValue, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
@@ -141,7 +142,6 @@ class ResponsePatch(Patch):
     audio: ResponseAudioPatch | None = None
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
-    prompt: Unserved = None
     modalities: object = None
     output_audio_format: object = None
     voice: object = None
@@ -205,16 +205,18 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 def parse_event(raw: str) -> AnyClientEvent:
-    """Raises: BadInput, InputTooLarge naming the field."""
+    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
     if len(raw) > MAX_EVENT_BYTES:
         raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
     _check_values(raw)
     if len(raw) > MAX_PLAIN_BYTES:
         _check_carries_audio(raw)
     try:
-        return _adapter.validate_json(raw)
+        event = _adapter.validate_json(raw)
     except ValidationError as error:
         raise _bad_input(error) from error
+    FIELDS[event.type].check(event)
+    return event
 
 
 def _check_values(raw: str) -> None:

@@ -103,8 +103,8 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     audio: ResponseAudio
     usage: UsageBody | None
     metadata: dict[str, str] | None
-    fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Extension: fields of the request that have no effect; omitted if there are none."""
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Extension: fields that were ignored although the client may count on them; omitted if there are none."""
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):

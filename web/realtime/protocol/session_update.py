@@ -15,6 +15,7 @@ from web.gateway.gateway import Gateway
 from web.realtime.protocol.capabilities import drop_unserved
 from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
 from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merge_settings
+from web.schema.fields.realtime import SESSION
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]
@@ -25,10 +26,11 @@ OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("
 
 def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
     """Return the settings after the update, and the refusals in order."""
+    without_effect = list(SESSION.refusals(fields, "session"))
     patch, invalid = read_patch(fields)
     changed, unserved = merge_settings(settings, patch)
-    changed, unsupported = drop_unserved(gateway, settings, changed)
-    refused = [*invalid, *unserved, *unsupported]
+    changed, unsupported = drop_unserved(gateway, settings, changed, patch)
+    refused = [*without_effect, *invalid, *unserved, *unsupported]
     for side in ("input", "output"):
         if _format_refused(side, changed, patch, refused):
             changed = _without_format(changed, side)

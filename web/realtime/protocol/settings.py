@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fleet.core.errors import BadInput, UnsupportedValue
+from web.gateway.ignored_fields import warning_of
 from web.realtime.audio.turn_detector import TurnRules
 from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
@@ -31,13 +32,7 @@ class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     language: str | None = None
-    prompt: str | None = None
-
-
-class NoiseReduction(msgspec.Struct, frozen=True, kw_only=True):
-    """Accepted and returned without effect: the detector and the model tolerate noise."""
-
-    type: str
+    prompt: None = None
 
 
 class ServerVad(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_vad"):
@@ -59,11 +54,13 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while the requested one is refused: audio in it must not be read as another."""
+    """`format` is null while the requested one is refused: audio in it must not be read as another. All fields are null for a
+    model that takes text only.
+    """
 
     format: PcmFormat | None = PcmFormat()
     transcription: TranscriptionSettings | None = None
-    noise_reduction: NoiseReduction | None = None
+    noise_reduction: None = None
     turn_detection: TurnDetection | None = ServerVad()
 
 
@@ -81,8 +78,8 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `model` are set by the server, the rest by the client. `fleet_ignored`, an extension that is omitted while empty,
-    names given fields that have no effect.
+    """`id` and `model` are set by the server, the rest by the client. `warnings`, an extension that is omitted while empty, is
+    about fields that were ignored although the client may count on them.
     """
 
     type: str = "realtime"
@@ -100,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     include: tuple[str, ...] | None = None
     expires_at: int = 0
     audio: SessionAudio = SessionAudio()
-    fleet_ignored: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def detection(self) -> TurnDetection | None:
@@ -122,9 +119,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patch(BaseModel):
-    """Base of what clients send: known fields are checked strictly, unknown ones ignored."""
+    """Base of what clients send: known fields are checked strictly, unknown ones retained for the check of the field table."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
 def _format(value: object) -> object:
@@ -145,11 +142,6 @@ AnyFormat = Annotated[FormatPatch, BeforeValidator(_format)]
 class TranscriptionPatch(Patch):
     model: Annotated[str, Field(max_length=256)] | None = None
     language: Annotated[str, Field(max_length=64)] | None = None
-    prompt: Annotated[str, Field(max_length=4096)] | None = None
-
-
-class NoiseReductionPatch(Patch):
-    type: Literal["near_field", "far_field"]
 
 
 class ServerVadPatch(Patch):
@@ -176,7 +168,6 @@ class VoiceId(Patch):
 class AudioInputPatch(Patch):
     format: AnyFormat | None = None
     transcription: TranscriptionPatch | None = None
-    noise_reduction: NoiseReductionPatch | None = None
     turn_detection: Annotated[ServerVadPatch | SemanticVadPatch, Field(discriminator="type")] | None = None
 
 
@@ -211,12 +202,6 @@ def _choice(value: object) -> object:
 ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 
-def _no_prompt(value: object) -> object:
-    if value is not None:
-        raise UnservedValue("no prompts are stored here; send the text itself as instructions")
-    return value
-
-
 def _session_type(value: object) -> object:
     if value == "transcription":
         message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
@@ -230,7 +215,6 @@ def _truncation(value: object) -> object:
     return value
 
 
-Unserved = Annotated[None, BeforeValidator(_no_prompt)]
 OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 
 
@@ -243,7 +227,6 @@ class SessionPatch(Patch):
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
-    prompt: Unserved = None
     truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
@@ -293,7 +276,7 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
     if "max_output_tokens" in given:
         changes["max_output_tokens"] = patch.max_output_tokens or "inf"
     if "tools" in given:
-        changes["fleet_ignored"] = ("session.tools",) if patch.tools else msgspec.UNSET
+        changes["warnings"] = (warning_of("session.tools"),) if patch.tools else msgspec.UNSET
     if "tool_choice" in given:
         changes["tool_choice"] = patch.tool_choice or "auto"
     if "truncation" in given:
@@ -314,9 +297,6 @@ def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
         changes["format"] = PcmFormat(rate=rate or OUTPUT_RATE_HZ)
     if "transcription" in given:
         changes["transcription"] = _transcription(now.transcription, patch.transcription)
-    if "noise_reduction" in given:
-        reduced = patch.noise_reduction
-        changes["noise_reduction"] = NoiseReduction(type=reduced.type) if reduced is not None else None
     if "turn_detection" in given:
         changes["turn_detection"] = _detection(now.turn_detection, patch.turn_detection)
     return msgspec.structs.replace(now, **changes)
@@ -325,7 +305,8 @@ def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
 def _transcription(now: TranscriptionSettings | None, patch: TranscriptionPatch | None) -> TranscriptionSettings | None:
     if patch is None:
         return None
-    return msgspec.structs.replace(now or TranscriptionSettings(), **patch.model_dump(exclude_unset=True))
+    given = patch.model_dump(include=set(TranscriptionPatch.model_fields), exclude_unset=True)
+    return msgspec.structs.replace(now or TranscriptionSettings(), **given)
 
 
 def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None) -> TurnDetection | None:
@@ -334,7 +315,7 @@ def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPat
         return None
     kind = ServerVad if isinstance(patch, ServerVadPatch) else SemanticVad
     base = now if isinstance(now, kind) else kind()
-    fields = patch.model_dump(include=patch.model_fields_set - {"type"})
+    fields = patch.model_dump(include=set(type(patch).model_fields) - {"type"}, exclude_unset=True)
     optional = {"idle_timeout_ms"}
     changes = {name: value for name, value in fields.items() if value is not None or name in optional}
     return msgspec.structs.replace(base, **changes)

@@ -25,6 +25,7 @@ from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id
 from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merge_settings
 from web.schema.chat import read_json
+from web.schema.fields.realtime import SECRET
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
@@ -73,7 +74,6 @@ class Secrets:
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            self._gateway.check_model(body.session.model or self._gateway.model, "session.model")
             settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
@@ -84,7 +84,7 @@ class Secrets:
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
         """Merge a patch. Raises: BadInput for the first field that is not served."""
         changed, unserved = merge_settings(settings, patch)
-        changed, unsupported = drop_unserved(self._gateway, settings, changed)
+        changed, unsupported = drop_unserved(self._gateway, settings, changed, patch)
         for refused in (*unserved, *unsupported):
             raise refused
         return changed
@@ -98,9 +98,11 @@ class Secrets:
 def _parse(raw: bytes) -> SecretBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue."""
     try:
-        return SecretBody.model_validate(read_json(raw or b"{}"))
+        body = SecretBody.model_validate(read_json(raw or b"{}"))
     except ValidationError as error:
         raise bad_field(error, "the body") from error
+    SECRET.check(body)
+    return body
 
 
 def _name(key: str) -> str:

@@ -122,6 +122,8 @@ class FieldTable:
 
     def _inner(self, value: object, path: str, where: str) -> Iterator[Given]:
         if isinstance(value, list):
+            if f"{path}[]" not in self._open:
+                return
             for index, item in enumerate(cast("list[object]", value)):
                 yield from self._walk(item, f"{path}[]", f"{where}[{index}]")
         else:

@@ -110,15 +110,20 @@ export class Conversation {
         type: "realtime",
         output_modalities: [voice ? "audio" : "text"],
         audio: {
-          input: {
-            format: { type: "audio/pcm", rate: this.mic.rateHz || DEFAULT_RATE_HZ },
-            transcription: { model: this.model },
-            turn_detection: pushToTalk ? null : { type: "server_vad" },
-          },
+          ...(this.player ? { input: this.audioInput(pushToTalk) } : {}),
           ...(voice ? { output: { voice } } : {}),
         },
       },
     });
+  }
+
+  /** Without a player the model neither speaks nor hears, and refuses these settings. */
+  audioInput(pushToTalk) {
+    return {
+      format: { type: "audio/pcm", rate: this.mic.rateHz || DEFAULT_RATE_HZ },
+      transcription: { model: this.model },
+      turn_detection: pushToTalk ? null : { type: "server_vad" },
+    };
   }
 
   onError({ error }) {
