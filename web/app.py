@@ -32,6 +32,7 @@ from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
 from web.ports import FleetPort
+from web.query_fields import QueryFields
 from web.realtime.clock import Clock
 from web.realtime.transport.refusal import VoiceRefusalLog, refuse_socket
 from web.realtime.transport.routes import VoiceRoutes
@@ -56,6 +57,7 @@ def create_app(
             Middleware(ErrorPages, gateway=gateway, templates=templates),
             Middleware(RequestContext, responses=gateway.metrics.http, bodies=BodyMemory(config.web.body_memory_mib)),
             Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, refusal_log=refusal_log)),
+            Middleware(QueryFields),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )

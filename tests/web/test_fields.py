@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from typing import Any
 
 import httpx
@@ -185,3 +186,18 @@ def test_log_of_ignored_fields_has_one_line_per_field_and_minute(caplog: pytest.
         fields.note(f"req-{second}", ["tools"])
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and "req-0: tools: ignored" in lines[0] and "req-60" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("POST", CHAT, "temperature"), ("POST", SPEECH, "voice"), ("GET", "/v1/fleet/requests", "status"),
+        ("GET", "/v1/fleet/logs", "stage"), ("GET", "/v1/fleet/workers", "role"), ("GET", "/v1/models", "q"),
+        ("POST", "/v1/realtime/client_secrets", "model"),
+    ],
+)  # fmt: skip
+def test_query_parameter_that_a_route_does_not_read_is_refused(gateway: ServedGateway, method: str, path: str, name: str) -> None:
+    body = {"model": "omni", "messages": HELLO} if path == CHAT else {"model": "omni", "input": "hello"}
+    ask = partial(gateway.http.request, method, path, json=body if method == "POST" and "secrets" not in path else None)
+    assert refused(ask(params={name: "x"})) == name
+    assert ask(params={name: "", "api-version": "2026-01-01"}).status_code == 200

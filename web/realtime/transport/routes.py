@@ -21,6 +21,7 @@ from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, 
 from web.realtime.transport.refusal import VoiceRefusalLog, accept, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
+from web.schema.fields.realtime import QUERY
 
 ON = ("1", "true", "yes")
 INTENTS = ("", "conversation", "realtime")
@@ -106,6 +107,7 @@ class VoiceRoutes:
             if not websocket.query_params.get("session"):
                 raise expired()
             return credential
+        QUERY.check(websocket.query_params)
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
             message = (

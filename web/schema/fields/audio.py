@@ -31,7 +31,7 @@ TRANSCRIPTION = FieldTable(
         "timestamp_granularities", "segment is accepted; word is refused with verbose_json; other formats have no times"
     ),
     refused("prompt keywords hotwords initial_prompt", _HINTS),
-    refused("known_speaker_names known_speaker_references diarize diarization", "speakers are not told apart; clear it"),
+    refused("known_speaker_names known_speaker_references diarize diarization", "speakers are not distinguished; clear it"),
     refused("include", "logprobs are not sent; remove it"),
     refused("chunking_strategy", "a recording is transcribed in one piece; remove it"),
     refused("vad_filter word_timestamps", "not served; turn it off in the client", accepted=(False,)),

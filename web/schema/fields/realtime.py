@@ -111,3 +111,12 @@ EVENTS: dict[str, FieldTable] = {
     }.items()
 }
 """Tables by type of event; the settings in a `session.update` have `SESSION`, since each of their fields is refused alone."""
+QUERY = FieldTable(
+    "WS /v1/realtime: query",
+    served("model", "a name under which this server answers"),
+    served("session response samples chars", "resume a session"),
+    served("fleet", "1: extensions are sent"),
+    refused_by_value("intent", "conversation is accepted; transcription is refused"),
+    refused("call_id", "calls over WebRTC and SIP are not served; connect without it"),
+    ignored("api-version", "names the version of Azure's API; the events here have one"),
+)

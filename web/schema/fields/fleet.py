@@ -1,0 +1,5 @@
+"""Fields of bodies under `/v1/fleet`. Data only."""
+
+from web.schema.fields.table import FieldTable, served
+
+JOB = FieldTable("POST /v1/fleet/jobs", served("kind"), served("arguments", "checked by the kind of job, unknown ones too"))
