@@ -1,7 +1,5 @@
 """Messages between `fleet session` and the worker that caches a conversation; keys and values follow as raw bytes."""
 
-from collections.abc import Collection
-
 import msgspec
 
 from fleet.core.wire_codec import WireCodec
@@ -27,11 +25,6 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     checkpoint: str
     stage: str
-
-
-def missing_parts(info: SessionInfo, parts: Collection[str]) -> list[str]:
-    """Return the names of the parts that a session needs and that are not among `parts`."""
-    return sorted({"keys", *(str(layer) for layer in range(info.num_layers))} - set(parts))
 
 
 class SaveSession(SessionMessage, frozen=True, kw_only=True):

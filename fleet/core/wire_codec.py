@@ -21,8 +21,8 @@ class WireCodec(Generic[MessageT]):
         return self._encoder.encode(message)
 
     def decode(self, data: bytes) -> MessageT:
-        """Raises: UnknownWireVersion for the message of another version."""
+        """Raises: UnknownWireVersion for the message of another version, and for a damaged one."""
         try:
             return self._decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnknownWireVersion(f"{self._what} cannot be read: {error}; run one version of Fleet") from error

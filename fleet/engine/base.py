@@ -17,6 +17,7 @@ from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
+from fleet.core.session_parts import SessionLimits
 from fleet.core.span_figures import SpanFigures
 from fleet.core.speculation_figures import OFF, SpeculationFigures
 from fleet.core.training_figures import TrainingFigures
@@ -209,16 +210,19 @@ class Engine(Protocol):
     def drop_cached(self, session: str | None = None) -> None:
         """Drop the cached rows of a session, or of all sessions."""
 
-    def copies_sessions(self) -> bool:
-        """Return True if sessions can be saved and loaded."""
-        return False
+    def session_limits(self) -> SessionLimits | None:
+        """Return which sessions can be saved and loaded; None if none can."""
+        return None
 
     def begin_save(self, session: str) -> None:
         """Begin to copy the cached rows of a session. Raises: BadInput if none are cached, or if the engine has no copies."""
         raise BadInput("this engine does not save sessions")
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to cache rows as those of a session. Raises: BadInput, OutOfPages."""
+        """Begin to cache rows as those of a session.
+
+        Raises: BadInput for rows that are not whole, OutOfPages; what is cached stays then.
+        """
         raise BadInput("this engine does not load sessions")
 
     def take_copied(self) -> Sequence[SessionCopied]:

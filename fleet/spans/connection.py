@@ -77,9 +77,13 @@ class SpanArrivals:
     Counts the bytes of all these connections. Thread-safe.
     """
 
-    def __init__(self, blocks: BlockReads | None = None) -> None:
-        """`blocks`: large payloads of these connections are read by NIXL, if the peer does it too; None: none are."""
+    def __init__(self, blocks: BlockReads | None = None, *, max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES) -> None:
+        """`blocks`: large payloads of these connections are read by NIXL, if the peer does it too; None: none are.
+
+        `max_payload_bytes`: a connection whose peer announces a larger payload is closed.
+        """
         self.blocks: Final = blocks
+        self.max_payload_bytes: Final = max_payload_bytes
         self._queue: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open: set[SpanConnection] = set()
@@ -338,7 +342,7 @@ class SpanConnection:
         """Read to the end of the connection, and return the reason of its end."""
         try:
             with BufferedReader(self._socket.makefile("rb", buffering=0), READ_AHEAD_BYTES) as stream:
-                while (frame := read_frame(stream)) is not None:
+                while (frame := read_frame(stream, self._arrivals.max_payload_bytes)) is not None:
                     self._take(frame)
                     del frame  # its memory ends with its receiver's use, not with the next frame
         except OSError as error:
@@ -374,7 +378,7 @@ class SpanConnection:
             case frames.READS_BLOCKS:
                 blocks.peer_reads = True
             case frames.RING:
-                blocks.load_peer(frame.header.decode(), bytes(frame.payload))
+                blocks.load_peer(frame.header, frame.payload)
             case frames.BLOCK_READ:
                 blocks.free_first()
             case _:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 
+import numpy as np
+
 from fleet.core.errors import FleetError
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -55,7 +57,7 @@ def flat_view(buffer: ByteSource) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
-def read_frame(stream: BufferedIOBase) -> SpanFrame | None:
+def read_frame(stream: BufferedIOBase, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> SpanFrame | None:
     """Read the next frame, or return None if the stream ends before it. Raises: BadFrame, OSError."""
     prefix = stream.read(PREFIX.size)
     if not prefix:
@@ -67,19 +69,20 @@ def read_frame(stream: BufferedIOBase) -> SpanFrame | None:
         raise BadFrame(
             f"the peer sent {magic!r} in place of a frame, which begins with {MAGIC!r}; run one version of Fleet on both"
         )
-    if header_len > MAX_HEADER_BYTES or payload_len > MAX_PAYLOAD_BYTES:
+    if header_len > MAX_HEADER_BYTES or payload_len > max_payload_bytes:
         raise BadFrame(
             f"the peer announced a frame with a header of {header_len} and a payload of {payload_len} bytes; "
-            f"the limits are {MAX_HEADER_BYTES} and {MAX_PAYLOAD_BYTES}"
+            f"the limits are {MAX_HEADER_BYTES} and {max_payload_bytes}"
         )
     header, payload = stream.read(header_len), _allocate(payload_len)
     if len(header) < header_len or stream.readinto(payload) < payload_len:
         raise BadFrame("the peer closed the connection in the middle of a frame")
-    return SpanFrame(header, memoryview(payload), magic)
+    return SpanFrame(header, payload, magic)
 
 
-def _allocate(num_bytes: int) -> bytearray:
+def _allocate(num_bytes: int) -> memoryview:
+    """Return memory that the kernel provides as bytes arrive: a length that only was announced costs none."""
     try:
-        return bytearray(num_bytes)
+        return np.empty(num_bytes, np.uint8).data
     except MemoryError as error:
         raise BadFrame(f"this process has no memory for a payload of {num_bytes} bytes") from error

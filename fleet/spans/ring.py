@@ -35,6 +35,8 @@ ninth gave 0.95 for 2 MiB.
 RING_BYTES = 64 << 20
 MAX_BLOCK_SHARE = 4
 """A payload of more than this part of a ring travels on the connection."""
+MAX_METADATA_BYTES = 1 << 20
+"""An agent's metadata has some kilobytes."""
 STAMP = struct.Struct("<Q")
 BLOCK = struct.Struct("<QQQ")
 """Address of a block in the sender's memory, length of the payload, stamp at both of its ends."""
@@ -170,17 +172,21 @@ class BlockPort:
         return BLOCK.pack(ring.address + offset, num_bytes, self._stamp), metadata
 
     def free_first(self) -> None:
-        """Free the space of the oldest block, which the peer has read."""
+        """Free the space of the oldest block, which the peer has read. Raises: TransferError if there is none."""
         with self._lock:
+            if not self._space.num_reserved:
+                raise TransferError("the peer has read a block that was not written")
             self._space.free_first()
 
-    def load_peer(self, name: str, metadata: bytes) -> None:
-        """Make the peer's ring readable. Raises: TransferError."""
-        check_metadata(name, metadata)
+    def load_peer(self, name: bytes, metadata: memoryview) -> None:
+        """Make the peer's ring readable. Raises: TransferError if that fails, or for a second ring of the peer."""
+        if self._inbox is not None or metadata.nbytes > MAX_METADATA_BYTES:
+            raise TransferError("the peer sent the metadata of a second ring, or too much of it")
+        check_metadata(name.decode(errors="replace"), bytes(metadata))
         self._inbox = HostMemory(self._options.max_bytes + 2 * STAMP.size, huge_pages=True)
         agent = self._open_agent()
         agent.register(self._inbox.region)
-        self._peer = agent.add_peer(metadata)
+        self._peer = agent.add_peer(bytes(metadata))
 
     def read(self, block: bytes | memoryview) -> memoryview:
         """Read a block of the peer. Raises: TransferError if it cannot be read in time, or is not what the peer wrote."""

@@ -320,7 +320,8 @@ class WorkerProcess(RegisteredProcess):
         config, stage = self.config, self.config.role(self.role).stage
         is_split = config.stage(stage).split is not None
         caches = config.limits.max_cached_conversations and config.lease.prefix_cache_s and not is_split
-        if not caches or not self.built.engine.copies_sessions():
+        limits = self.built.engine.session_limits()
+        if not caches or limits is None:
             return None
 
         def adopt(session: str) -> None:
@@ -328,7 +329,7 @@ class WorkerProcess(RegisteredProcess):
             self.loop.cached_sessions.adopt(stage, session)
 
         host = self.access.reach.address
-        return SessionService(self.built.engine, stage, self.fingerprint, host, worker, self.access.secret, adopt)
+        return SessionService(self.built.engine, limits, stage, self.fingerprint, host, worker, self.access.secret, adopt)
 
     def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
         """Return what keeps the route of an anchor."""

@@ -1,12 +1,13 @@
 """Client of workers' session services, and the file of a session."""
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -33,20 +34,24 @@ from fleet.core.session_messages import (
     SessionPart,
     decode_session_message,
     encode_session_message,
-    missing_parts,
 )
+from fleet.core.session_parts import check_parts
 from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.worker.endpoints import endpoint_of
 
 TIMEOUT_S = 60.0
 DIAL_TIMEOUT_S = 5.0
-INFO = "fleet_session"
+INFO, DIGEST = "fleet_session", "fleet_session_sha256"
+"""Metadata of the file: its description, and a digest of description and parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFile:
-    """A session's description and its parts by name, as bytes."""
+    """A session's description and its parts by name, as bytes.
+
+    The file has a digest of both, so that a changed byte is noticed before a worker caches it.
+    """
 
     info: SessionInfo
     parts: dict[str, memoryview]
@@ -59,7 +64,7 @@ class SessionFile:
         arrays = {name: np.frombuffer(part, np.uint8) for name, part in self.parts.items()}
         spare = file.with_name(f"{file.name}.{os.getpid()}")
         try:
-            save_file(arrays, spare, metadata={INFO: msgspec.json.encode(self.info).decode()})
+            save_file(arrays, spare, metadata={INFO: msgspec.json.encode(self.info).decode(), DIGEST: self._digest()})
             with spare.open("rb+") as written:
                 os.fsync(written.fileno())
             spare.replace(file)
@@ -70,15 +75,35 @@ class SessionFile:
 
     @classmethod
     def read(cls, file: Path) -> "SessionFile":
-        """Raises: BadInput if it is not the file of a session."""
+        """Raises: BadInput if it is not the file of a session, or is damaged."""
         try:
             with safe_open(file, framework="numpy") as opened:
                 metadata = cast("dict[str, str]", opened.metadata() or {})
                 info = msgspec.json.decode(metadata.get(INFO, ""), type=SessionInfo)
+                # Not `get_tensor`, which cannot read every dtype that a damaged header may name.
+                check_parts(info, {name: _num_bytes(opened.get_slice(name)) for name in opened.keys()})
                 parts = {name: memoryview(opened.get_tensor(name).tobytes()) for name in opened.keys()}
-        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            found = cls(info=info, parts=parts)
+            if metadata.get(DIGEST) != found._digest():
+                raise BadInput("its bytes do not match their digest; save the session again")
+        except (OSError, SafetensorError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as error:
             raise BadInput(f"{file}: is not the file of a session: {error}", param="FILE") from error
-        return cls(info=info, parts=parts)
+        return found
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256(msgspec.json.encode(self.info))
+        for name, part in sorted(self.parts.items()):
+            digest.update(f"{name} {part.nbytes} ".encode())
+            digest.update(part)
+        return digest.hexdigest()
+
+
+def _num_bytes(tensor: Any) -> int:
+    """Return the size of a stored part. Raises: BadInput if it is not one row of bytes."""
+    shape, dtype = tensor.get_shape(), tensor.get_dtype()
+    if dtype != "U8" or len(shape) != 1:
+        raise BadInput(f"a part of it has the shape {shape} of {dtype}, not one row of bytes")
+    return int(shape[0])
 
 
 @contextmanager
@@ -113,19 +138,14 @@ class SessionClient:
         """Raises: NotFound if the worker has left; its error."""
         connection, arrivals = self._connect(worker)
         connection.send(encode_session_message(SaveSession(session=session)))
-        info: SessionInfo | None = None
-        parts: dict[str, memoryview] = {}
         try:
-            for message, payload in _received(arrivals):
-                if isinstance(message, SessionHead):
-                    info = message.info
-                elif isinstance(message, SessionPart):
-                    parts[message.name] = payload
+            received = _received(arrivals)
         finally:
             connection.close()
-        if info is None or missing_parts(info, parts):
-            raise SessionInterrupted(f"worker {worker} sent a part of the session only; try again")
-        return SessionFile(info=info, parts=parts)
+        try:
+            return _session_of(received)
+        except BadInput as error:
+            raise SessionInterrupted(f"worker {worker} sent a damaged session: {error}; try again") from error
 
     def load(self, stage: StageName, session: str, file: SessionFile) -> None:
         """Raises: NoWorker; the worker's error."""
@@ -161,6 +181,21 @@ class SessionClient:
             endpoint.address, key=endpoint.key, own_name=own_name, purpose=PURPOSE, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S
         )
         return connection, arrivals
+
+
+def _session_of(received: "list[tuple[AnySessionMessage, memoryview]]") -> SessionFile:
+    """Raises: BadInput if the messages of a worker are not a whole session."""
+    info: SessionInfo | None = None
+    parts: dict[str, memoryview] = {}
+    for message, payload in received:
+        if isinstance(message, SessionHead):
+            info = message.info
+        elif isinstance(message, SessionPart):
+            parts[message.name] = payload
+    if info is None:
+        raise BadInput("it has no description")
+    check_parts(info, {name: part.nbytes for name, part in parts.items()})
+    return SessionFile(info=info, parts=parts)
 
 
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":

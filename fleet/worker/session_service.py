@@ -1,18 +1,22 @@
 """Service of a worker to `fleet session`: cached conversations out and in, over connections of their own.
 
-Called from the worker's loop; nothing here waits.
+Called from the worker's loop; nothing here waits. What arrives is checked against what the engine can cache before it is
+kept, and a connection on which something else arrives is closed.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import BadInput, FleetError, SessionInterrupted, UnknownWireVersion
 from fleet.core.fleet_secret import FleetSecret, span_connection_key
 from fleet.core.ids import StageName, WorkerId
 from fleet.core.session_messages import (
+    PURPOSE,
+    AnySessionMessage,
     LoadSession,
     SaveSession,
     SessionEnd,
@@ -21,12 +25,17 @@ from fleet.core.session_messages import (
     SessionPart,
     decode_session_message,
     encode_session_message,
-    missing_parts,
 )
+from fleet.core.session_parts import KEYS, POSITIONS, TAPPED, SessionLimits, check_info, check_part, check_parts
 from fleet.engine.base import Engine, SavedSession, SessionCopied
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.listener import SpanListener
 from fleet.worker.endpoints import endpoint_fields, new_token
+
+log = logging.getLogger(__name__)
+
+MAX_LOADS = 4
+"""Sessions that are received at one time; each may be as large as the KV pool."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,15 +45,21 @@ class IncomingSession:
     info: SessionInfo
     parts: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
+    def add(self, name: str, part: memoryview) -> None:
+        """Keep a part. Raises: BadInput if it is unknown, came before, or has another size than the description means."""
+        check_part(self.info, name, part.nbytes)
+        if name in self.parts:
+            raise BadInput(f"the part {name} of the session came twice")
+        self.parts[name] = part
+
     def saved(self) -> SavedSession:
-        """Raises: BadInput if a part is missing."""
-        if missing := missing_parts(self.info, self.parts):
-            raise BadInput(f"the file lacks {', '.join(missing[:3])}; save the session again")
-        positions = np.frombuffer(self.parts.get("positions", b""), np.int32).tolist()
-        tapped = np.frombuffer(self.parts.get("tapped", b""), np.float32).reshape(max(1, len(positions)), -1)
+        """Raises: BadInput if a part is missing, or the parts contradict each other."""
+        check_parts(self.info, {name: part.nbytes for name, part in self.parts.items()})
+        positions = np.frombuffer(self.parts.get(POSITIONS, b""), np.int32).tolist()
+        tapped = np.frombuffer(self.parts.get(TAPPED, b""), np.float32).reshape(max(1, len(positions)), -1)
         return SavedSession(
             num_rows=self.info.num_rows,
-            keys=np.frombuffer(self.parts["keys"], np.int64),
+            keys=np.frombuffer(self.parts[KEYS], np.int64),
             layers=[np.frombuffer(self.parts[str(layer)], np.uint8) for layer in range(self.info.num_layers)],
             layout=self.info.layout,
             tapped=dict(zip(positions, tapped, strict=True)) if positions else {},
@@ -52,17 +67,20 @@ class IncomingSession:
 
 
 class SessionService:
-    """`on_loaded` is called with the name of a session that is cached from then on."""
+    """Each connection serves one operation. `on_loaded` is called with the name of a session that is cached from then on."""
 
     def __init__(
-        self, engine: Engine, stage: StageName, checkpoint: str, host: str, worker: WorkerId, secret: FleetSecret | None,
-        on_loaded: Callable[[str], None],
+        self, engine: Engine, limits: SessionLimits, stage: StageName, checkpoint: str, host: str, worker: WorkerId,
+        secret: FleetSecret | None, on_loaded: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._engine, self._stage, self._checkpoint, self._on_loaded = engine, stage, checkpoint, on_loaded
+        """`limits`: those of the engine."""
+        self._engine, self._limits = engine, limits
+        self._stage, self._checkpoint, self._on_loaded = stage, checkpoint, on_loaded
         self._token = new_token()
-        self._arrivals = SpanArrivals()
+        self._arrivals = SpanArrivals(max_payload_bytes=limits.max_part_bytes)
         key = span_connection_key(secret, self._token)
         self._listener = SpanListener(host, arrivals=self._arrivals, key=key, own_name=worker)
+        self._idle: set[SpanConnection] = set()
         self._incoming: dict[SpanConnection, IncomingSession] = {}
         self._waiting: dict[str, list[SpanConnection]] = {}
 
@@ -79,39 +97,67 @@ class SessionService:
     def advance(self) -> None:
         """Handle what has arrived, and answer what the engine has copied."""
         for arrival in self._arrivals.take(0):
-            if isinstance(arrival, FrameReceived):
-                self._receive(arrival)
-            elif isinstance(arrival, ConnectionClosed):
-                self._incoming.pop(arrival.connection, None)
+            self._handle(arrival)
         for copied in self._engine.take_copied():
             self._answer(copied)
 
-    def _receive(self, arrival: FrameReceived) -> None:
-        connection, message = arrival.connection, decode_session_message(arrival.frame.header)
+    def _handle(self, arrival: Arrival) -> None:
+        connection = arrival.connection
+        match arrival:
+            case ConnectionOpened(purpose=purpose):
+                self._idle.add(connection)
+                if purpose != PURPOSE:
+                    self._end(connection, f"its purpose is {purpose[:64]!r}")
+            case ConnectionClosed():
+                self._idle.discard(connection)
+                self._incoming.pop(connection, None)
+            case FrameReceived(frame=frame):
+                try:
+                    message = decode_session_message(frame.header)
+                except UnknownWireVersion as error:
+                    self._end(connection, error.message)
+                    return
+                self._receive(connection, message, frame.payload)
+
+    def _end(self, connection: SpanConnection, cause: str) -> None:
+        """Close a connection whose client does not follow the protocol."""
+        if not connection.is_closed:
+            log.warning("the session connection from %s is closed: %s", connection.peer, cause)
+            connection.close()
+
+    def _receive(self, connection: SpanConnection, message: AnySessionMessage, payload: memoryview) -> None:
         try:
             match message:
-                case SaveSession(session=session):
+                case SaveSession(session=session) if connection in self._idle:
+                    self._idle.discard(connection)
                     self._engine.begin_save(session)
                     self._waiting.setdefault(session, []).append(connection)
-                case LoadSession(info=info):
+                case LoadSession(info=info) if connection in self._idle:
+                    self._idle.discard(connection)
                     self._check(info)
                     self._incoming[connection] = IncomingSession(info=info)
                 case SessionPart(name=name) if connection in self._incoming:
-                    self._incoming[connection].parts[name] = arrival.frame.payload
+                    self._incoming[connection].add(name, payload)
                 case SessionEnd(session=session) if connection in self._incoming:
                     self._engine.begin_load(session, self._incoming.pop(connection).saved())
                     self._waiting.setdefault(session, []).append(connection)
+                case SessionPart() | SessionEnd() if connection not in self._idle:
+                    return  # of a session that was refused
                 case _:
-                    return
+                    self._end(connection, f"{type(message).__name__} was not due")
         except FleetError as error:
             self._incoming.pop(connection, None)
             connection.send(encode_session_message(SessionEnd(session=message.session, error=error.message, code=error.code)))
 
     def _check(self, info: SessionInfo) -> None:
-        """Raises: BadInput if the session is of another stage or checkpoint."""
+        """Raises: BadInput if no part of the session may be sent: it is another stage's or checkpoint's, or too large."""
         for name, given, own in (("stage", info.stage, self._stage), ("checkpoint", info.checkpoint, self._checkpoint)):
             if given != own:
-                raise BadInput(f"the file is of {name} {given}, and this worker's is {own}")
+                raise BadInput(f"the file is of {name} {given[:64]}, and this worker's is {own}")
+        check_info(info)
+        self._limits.check(info.num_rows, info.num_layers, info.layout)
+        if len(self._incoming) >= MAX_LOADS:
+            raise SessionInterrupted(f"{MAX_LOADS} sessions are loaded into this worker at the moment; try again")
 
     def _answer(self, copied: SessionCopied) -> None:
         waiting = self._waiting.pop(copied.session, [])
@@ -136,8 +182,8 @@ class SessionService:
 def parts_of(saved: SavedSession) -> dict[str, NDArray[np.generic]]:
     """Return the parts of a session by name, C-contiguous."""
     parts: dict[str, NDArray[np.generic]] = {str(layer): rows for layer, rows in enumerate(saved.layers)}
-    parts["keys"] = np.asarray(saved.keys, np.int64)
+    parts[KEYS] = np.asarray(saved.keys, np.int64)
     if saved.tapped:
-        parts["positions"] = np.array(sorted(saved.tapped), np.int32)
-        parts["tapped"] = np.stack([saved.tapped[position] for position in sorted(saved.tapped)]).astype(np.float32)
+        parts[POSITIONS] = np.array(sorted(saved.tapped), np.int32)
+        parts[TAPPED] = np.stack([saved.tapped[position] for position in sorted(saved.tapped)]).astype(np.float32)
     return {name: np.ascontiguousarray(part) for name, part in parts.items()}

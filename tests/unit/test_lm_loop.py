@@ -87,6 +87,7 @@ class CountingProgram:
 
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
     step_shape = StepShape(hidden_size=1, num_codes=1, num_ids=1, salt=0)
+    tapped_width = 0
 
     def __init__(self) -> None:
         self.passes: list[list[str]] = []

@@ -11,12 +11,14 @@ from safetensors import SafetensorError
 from fleet.config import FleetConfig
 from fleet.core.errors import BadInput, RedisUnreachable
 from fleet.core.ids import StageName
-from fleet.core.session_messages import SessionInfo, missing_parts
+from fleet.core.session_messages import SessionInfo
+from fleet.core.session_parts import check_parts
 from fleet.worker import session_client
 from fleet.worker.session_client import SessionClient, SessionFile
 
 INFO = SessionInfo(num_rows=2, num_layers=2, layout="float32, 2 heads of 16", checkpoint="c", stage="lm")
-SESSION = SessionFile(info=INFO, parts={name: memoryview(bytes(range(16))) for name in ("keys", "0", "1")})
+LAYER = memoryview(bytes(range(256)) * 2)
+SESSION = SessionFile(info=INFO, parts={"keys": memoryview(bytes(range(16))), "0": LAYER, "1": LAYER})
 
 
 def test_written_session_is_read_again(tmp_path: Path) -> None:
@@ -45,7 +47,9 @@ def test_session_is_not_written_into_a_missing_folder(tmp_path: Path) -> None:
 
 
 def test_session_without_a_layer_or_keys_is_incomplete() -> None:
-    assert missing_parts(INFO, ["keys", "0", "1", "tapped"]) == [] and missing_parts(INFO, ["1"]) == ["0", "keys"]
+    check_parts(INFO, {"keys": 16, "0": 512, "1": 512})
+    with pytest.raises(BadInput, match="lacks keys, 0"):
+        check_parts(INFO, {"1": 512})
 
 
 def test_unreachable_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fleet.core.errors import BadInput
 from fleet.core.ids import StageName, WorkerId
 from fleet.core.session_messages import PURPOSE, SaveSession, SessionEnd, decode_session_message, encode_session_message
+from fleet.core.session_parts import SessionLayout, SessionLimits
 from fleet.engine.base import Engine
 from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
@@ -30,7 +31,8 @@ class EngineWithoutSessions:
 
 def service() -> SessionService:
     engine = cast(Engine, EngineWithoutSessions())
-    return SessionService(engine, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None)
+    limits = SessionLimits(layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1)
+    return SessionService(engine, limits, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None)
 
 
 def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
@@ -64,7 +66,7 @@ def test_refused_save_is_answered_with_the_code_of_its_error() -> None:
 def test_service_that_closes_ends_connections_that_it_has_not_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen worker may accept a connection between the loss of its lease and its next incarnation."""
     of_service = SpanArrivals()
-    monkeypatch.setattr(session_service, "SpanArrivals", lambda: of_service)
+    monkeypatch.setattr(session_service, "SpanArrivals", lambda **_: of_service)
     served = service()
     _, arrivals = asked(served)
     wait_until(lambda: of_service.num_bytes[0], "the order to arrive")

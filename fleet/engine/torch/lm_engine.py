@@ -19,6 +19,7 @@ import torch
 from fleet.core.errors import BadInput, FleetError, OutOfPages
 from fleet.core.ids import RequestId
 from fleet.core.pages import Memory
+from fleet.core.session_parts import SessionLimits
 from fleet.engine.base import (
     NUM_POSITIONS,
     Engine,
@@ -74,11 +75,11 @@ class LMEngine(Engine, Generic[TaskT]):
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
-        self._copies = SessionCopies(pool, self._cache, passes)
+        self._copies = SessionCopies(pool, self._cache, passes, program.tapped_width)
         self._captures = Captures(limits.capture_share)
 
-    def copies_sessions(self) -> bool:
-        return True
+    def session_limits(self) -> SessionLimits:
+        return self._copies.limits
 
     def begin_save(self, session: str) -> None:
         self._copies.begin_save(session)

@@ -83,6 +83,11 @@ class Program(Protocol[TaskT]):
     @property
     def kv_shape(self) -> KVShape: ...
 
+    @property
+    def tapped_width(self) -> int:
+        """Number of values in a tapped row that cached prefixes keep; 0 if they keep none."""
+        ...
+
     def open(self, request: EngineRequest) -> TaskT:
         """Create the task of a request. Raises: BadInput."""
         ...

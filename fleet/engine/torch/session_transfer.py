@@ -10,10 +10,11 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, FleetError, OutOfPages, SessionInterrupted
+from fleet.core.errors import BadInput, FleetError, OutOfPages, SessionInterrupted, failure_of
+from fleet.core.session_parts import SessionLayout, SessionLimits
 from fleet.engine.base import SavedSession, SessionCopied
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.pass_queue import PassQueue
+from fleet.engine.torch.pass_queue import FAILURES, PassQueue
 from fleet.engine.torch.prefix import CachedPrefix, Prefix, PrefixCache
 from fleet.engine.torch.program import TaskT
 
@@ -31,43 +32,64 @@ class SessionCopy:
 class SessionCopies(Generic[TaskT]):
     """The copies of one engine."""
 
-    def __init__(self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT]) -> None:
+    def __init__(
+        self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT], tapped_width: int
+    ) -> None:  # fmt: skip
+        """`tapped_width`: see `Program`."""
         self._pool, self._cache, self._passes = pool, cache, passes
         self._first_layer = passes.first_layer
-        self._num_layers = pool.shape.num_layers + passes.num_other_layers
+        shape, dtype = pool.shape, str(pool.data.dtype).removeprefix("torch.")
+        self.limits = SessionLimits(
+            layout=SessionLayout(dtype=dtype, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim),
+            num_layers=shape.num_layers + passes.num_other_layers,
+            max_rows=pool.num_pages * pool.page_size,
+            tapped_width=tapped_width,
+        )
         self._running: dict[int, SessionCopy] = {}
         self._dropped: set[int] = set()
         self._done: list[SessionCopied] = []
         self._num_begun = 0
-
-    @property
-    def layout(self) -> str:
-        shape, dtype = self._pool.shape, str(self._pool.data.dtype).removeprefix("torch.")
-        return f"{dtype}, {shape.num_kv_heads} heads of {shape.head_dim}"
 
     def begin_save(self, session: str) -> None:
         """Begin to copy a session's rows. Raises: BadInput if none are cached."""
         cached = self._cache.take(session)
         if cached is None:
             raise BadInput("no rows of the session are cached, or a turn of it is in progress; try again when it has ended")
-        own = self._pool.read_rows(cached.table, len(cached.prefix.keys))
+        try:
+            own = self._pool.read_rows(cached.table, len(cached.prefix.keys))
+        except FAILURES as error:
+            self._cache.put_back(session, cached)
+            raise failure_of("the rows of the session cannot be copied", error) from error
         self._begin(SessionCopy(session=session, cached=cached, own=own), None)
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to cache rows as a session's. Raises: BadInput if they are another model's; OutOfPages."""
-        if saved.layout != self.layout or len(saved.layers) != self._num_layers:
-            raise BadInput(
-                f"the file has {len(saved.layers)} layers of {saved.layout}, this model {self._num_layers} of {self.layout}"
-            )
+        """Begin to cache rows as a session's.
+
+        Raises: BadInput if they are another model's, or not whole; OutOfPages. What is cached stays then.
+        """
+        self._check(saved)
+        if self._pool.pages_for(saved.num_rows) > self._pool.num_free + self._cache.num_pages:
+            raise OutOfPages(f"the session has {saved.num_rows} rows, and too few pages of the KV pool are free; try again")
         table = self._pool.open_table()
         while not self._pool.grow(table, saved.num_rows, clean=False):
-            if not self._cache.drop_oldest():
-                self._pool.close_table(table)
-                raise OutOfPages(f"the session has {saved.num_rows} rows, and too few pages of the KV pool are free; try again")
+            self._cache.drop_oldest()
         first = self._first_layer
         own = saved.layers[first : first + self._pool.shape.num_layers]
         cached = CachedPrefix(prefix=Prefix(keys=saved.keys, tapped=saved.tapped), table=table)
         self._begin(SessionCopy(session=session, cached=cached, own=own, loads=True), saved)
+
+    def _check(self, saved: SavedSession) -> None:
+        """Check the rows against their number and layout, before anything is allocated or dropped. Raises: BadInput."""
+        self.limits.check(saved.num_rows, len(saved.layers), saved.layout)
+        wanted = saved.num_rows * self.limits.layout.row_bytes
+        found = {layer.nbytes for layer in saved.layers} - {wanted}
+        if found or saved.keys.shape != (saved.num_rows,):
+            sizes = f"{len(saved.keys)} keys, and layers of {min(found, default=wanted)} bytes instead of {wanted}"
+            raise BadInput(f"the file of {saved.num_rows} rows has {sizes}")
+        self.limits.check_tapped(saved.num_rows, {at: row.size for at, row in saved.tapped.items()})
+        lacking = [at for at in np.flatnonzero(saved.keys < 0).tolist() if at not in saved.tapped]
+        if self.limits.tapped_width and lacking:
+            raise BadInput(f"the file lacks the tapped rows of {len(lacking)} positions, the first is {lacking[0]}")
 
     def _begin(self, copy: SessionCopy, saved: SavedSession | None) -> None:
         self._num_begun += 1
@@ -98,21 +120,33 @@ class SessionCopies(Generic[TaskT]):
         if is_dropped or (error is not None and copy.loads):
             self._pool.close_table(copy.cached.table)
         else:
-            self._return_to_cache(copy)
+            error = self._return_to_cache(copy) or error
         if error is None and not copy.loads:
             own = {self._first_layer + at: rows for at, rows in enumerate(copy.own)}
             layers = [rows for _, rows in sorted((own | others).items())]
             prefix = copy.cached.prefix
             saved = SavedSession(
-                num_rows=len(prefix.keys), keys=prefix.keys, layers=layers, layout=self.layout, tapped=dict(prefix.tapped)
+                num_rows=len(prefix.keys),
+                keys=prefix.keys,
+                layers=layers,
+                layout=str(self.limits.layout),
+                tapped=dict(prefix.tapped),
             )
         self._done.append(SessionCopied(session=copy.session, saved=saved, error=error))
 
-    def _return_to_cache(self, copy: SessionCopy) -> None:
-        """Cache the rows again, unless a turn of the session has ended meanwhile, whose rows are newer."""
+    def _return_to_cache(self, copy: SessionCopy) -> FleetError | None:
+        """Cache the rows again, unless a turn of the session has ended meanwhile, whose rows are newer.
+
+        Return the error of rows that cannot be written.
+        """
         if self._cache.num_rows(copy.session) and not copy.loads:
             self._pool.close_table(copy.cached.table)
-            return
+            return None
         if copy.loads:  # only now: passes that were running may have used these pages
-            self._pool.write_rows(copy.cached.table, copy.own)
+            try:
+                self._pool.write_rows(copy.cached.table, copy.own)
+            except FAILURES as error:
+                self._pool.close_table(copy.cached.table)
+                return failure_of("the rows of the session cannot be written", error)
         self._cache.put_back(copy.session, copy.cached)
+        return None

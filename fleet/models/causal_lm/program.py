@@ -72,6 +72,8 @@ class CausalProgram:
     Shapes: `embed_tokens` maps ids [N] to rows [N, H], `head` rows [S, H] to logits [S, V].
     """
 
+    tapped_width = 0
+
     def __init__(
         self, config: PretrainedConfig, end_ids: frozenset[int], embed_tokens: Callable[[Tensor], Tensor],
         head: Callable[[Tensor], Tensor], *, device: torch.device, tiled: bool,

@@ -213,6 +213,7 @@ class Talker:
     """
 
     taps_elsewhere = False
+    tapped_width = 0
 
     def __init__(
         self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int,

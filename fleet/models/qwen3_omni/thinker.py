@@ -148,6 +148,7 @@ class Thinker:
         thinker = config.thinker_config
         self._accept_layer: int = config.talker_config.accept_hidden_layer
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
+        self.tapped_width = int(self._table.shape[1])
         self.layers = load_omni_span(
             reader, config, "thinker", span or ALL_LAYERS, experts, num_positions, with_head=with_head, embedding_VH=self._table
         )

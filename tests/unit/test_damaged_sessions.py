@@ -1,0 +1,291 @@
+"""Damaged conversations, as files and as messages to a worker: each is refused by name, and every cached conversation stays."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fleet.core.errors import BadInput, OutOfPages
+from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.request import Sampling
+from fleet.core.session_messages import (
+    PURPOSE,
+    LoadSession,
+    SaveSession,
+    SessionEnd,
+    SessionInfo,
+    SessionPart,
+    decode_session_message,
+    encode_session_message,
+)
+from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineRequest, SavedSession
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
+from fleet.engine.torch.pass_queue import LocalPasses
+from fleet.engine.torch.passes import FastRunner
+from fleet.graphs.qwen3_omni import PREFILL
+from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.dial import dial
+from fleet.worker.endpoints import endpoint_of
+from fleet.worker.session_client import SessionFile
+from fleet.worker.session_service import SessionService
+from tests.support import wait_until
+from tests.unit.test_lm_loop import CountingProgram, CountingTask
+
+WAIT_S = 20.0
+NUM_PAGES, PAGE_SIZE = 16, 2
+NUM_ROWS = 6
+LAYOUT, ROW_BYTES = "float32, 1 heads of 1", 8
+INFO = SessionInfo(num_rows=NUM_ROWS, num_layers=1, layout=LAYOUT, checkpoint="c", stage="lm")
+PARTS = {"keys": bytes(8 * NUM_ROWS), "0": bytes(range(ROW_BYTES * NUM_ROWS))}
+INFOS = {
+    "rows below zero": replace(INFO, num_rows=-1),
+    "no rows": replace(INFO, num_rows=0),
+    "more rows than any memory": replace(INFO, num_rows=10**12),
+    "more rows than the parts": replace(INFO, num_rows=NUM_ROWS + 1),
+    "no layers": replace(INFO, num_layers=0),
+    "more layers than any model": replace(INFO, num_layers=10**12),
+    "rows of another layout": replace(INFO, layout="float32, 1 heads of 2"),
+    "an unreadable layout": replace(INFO, layout="rows"),
+}
+PART_DAMAGES = {
+    "keys of 7 bytes": {"keys": bytes(7)},
+    "no keys": {"keys": b""},
+    "a short layer": {"0": PARTS["0"][:-1]},
+    "an empty layer": {"0": b""},
+    "a long layer": {"0": PARTS["0"] * 2},
+    "an unknown part": {"extra": bytes(8)},
+    "positions without tapped rows": {"positions": bytes(4)},
+    "tapped rows of a model without": {"positions": bytes(4), "tapped": bytes(8)},
+}
+
+
+def engine_with_a_session() -> LMEngine[CountingTask]:
+    """Return an engine that caches the conversation `kept`, in half of its pages."""
+    program = CountingProgram()
+    pool = KVPool(
+        program.kv_shape, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu")
+    )  # fmt: skip
+    limits = LoopLimits(max_batch=4, prefill_chunk_tokens=16)
+    engine = LMEngine(program, pool, LocalPasses(FastRunner(program, pool)), limits)
+    request = EngineRequest(
+        request_id=RequestId("r"), sampling=Sampling(max_tokens=1), params={NUM_POSITIONS: "16"}, session="kept"
+    )  # fmt: skip
+    engine.submit(request)
+    numbers = np.arange(1, 16, dtype=np.int32)
+    engine.feed(request.request_id, EngineInput(walk=PREFILL, arrays={"numbers": numbers}, final=True))
+    wait_until(lambda: bool(engine.step()) and engine.num_cached_rows("kept") > 0, "the turn to end")
+    return engine
+
+
+def check_engine(engine: LMEngine[CountingTask]) -> None:
+    """Check that the conversation is still cached, and no page lost."""
+    assert engine.num_cached_rows("kept") == 15
+    engine.pool.check()
+
+
+@dataclass(slots=True)
+class Served:
+    """A session service with its engine. `loaded`: the conversations that it announced."""
+
+    engine: LMEngine[CountingTask] = field(default_factory=engine_with_a_session)
+    loaded: list[str] = field(default_factory=list[str])
+    service: SessionService = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.service = SessionService(
+            self.engine, self.engine.session_limits(), StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, self.loaded.append
+        )  # fmt: skip
+
+    def connect(self) -> tuple[SpanConnection, SpanArrivals]:
+        fields = {name: value.encode() if isinstance(value, str) else value for name, value in self.service.fields.items()}
+        endpoint, arrivals = endpoint_of("session", fields, None), SpanArrivals()
+        assert endpoint is not None
+        connection = dial(
+            endpoint.address, key=endpoint.key, own_name="client", purpose=PURPOSE, arrivals=arrivals, timeout_s=WAIT_S
+        )  # fmt: skip
+        return connection, arrivals
+
+    def send(self, *frames: tuple[bytes, bytes]) -> str:
+        """Send frames on a new connection; return the error of the answer, or why the worker closed the connection."""
+        connection, arrivals = self.connect()
+        for header, payload in frames:
+            connection.send(header, payload)
+
+        def end() -> str | None:
+            self.service.advance()
+            for each in arrivals.take(0):
+                if isinstance(each, ConnectionClosed):
+                    return each.reason
+                if isinstance(each, FrameReceived):
+                    message = decode_session_message(each.frame.header)
+                    if isinstance(message, SessionEnd):
+                        return message.error or "done"
+            return None
+
+        ended = wait_until(end, "the end of the operation")
+        assert ended is not None
+        connection.close()
+        self.service.advance()
+        return ended
+
+    def load(self, info: SessionInfo, parts: dict[str, bytes], session: str = "new") -> str:
+        return self.send(*load_frames(info, parts, session))
+
+
+def load_frames(info: SessionInfo, parts: dict[str, bytes], session: str = "new") -> list[tuple[bytes, bytes]]:
+    named = [(encode_session_message(SessionPart(session=session, name=name)), part) for name, part in parts.items()]
+    start, end = LoadSession(session=session, info=info), SessionEnd(session=session)
+    return [(encode_session_message(start), b""), *named, (encode_session_message(end), b"")]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.service.close()
+    check_engine(served.engine)
+
+
+def saved(info: SessionInfo = INFO, keys: int = NUM_ROWS, layers: Sequence[int] = (ROW_BYTES * NUM_ROWS,)) -> SavedSession:
+    """Return a session with so many keys, and layers of so many bytes."""
+    return SavedSession(
+        num_rows=info.num_rows, keys=np.zeros(keys, np.int64), layers=[np.zeros(num, np.uint8) for num in layers],
+        layout=info.layout,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("info", INFOS.values(), ids=list(INFOS))
+def test_engine_refuses_a_session_that_contradicts_itself(info: SessionInfo) -> None:
+    engine = engine_with_a_session()
+    with pytest.raises((BadInput, OutOfPages)):
+        engine.begin_load("new", saved(info, layers=(48,) * min(info.num_layers, 2)))
+    check_engine(engine)
+
+
+@given(rows=st.integers(-2, 40), keys=st.integers(0, 40), sizes=st.lists(st.integers(0, 400), max_size=2))
+@settings(max_examples=60)
+def test_engine_loads_a_session_or_refuses_it_without_effect(rows: int, keys: int, sizes: list[int]) -> None:
+    engine = engine_with_a_session()
+    given_session = saved(replace(INFO, num_rows=rows), keys, sizes)
+    is_whole = 0 < rows <= NUM_PAGES // 2 * PAGE_SIZE and keys == rows and sizes == [ROW_BYTES * rows]
+    try:
+        engine.begin_load("new", given_session)
+        assert is_whole and engine.num_cached_rows("new") == rows
+    except (BadInput, OutOfPages):
+        assert not is_whole or rows > NUM_PAGES * PAGE_SIZE
+    if rows <= NUM_PAGES // 2 * PAGE_SIZE:
+        check_engine(engine)
+    engine.pool.check()
+
+
+def test_session_that_fits_once_others_are_dropped_is_loaded() -> None:
+    engine, rows = engine_with_a_session(), NUM_PAGES * PAGE_SIZE
+    engine.begin_load("new", saved(replace(INFO, num_rows=rows), rows, [ROW_BYTES * rows]))
+    assert engine.num_cached_rows("new") == rows and engine.num_cached_rows("kept") == 0
+
+
+def test_whole_session_is_loaded(served: Served) -> None:
+    assert served.load(INFO, PARTS) == "done"
+    assert served.loaded == ["new"] and served.engine.num_cached_rows("new") == NUM_ROWS
+
+
+@pytest.mark.parametrize("info", INFOS.values(), ids=list(INFOS))
+def test_worker_refuses_a_session_that_contradicts_itself(served: Served, info: SessionInfo) -> None:
+    assert served.load(info, PARTS) != "done" and not served.loaded
+    assert served.load(INFO, PARTS) == "done"
+
+
+@pytest.mark.parametrize("damage", PART_DAMAGES.values(), ids=list(PART_DAMAGES))
+def test_worker_refuses_damaged_parts(served: Served, damage: dict[str, bytes]) -> None:
+    refusal = served.load(INFO, PARTS | damage)
+    assert refusal != "done" and not served.loaded, refusal
+    assert served.load(INFO, PARTS) == "done"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_worker_refuses_a_session_with_a_part_missing(served: Served, name: str) -> None:
+    refusal = served.load(INFO, {given: part for given, part in PARTS.items() if given != name})
+    assert f"lacks {name}" in refusal
+
+
+FRAMES = st.lists(
+    st.tuples(
+        st.one_of(
+            st.binary(max_size=40),
+            st.sampled_from([header for header, _ in load_frames(INFO, PARTS)]),
+            st.builds(
+                lambda header, at, byte: header[: at % len(header)] + bytes([byte]) + header[at % len(header) + 1 :],
+                st.sampled_from([header for header, _ in load_frames(INFO, PARTS)]),
+                st.integers(0, 100), st.integers(0, 255),
+            ),
+            st.just(encode_session_message(SaveSession(session="unknown"))),
+        ),
+        st.one_of(st.binary(max_size=40), st.sampled_from(list(PARTS.values()))),
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@given(frames=FRAMES)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_worker_survives_damaged_frames(served: Served, frames: list[tuple[bytes, bytes]]) -> None:
+    """A refused order follows the frames, so that each sequence is answered or its connection closed."""
+    served.send(*frames, (encode_session_message(LoadSession(session="x", info=replace(INFO, stage="other"))), b""))
+    for session in ("new", "x"):
+        served.engine.drop_cached(session)
+    assert served.load(INFO, PARTS) == "done"
+    check_engine(served.engine)
+    served.engine.drop_cached("new")
+
+
+def written(folder: Path, info: SessionInfo = INFO, parts: dict[str, bytes] | None = None) -> Path:
+    file = folder / "s.safetensors"
+    SessionFile(info=info, parts={name: memoryview(part) for name, part in (PARTS if parts is None else parts).items()}).write(
+        file
+    )
+    return file
+
+
+@pytest.mark.parametrize("info", [info for name, info in INFOS.items() if "layout" not in name])
+def test_file_with_a_description_of_other_parts_is_refused(tmp_path: Path, info: SessionInfo) -> None:
+    with pytest.raises(BadInput, match="is not the file of a session"):
+        SessionFile.read(written(tmp_path, info))
+
+
+@pytest.mark.parametrize("damage", [damage for name, damage in PART_DAMAGES.items() if "tapped rows of a" not in name])
+def test_file_with_damaged_parts_is_refused(tmp_path: Path, damage: dict[str, bytes]) -> None:
+    with pytest.raises(BadInput, match="is not the file of a session"):
+        SessionFile.read(written(tmp_path, parts=PARTS | damage))
+
+
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.one_of(st.none(), st.integers(0, 10**6)))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_file_is_refused(tmp_path: Path, at: int, byte: int, cut: int | None) -> None:
+    file = written(tmp_path)
+    whole = file.read_bytes()
+    at %= len(whole)
+    damaged = whole[:at] + bytes([byte]) + whole[at + 1 :]
+    file.write_bytes(damaged if cut is None else damaged[: cut % len(whole)])
+    if file.read_bytes() == whole:
+        assert SessionFile.read(file).info == INFO
+        return
+    with pytest.raises(BadInput, match="is not the file of a session"):
+        SessionFile.read(file)
+
+
+def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    file = tmp_path / "s.safetensors"
+    description = json.dumps({"num_rows": 1, "num_layers": 1, "layout": LAYOUT, "checkpoint": "c", "stage": "lm"})
+    save_file({"0": torch.zeros(2, dtype=torch.bfloat16), "keys": torch.zeros(1)}, file, metadata={"fleet_session": description})
+    with pytest.raises(BadInput, match="is not the file of a session"):
+        SessionFile.read(file)
