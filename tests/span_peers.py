@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from fleet.spans.addresses import SpanAddress, connect
 from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial, prove
 from fleet.spans.handshake import DialHandshake
@@ -42,7 +44,7 @@ class ListenerUnderTest:
 
     def connect_raw(self, name: str = "raw") -> tuple[socket.socket, SpanConnection]:
         """Open a connection whose dialer is a bare socket after its handshake."""
-        sock = socket.create_connection(self.listener.address, timeout=WAIT_S)
+        sock = connect(self.listener.address, WAIT_S)
         prove(sock, DialHandshake(KEY, name, "raw"), time.monotonic() + WAIT_S)
         sock.settimeout(WAIT_S)
         return sock, self.opened().connection
@@ -56,11 +58,13 @@ class ListenerUnderTest:
 
 
 @contextmanager
-def serving(handshake_timeout_s: float = 5.0, blocks: BlockReads | None = None) -> Iterator[ListenerUnderTest]:
+def serving(
+    handshake_timeout_s: float = 5.0, blocks: BlockReads | None = None, place: str | Path = "127.0.0.1"
+) -> Iterator[ListenerUnderTest]:
     """Serve with a listener; afterwards close what it accepted, and check that no thread is left."""
     arrivals = SpanArrivals(blocks)
     listener = SpanListener(
-        "127.0.0.1", arrivals=arrivals, key=KEY, own_name="acceptor", handshake_timeout_s=handshake_timeout_s
+        place, arrivals=arrivals, key=KEY, own_name="acceptor", handshake_timeout_s=handshake_timeout_s
     )  # fmt: skip
     try:
         yield ListenerUnderTest(listener, arrivals)
@@ -82,7 +86,7 @@ def connected(served: ListenerUnderTest, blocks: BlockReads | None = None) -> It
         pair.acceptor.close()
 
 
-def dial_as(name: str, address: tuple[str, int], arrivals: SpanArrivals, *, key: bytes = KEY) -> SpanConnection:
+def dial_as(name: str, address: SpanAddress, arrivals: SpanArrivals, *, key: bytes = KEY) -> SpanConnection:
     return dial(address, key=key, own_name=name, purpose="neighbour", arrivals=arrivals, timeout_s=WAIT_S)
 
 

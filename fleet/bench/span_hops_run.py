@@ -113,6 +113,7 @@ def receive(transport: str) -> None:
     """Answer each block with the CPU time of this process so far, until the connections end."""
     arrivals = SpanArrivals(_blocks(transport))
     listener = SpanListener(ADDRESS, arrivals=arrivals, key=bytes.fromhex(sys.stdin.readline()), own_name=RECEIVER)
+    assert isinstance(listener.address, tuple), "a measurement of TCP"
     print(listener.address[1], flush=True)
     num_closed = 0
     while num_closed < 2:

@@ -191,7 +191,9 @@ def main() -> None:
     def make() -> SpanReply:
         made.append(MeasuredSpanWorker(began) if began.hosts_spans else MeasuredStage(began))
         process = made[0]
-        return SpanReply(address=process.listener.address if isinstance(process, MeasuredSpanWorker) else None)
+        address = process.listener.address if isinstance(process, MeasuredSpanWorker) else None
+        assert not isinstance(address, Path), "a measurement of TCP"
+        return SpanReply(address=address)
 
     write_reply(make)
     if not made:

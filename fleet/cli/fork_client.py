@@ -24,7 +24,6 @@ from fleet.cli.fork_protocol import (
     NotStarted,
     Started,
     StartRequest,
-    address_of,
     is_own_peer,
     locked,
     receive,
@@ -36,6 +35,7 @@ from fleet.config import FleetConfig
 from fleet.config.roles import Role
 from fleet.core.private import make_private_folder
 from fleet.core.process_title import RESERVE
+from fleet.core.unix_sockets import address_of
 
 log = logging.getLogger(__name__)
 

@@ -90,16 +90,6 @@ def is_own_peer(connection: socket.socket) -> bool:
 
 
 @contextmanager
-def address_of(folder: Path, name: str) -> Iterator[str]:
-    """Yield a short path of a socket in the folder: that of a Unix socket has at most 107 bytes."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{name}"
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock under which a server's socket is created and removed. Raises: BlockingIOError if another process holds it."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -25,7 +25,6 @@ from fleet.cli.fork_protocol import (
     NotStarted,
     Started,
     StartRequest,
-    address_of,
     is_own_peer,
     locked,
     receive,
@@ -33,6 +32,7 @@ from fleet.cli.fork_protocol import (
 )  # fmt: skip
 from fleet.core.parent_death import die_with_pipe, set_keeper
 from fleet.core.process_title import set_process_title
+from fleet.core.unix_sockets import address_of
 
 IDLE_POLL_S = 0.1
 MAX_DESCRIPTORS = 1 << 20

@@ -1,4 +1,7 @@
-"""Checks of `fleet doctor` that use the network: Redis, NIXL, and the transfers of listed workers. Each has a time limit."""
+"""Checks of `fleet doctor` that use the network: Redis, NIXL, transfers and listeners of listed workers.
+
+Each has a time limit.
+"""
 
 import socket
 import threading
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
+import psutil
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -19,7 +23,7 @@ from fleet.control.embedded import embedded_url
 from fleet.control.server import find_server
 from fleet.control.server_checks import TIMEOUT_S, check_server
 from fleet.core.errors import ConfigError
-from fleet.core.ids import WorkerId
+from fleet.core.ids import WorkerId, place_of, role_of
 from fleet.transfer.probe import LIMIT_S, SELF, ProbeOrder, ProbePeer, ProbeResult, run_probe
 from fleet.worker.peers import NETWORK_REACH, PeerAccess, read_peer_access
 
@@ -156,6 +160,37 @@ def _read_peers(
     return peers, hosts
 
 
+def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+    """List the network sockets of this host at which listed workers and gateways accept connections."""
+    if not is_started(config, settings):
+        return
+    try:
+        with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
+            members = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
+    except RedisError:
+        return  # its own check shows it
+    num_silent, host = 0, socket.gethostname()
+    for worker in members:
+        of_host, pid = place_of(worker)
+        addresses = _addresses_of(pid) if of_host == host else None
+        num_silent += addresses == []
+        if addresses:
+            who = f"{role_of(worker)} (process {pid})"
+            yield Finding(subject="listeners", value=f"{who}: {', '.join(addresses)}")
+    if num_silent:
+        yield Finding(subject="listeners", value=f"{num_silent} listed processes of this host: no network socket")
+
+
+def _addresses_of(pid: int) -> list[str] | None:
+    """Return the addresses at which a process listens; None if it has ended, or is another user's."""
+    try:
+        found = psutil.Process(pid).net_connections("inet")
+    except psutil.Error:
+        return None
+    listening = [one.laddr for one in found if one.laddr and one.status == psutil.CONN_LISTEN]
+    return sorted(f"{address[0]}:{address[1]}" for address in listening)
+
+
 def _may_read(worker: WorkerId, record: dict[str, bytes], access: PeerAccess) -> bool:
     """Return True for a worker whose memory a worker of this host would read."""
     if not record.get("transfer") or not number(record, "registered_address"):
@@ -170,6 +205,7 @@ def _may_read(worker: WorkerId, record: dict[str, bytes], access: PeerAccess) ->
 NETWORK_CHECKS: tuple[Check, ...] = (
     limited(check_redis, "Redis server", REDIS_LIMIT_S),
     limited(check_nixl, "NIXL", NIXL_LIMIT_S),
+    limited(check_listeners, "listeners", REDIS_LIMIT_S),
 )
 QUICK_REDIS_CHECK: Check = limited(partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S)
 """Those of a Redis that is there before the fleet is started."""

@@ -365,6 +365,11 @@ class FleetConfig(Strict):
         return (self.training.folder or self.data_dir / "drafts").absolute()
 
     @property
+    def sockets_dir(self) -> Path:
+        """The folder of Unix sockets at which workers accept connections of this host."""
+        return (self.data_dir / "sockets").absolute()
+
+    @property
     def redis_data_dir(self) -> Path:
         return (self.redis.data_dir or self.data_dir / "redis").absolute()
 

@@ -35,6 +35,8 @@ CLOSE_S = 5.0
 PEER_SILENT_S = 30
 """Time after which the kernel ends a connection whose peer answers neither data nor probes, since its host or network is gone, or
 receives no data for as long, since its process is frozen."""
+STALLED_S = PEER_SILENT_S + 1
+"""The same for a peer on this host, which the kernel does not watch."""
 HANG_UP_S = 0.5
 """Time in which the end of a process whose memory could not be read is noticed."""
 CLOSED_HERE = "closed by this process"
@@ -289,7 +291,10 @@ class SpanConnection:
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
         while parts := self._next_parts():
-            writable.poll()
+            if not writable.poll(1e3 * STALLED_S):
+                with self._lock:
+                    self._stop(f"the peer has received nothing for {STALLED_S:g} s")
+                return
             try:
                 num_sent = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
             except BlockingIOError:

@@ -4,6 +4,7 @@ import socket
 import time
 
 from fleet.core.errors import SpanUnreachable
+from fleet.spans.addresses import SpanAddress, address_text, connect
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.handshake import DialHandshake, HandshakeMessage, HandshakeRefused, MessageBuffer, ProvenPeer
 
@@ -11,7 +12,7 @@ _ADVICE = "check that the worker runs, and that firewalls let its span port pass
 
 
 def dial(
-    address: tuple[str, int], *, key: bytes, own_name: str, purpose: str, arrivals: SpanArrivals, timeout_s: float
+    address: SpanAddress, *, key: bytes, own_name: str, purpose: str, arrivals: SpanArrivals, timeout_s: float
 ) -> SpanConnection:
     """Connect to a worker's `SpanListener`; `purpose` is delivered to it with the connection.
 
@@ -22,7 +23,7 @@ def dial(
     deadline_s = time.monotonic() + timeout_s
     handshake = DialHandshake(key, own_name, purpose)
     try:
-        sock = socket.create_connection(address, timeout=timeout_s)
+        sock = connect(address, timeout_s)
         try:
             peer = prove(sock, handshake, deadline_s)
         except BaseException:
@@ -37,8 +38,8 @@ def dial(
     return SpanConnection(sock, peer.name, arrivals)
 
 
-def _unreachable(address: tuple[str, int], cause: str) -> SpanUnreachable:
-    return SpanUnreachable(f"no span connection to {address[0]}:{address[1]}: {cause}")
+def _unreachable(address: SpanAddress, cause: str) -> SpanUnreachable:
+    return SpanUnreachable(f"no span connection to {address_text(address)}: {cause}")
 
 
 def prove(sock: socket.socket, handshake: DialHandshake, deadline_s: float) -> ProvenPeer:

@@ -10,8 +10,9 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
-from fleet.core.errors import SpanUnreachable
+from fleet.spans.addresses import address_text, listen
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.handshake import KEY_ADVICE, AcceptHandshake, HandshakeRefused, MessageBuffer, ProvenPeer
 
@@ -58,26 +59,18 @@ class PendingHandshake:
 class SpanListener:
     """The address at which a process accepts span connections; each arrives as `ConnectionOpened`, and belongs to its receiver.
 
+    `place`: an address of this host for TCP at `port`, or a folder for a Unix socket, which is removed at the end.
     Raises: SpanUnreachable if the address cannot be bound.
     """
 
     def __init__(
-        self, host: str, *, arrivals: SpanArrivals, key: bytes, own_name: str, port: int = 0,
+        self, place: str | Path, *, arrivals: SpanArrivals, key: bytes, own_name: str, port: int = 0,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:  # fmt: skip
         AcceptHandshake(key, own_name)  # checks both before the first client does
         self._arrivals, self._key, self._own_name, self._timeout_s = arrivals, key, own_name, handshake_timeout_s
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=ACCEPT_BACKLOG)
-        except OSError as error:
-            raise SpanUnreachable(
-                f"cannot listen for span connections at {host}:{port}: {error.strerror or error}; "
-                "choose an address of this host and a free port"
-            ) from error
+        self._socket, self.address = listen(place, port, backlog=ACCEPT_BACKLOG)
         self._socket.setblocking(False)
-        name = self._socket.getsockname()
-        self.address: tuple[str, int] = (name[0], name[1])
         self._pending: dict[socket.socket, PendingHandshake] = {}  # oldest first
         self._next_log_s = 0.0
         self._closing = threading.Event()
@@ -95,7 +88,7 @@ class SpanListener:
             self._waker.send(b"\0")
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("the thread of the span listener at %s:%d has not ended within %g s", *self.address, CLOSE_S)
+            log.warning("the thread of the span listener at %s has not ended within %g s", address_text(self.address), CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -107,6 +100,8 @@ class SpanListener:
             self._selector.close()
             for sock in (self._socket, self._waker, self._wakes):
                 sock.close()
+            if isinstance(self.address, Path):
+                self.address.unlink(missing_ok=True)
 
     def _serve(self) -> None:
         """Handle what is ready, then end the handshakes that have taken too long."""
@@ -130,14 +125,16 @@ class SpanListener:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            self._log("the span listener at %s:%d cannot accept a connection: %s", *self.address, error.strerror)
+            where = address_text(self.address)
+            self._log("the span listener at %s cannot accept a connection: %s", where, error.strerror)
             self._closing.wait(NO_FILES_S)
             return
         if len(self._pending) >= MAX_HANDSHAKES:
             self._refuse(next(iter(self._pending.values())), f"{MAX_HANDSHAKES} newer clients have not proved the key either")
         sock.setblocking(False)
+        client = "a process of this host" if isinstance(self.address, Path) else f"{address[0]}:{address[1]}"
         handshake = AcceptHandshake(self._key, self._own_name)
-        pending = PendingHandshake(sock, f"{address[0]}:{address[1]}", handshake, time.monotonic() + self._timeout_s)
+        pending = PendingHandshake(sock, client, handshake, time.monotonic() + self._timeout_s)
         self._pending[sock] = pending
         self._selector.register(sock, selectors.EVENT_READ, pending)
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fleet.control.connect import text
 from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.spans.addresses import SpanAddress, address_text, parse_address
 
 Service = Literal["span", "session"]
 TOKEN_BYTES = 32
@@ -17,22 +18,22 @@ def new_token() -> bytes:
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-def endpoint_fields(service: Service, address: tuple[str, int], token: bytes) -> dict[str, str | bytes]:
+def endpoint_fields(service: Service, address: SpanAddress, token: bytes) -> dict[str, str | bytes]:
     """Return the fields of a worker's record by which others connect to one of its services."""
-    return {f"{service}_address": f"{address[0]}:{address[1]}", f"{service}_token": token}
+    return {f"{service}_address": address_text(address), f"{service}_token": token}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """The address of a worker's service, and the key of connections to it."""
 
-    address: tuple[str, int]
+    address: SpanAddress
     key: bytes
 
 
 def endpoint_of(service: Service, record: Mapping[str, bytes], secret: FleetSecret | None) -> Endpoint | None:
     """Return the endpoint in a record, whose MAC the caller has verified; None if the worker has no such service."""
-    if f"{service}_address" not in record:
+    address, token = parse_address(text(record.get(f"{service}_address"))), record.get(f"{service}_token")
+    if address is None or token is None:
         return None
-    host, _, port = text(record[f"{service}_address"]).rpartition(":")
-    return Endpoint(address=(host, int(port)), key=span_connection_key(secret, record[f"{service}_token"]))
+    return Endpoint(address=address, key=span_connection_key(secret, token))

@@ -328,8 +328,8 @@ class WorkerProcess(RegisteredProcess):
             assert self.loop is not None
             self.loop.cached_sessions.adopt(stage, session)
 
-        host = self.access.reach.address
-        return SessionService(self.built.engine, limits, stage, self.fingerprint, host, worker, self.access.secret, adopt)
+        place = self.access.listening_place(self.config)
+        return SessionService(self.built.engine, limits, stage, self.fingerprint, place, worker, self.access.secret, adopt)
 
     def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
         """Return what keeps the route of an anchor."""

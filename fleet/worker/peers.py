@@ -1,6 +1,7 @@
 """Requirements between a worker and its peers before one reads the memory of the other: the same reach and the same secret."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.config import FleetConfig
 from fleet.core.fleet_secret import FleetSecret, Record, read_fleet_secret
@@ -17,6 +18,12 @@ class PeerAccess:
 
     reach: Reach = LOCAL
     secret: FleetSecret | None = None
+
+    def listening_place(self, config: FleetConfig) -> str | Path:
+        """Return where this worker accepts connections: an address of the network that `transfer.interface` names, or the
+        folder of Unix sockets, which only processes of this user on this host can connect to.
+        """
+        return self.reach.address if self.reach.devices else config.sockets_dir
 
     def record(self, worker: WorkerId, role: str, fields: Record, transfer: Transfer) -> dict[str, str | bytes]:
         """Return the record that a worker registers: `fields`, its transfer's metadata and reach, and a MAC with the secret."""

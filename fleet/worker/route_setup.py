@@ -22,6 +22,7 @@ from fleet.core.span_messages import (
     decode_span_message,
     encode_span_message,
 )
+from fleet.spans.addresses import SpanAddress
 from fleet.spans.chain import ConnectedChain
 from fleet.spans.connection import Arrival, ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
@@ -43,7 +44,7 @@ class RouteHop:
     """
 
     worker: WorkerId
-    address: tuple[str, int]
+    address: SpanAddress
     key: bytes
     span: str
     memory: int = 0

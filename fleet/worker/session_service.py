@@ -7,6 +7,7 @@ kept, and a connection on which something else arrives is closed.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +71,16 @@ class SessionService:
     """Each connection serves one operation. `on_loaded` is called with the name of a session that is cached from then on."""
 
     def __init__(
-        self, engine: Engine, limits: SessionLimits, stage: StageName, checkpoint: str, host: str, worker: WorkerId,
+        self, engine: Engine, limits: SessionLimits, stage: StageName, checkpoint: str, place: str | Path, worker: WorkerId,
         secret: FleetSecret | None, on_loaded: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`limits`: those of the engine."""
+        """`limits`: those of the engine. `place`: see `SpanListener`."""
         self._engine, self._limits = engine, limits
         self._stage, self._checkpoint, self._on_loaded = stage, checkpoint, on_loaded
         self._token = new_token()
         self._arrivals = SpanArrivals(max_payload_bytes=limits.max_part_bytes)
         key = span_connection_key(secret, self._token)
-        self._listener = SpanListener(host, arrivals=self._arrivals, key=key, own_name=worker)
+        self._listener = SpanListener(place, arrivals=self._arrivals, key=key, own_name=worker)
         self._idle: set[SpanConnection] = set()
         self._incoming: dict[SpanConnection, IncomingSession] = {}
         self._waiting: dict[str, list[SpanConnection]] = {}

@@ -18,6 +18,7 @@ from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.core.span_figures import SpanFigures, encode_figures
 from fleet.engine.torch.build import open_device
+from fleet.spans.addresses import SpanAddress
 from fleet.spans.connection import SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
 from fleet.spans.listener import SpanListener
@@ -94,7 +95,7 @@ class SpanWorkerProcess(RegisteredProcess):
         token = new_token()
         key = span_connection_key(self._access.secret, token)
         arrivals = SpanArrivals(block_reads(self.config, self._serves.stage, self._access.reach))
-        listener = SpanListener(self._access.reach.address, arrivals=arrivals, key=key, own_name=worker)
+        listener = SpanListener(self._access.listening_place(self.config), arrivals=arrivals, key=key, own_name=worker)
         neighbours = RedisNeighbours(self.redis_url, worker, self._access.secret, arrivals)
         try:
             order = self._availability.order_in_force()
@@ -164,7 +165,7 @@ class SpanWorkerProcess(RegisteredProcess):
                 assert self.last_id is not None
                 self._availability.promote(self.last_id)
 
-    def _register(self, client: redis.Redis, worker: WorkerId, address: tuple[str, int], token: bytes) -> bool:
+    def _register(self, client: redis.Redis, worker: WorkerId, address: SpanAddress, token: bytes) -> bool:
         """Register the worker; return True if it stands by. Raises: VersionSkew."""
         options, secret = self._options, self._access.secret
         fields = process_fields(

@@ -11,6 +11,7 @@ from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
 from fleet.core.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, WorkerId
+from fleet.spans.addresses import SpanAddress
 from fleet.worker.endpoints import endpoint_of
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class SpanWorkerRecord:
     """
 
     worker: WorkerId
-    address: tuple[str, int]
+    address: SpanAddress
     key: bytes
     span: str
     anchor: str

@@ -30,6 +30,8 @@ def test_doctor_reads_the_memory_of_listed_workers(interface: str, redis_url: st
             r"^OK +workers +this host reads the tensors of 1 listed worker", read.stdout, re.M
         )
         assert re.search(r"^OK +NIXL +an agent of this host reads from another one in [\d.]+ ms", read.stdout, re.M)
+        listeners = "no network socket" if interface == "null" else rf"thinker \(process {worker.process.pid}\): 127\.\S+:\d+"
+        assert re.search(rf"^OK +listeners +.*{listeners}", read.stdout, re.M), read.stdout
         worker.process.send_signal(signal.SIGKILL)
         worker.process.wait()
     lost = call_cli("doctor", *settings, cwd=tmp_path, env=env)

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import socket
 import stat
 import sys
@@ -14,14 +15,17 @@ import psutil
 import pytest
 import redis
 
+from fleet.control import keys
+from fleet.control.connect import pairs, text
 from fleet.control.embedded import embedded_url, read_password
 from fleet.core.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
+from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, worker_ids
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(4, "processes")
 
+ADDRESSES = ("session_address", "span_address")
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SECRETS = {
     "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
@@ -85,6 +89,26 @@ def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
 def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) -> None:
     found = [one for process in fleet.family() for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [fleet.url]
+
+
+def test_fleet_on_torch_listens_only_with_its_gateway(tmp_path: Path) -> None:
+    """Workers that save conversations, and those with a span of the layers, accept connections by Unix sockets."""
+    spans = "stages.thinker.spans={anchor: '0:0', workers: ['1:output']}"
+    with fleet_up(tmp_path, "device=cpu", "web.port=0", spans) as fleet:
+        found = [one for process in fleet.family() for one in process.net_connections("inet")]
+        listening = [one.laddr for one in found if one.status == psutil.CONN_LISTEN]
+        assert [f"http://{address.ip}:{address.port}" for address in listening] == [fleet.url]
+        with redis.Redis.from_url(fleet.redis_url) as control:
+            records = [pairs(control.hgetall(keys.worker(worker))) for worker in worker_ids(control)]
+        addresses = [text(record[name]) for record in records for name in ADDRESSES if name in record]
+        sockets = fleet.folder / ".fleet" / "sockets"
+        assert len(addresses) == 3 and all(address.startswith(f"unix:{sockets}/") for address in addresses), addresses
+        assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in sockets.iterdir()} == {0o600}
+        refused = run_cli("session", "save", "unknown", "s.safetensors", "--stage", "thinker", cwd=tmp_path, env=fleet.env)
+        assert "caches a conversation" in refused.stderr
+        doctor = run_cli("doctor", cwd=tmp_path, env=fleet.env)
+        assert re.search(r"^OK +listeners +.*no network socket", doctor.stdout, re.M), doctor.stdout
 
 
 def test_data_folder_is_closed_to_other_users(fleet: ProcessFleet, folder: Path) -> None:

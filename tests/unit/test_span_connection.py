@@ -7,10 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
+from fleet.spans import connection as connection_module
+from fleet.spans.addresses import address_text
 from fleet.spans.connection import (
     CLOSED_BY_PEER,
     CLOSED_HERE,
@@ -38,9 +42,9 @@ from tests.span_peers import (
 from tests.support import cli_env, wait_until
 
 
-@pytest.fixture
-def served() -> Iterator[ListenerUnderTest]:
-    with serving() as served:
+@pytest.fixture(params=["tcp", "unix"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ListenerUnderTest]:
+    with serving(place="127.0.0.1" if request.param == "tcp" else tmp_path / "sockets") as served:
         yield served
 
 
@@ -281,16 +285,17 @@ def test_peer_that_resets_the_connection_ends_it_once_while_sending(served: List
 
 DIALER = f"""
 import sys
+from fleet.spans.addresses import parse_address
 from fleet.spans.connection import SpanArrivals
 from fleet.spans.dial import dial
 arrivals = SpanArrivals()
-dial(("127.0.0.1", int(sys.argv[1])), key={KEY!r}, own_name="child", purpose="neighbour", arrivals=arrivals, timeout_s=30)
+dial(parse_address(sys.argv[1]), key={KEY!r}, own_name="child", purpose="neighbour", arrivals=arrivals, timeout_s=30)
 arrivals.take(600)
 """
 
 
 def test_killed_process_ends_its_connection(served: ListenerUnderTest) -> None:
-    command = [sys.executable, "-c", DIALER, str(served.listener.address[1])]
+    command = [sys.executable, "-c", DIALER, address_text(served.listener.address)]
     with subprocess.Popen(command, env=cli_env()) as process:
         try:
             assert served.opened().connection.peer == "child"
@@ -317,6 +322,25 @@ def test_bad_frame_closes_the_connection_with_a_reason(served: ListenerUnderTest
         sock.shutdown(socket.SHUT_WR)
         assert is_ended(sock)
     assert re.search(reason, take_closed(served.arrivals))
+
+
+def test_announced_payload_costs_no_memory_before_it_arrives(served: ListenerUnderTest) -> None:
+    sock, connection = served.connect_raw()
+    before = psutil.Process().memory_info().rss
+    with sock:
+        sock.sendall(PREFIX.pack(MAGIC, 0, MAX_PAYLOAD_BYTES) + bytes(10**6))
+        wait_until(lambda: psutil.Process().memory_info().vms - before > MAX_PAYLOAD_BYTES // 2, "the frame to be read")
+        assert psutil.Process().memory_info().rss - before < MAX_PAYLOAD_BYTES // 8
+    assert "middle of a frame" in take_closed(served.arrivals)
+    connection.close()
+
+
+def test_peer_that_receives_nothing_is_given_up(served: ListenerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "STALLED_S", 0.1)
+    sock, connection = served.connect_raw()
+    with sock:
+        connection.send(b"", bytes(64 << 20))
+        assert "has received nothing for" in take_closed(served.arrivals)
 
 
 # Arrivals

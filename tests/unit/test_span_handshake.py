@@ -1,14 +1,22 @@
 """Handshakes of span connections, on real sockets: clients and listeners that do not prove the key are refused."""
 
+import os
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.core.errors import SpanUnreachable
 from fleet.core.free_ports import free_port
+from fleet.core.unix_sockets import listen_at
+from fleet.spans.addresses import SpanAddress, address_text, connect, parse_address
 from fleet.spans.connection import SpanArrivals
 from fleet.spans.dial import dial
 from fleet.spans.handshake import (
@@ -29,13 +37,14 @@ from fleet.spans.handshake import (
 )
 from fleet.spans.listener import MAX_HANDSHAKES, SpanListener
 from tests.span_peers import KEY, WAIT_S, ListenerUnderTest, connected, dial_as, is_ended, serving, take_frames
+from tests.support import wait_until
 
 OTHER_KEY = b"o" * 32
 
 
-@pytest.fixture
-def served() -> Iterator[ListenerUnderTest]:
-    with serving() as served:
+@pytest.fixture(params=["tcp", "unix"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ListenerUnderTest]:
+    with serving(place="127.0.0.1" if request.param == "tcp" else tmp_path / "sockets") as served:
         yield served
 
 
@@ -68,12 +77,12 @@ def scripted_listener(answer: Callable[[socket.socket], None]) -> Iterator[tuple
             thread.join()
 
 
-def refusal_of(address: tuple[str, int], *, key: bytes = KEY, timeout_s: float = WAIT_S) -> str:
+def refusal_of(address: SpanAddress, *, key: bytes = KEY, timeout_s: float = WAIT_S) -> str:
     """Dial an address that must refuse, and return the message."""
     with pytest.raises(SpanUnreachable) as caught:
         dial(address, key=key, own_name="dialer", purpose="neighbour", arrivals=SpanArrivals(), timeout_s=timeout_s)
     assert caught.value.retryable and caught.value.code == "span_unreachable"
-    assert f"{address[0]}:{address[1]}" in caught.value.message
+    assert address_text(address) in caught.value.message
     return caught.value.message
 
 
@@ -84,7 +93,7 @@ def test_dialer_with_another_key_is_refused(served: ListenerUnderTest) -> None:
 
 
 def test_proof_of_another_key_is_refused_by_the_listener(served: ListenerUnderTest) -> None:
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(DialHandshake(OTHER_KEY, "dialer", "anchor").hello())
         receive_message(sock)
         sock.sendall(encode_message(PROOF, bytes(MAC_BYTES)))
@@ -104,7 +113,7 @@ def test_listener_with_another_key_is_refused_by_the_dialer() -> None:
 
 
 def test_mac_of_the_listener_sent_back_to_it_is_refused(served: ListenerUnderTest) -> None:
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(DialHandshake(OTHER_KEY, "dialer", "anchor").hello())
         challenge = receive_message(sock)
         sock.sendall(encode_message(PROOF, challenge.body[NONCE_BYTES : NONCE_BYTES + MAC_BYTES]))
@@ -124,10 +133,10 @@ def test_messages_of_the_dialer_sent_back_to_it_are_refused() -> None:
 
 def test_proof_of_an_earlier_connection_is_refused(served: ListenerUnderTest) -> None:
     handshake = DialHandshake(KEY, "dialer", "anchor")
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(handshake.hello())
         _, proof = handshake.answer(receive_message(sock))
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(handshake.hello())
         receive_message(sock)
         sock.sendall(proof)
@@ -138,7 +147,7 @@ def test_proof_of_an_earlier_connection_is_refused(served: ListenerUnderTest) ->
 @pytest.mark.parametrize(("offered", "claimed"), [("anchor", "neighbour"), ("neighbour", "anchor")])
 def test_purpose_changed_under_way_is_refused(served: ListenerUnderTest, offered: str, claimed: str) -> None:
     handshake = DialHandshake(KEY, "dialer", offered)
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(encode_message(HELLO, receive_body(handshake.hello()).replace(offered.encode(), claimed.encode())))
         challenge = receive_message(sock)
         with pytest.raises(HandshakeRefused, match="another key"):
@@ -169,7 +178,7 @@ def test_dialer_names_both_versions_if_the_listener_has_another() -> None:
 def test_listener_names_both_versions_if_the_dialer_has_another(
     served: ListenerUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(encode_message(HELLO, b"other fields", "fleet-span/99"))
         assert receive_message(sock).version == VERSION
         assert is_ended(sock)
@@ -188,7 +197,7 @@ BAD_CLIENTS = {
 
 @pytest.mark.parametrize("sent", BAD_CLIENTS.values(), ids=list(BAD_CLIENTS))
 def test_client_that_sends_something_else_is_refused(served: ListenerUnderTest, sent: bytes) -> None:
-    with socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(sent)
         assert is_ended(sock)
         assert served.accepts_another()
@@ -197,7 +206,7 @@ def test_client_that_sends_something_else_is_refused(served: ListenerUnderTest, 
 @pytest.mark.parametrize("num_bytes", [0, 4, None], ids=["nothing", "part of a hello", "a hello"])
 def test_silent_client_is_refused_after_a_time_and_others_connect_meanwhile(num_bytes: int | None) -> None:
     sent = DialHandshake(KEY, "dialer", "anchor").hello()[:num_bytes]
-    with serving(handshake_timeout_s=1.0) as served, socket.create_connection(served.listener.address, timeout=WAIT_S) as sock:
+    with serving(handshake_timeout_s=1.0) as served, connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(sent)
         assert served.accepts_another()
         while sock.recv(1000):
@@ -205,11 +214,81 @@ def test_silent_client_is_refused_after_a_time_and_others_connect_meanwhile(num_
 
 
 def test_silent_clients_in_any_number_leave_room_for_others(served: ListenerUnderTest) -> None:
-    silent = [socket.create_connection(served.listener.address, timeout=WAIT_S) for _ in range(MAX_HANDSHAKES + 5)]
+    silent = [connect(served.listener.address, WAIT_S) for _ in range(MAX_HANDSHAKES + 5)]
     assert served.accepts_another()
     assert all(is_ended(sock) for sock in silent[:5])
     for sock in silent:
         sock.close()
+
+
+def test_silent_clients_cost_no_threads_and_few_files(served: ListenerUnderTest) -> None:
+    this, num_clients = psutil.Process(), 3 * MAX_HANDSHAKES
+    num_threads, num_files = threading.active_count(), this.num_fds()
+    silent: list[socket.socket] = []
+    for _ in range(num_clients):
+        silent.append(connect(served.listener.address, WAIT_S))
+        assert threading.active_count() == num_threads
+    wait_until(lambda: this.num_fds() <= num_files + num_clients + MAX_HANDSHAKES, "older clients to be dropped")
+    for sock in silent:
+        sock.close()
+
+
+@pytest.mark.parametrize("length", [3, 300], ids=["a short folder", "a folder longer than an address"])
+def test_unix_listener_is_reached_by_its_user_alone_and_leaves_nothing(tmp_path: Path, length: int) -> None:
+    folder = tmp_path / ("deep/" * (length // 5)) / "sockets"
+    folder.mkdir(mode=0o700, parents=True)
+    dead = listen_at(folder / "dead.sock", backlog=1)
+    dead.close()
+    os.utime(folder / "dead.sock", (0, 0))
+    with serving(place=folder) as served:
+        assert served.accepts_another()
+        (path,) = folder.iterdir()
+        assert path == served.listener.address and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(folder.iterdir()) == []
+
+
+def test_unix_listener_names_a_folder_that_cannot_have_sockets(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SpanUnreachable, match=r"cannot listen .* at .*/file: .*; choose a folder .* --set data_dir=DIR"):
+        SpanListener(tmp_path / "file", arrivals=SpanArrivals(), key=KEY, own_name="acceptor")
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:port", "host:70000", "unix:", "unix:a/b", "unix:/a\0b"])
+def test_unreadable_address_is_none(text: str) -> None:
+    assert parse_address(text) is None
+
+
+def messages_of(sent: bytes) -> Iterator[HandshakeMessage]:
+    """Yield the messages that a listener reads from these bytes. Raises: HandshakeRefused."""
+    buffer = MessageBuffer()
+    while sent and (num := buffer.num_missing()):
+        message = buffer.append(sent[:num])
+        sent = sent[num:]
+        if message is not None:
+            yield message
+
+
+@given(data=st.binary(max_size=700))
+def test_listener_admits_no_arbitrary_bytes(data: bytes) -> None:
+    accept = AcceptHandshake(KEY, "acceptor")
+    with suppress(HandshakeRefused):
+        for message in messages_of(data):
+            assert isinstance(accept.receive(message), bytes), "admitted without a proof"
+
+
+@given(at=st.integers(0, 10**3), byte=st.integers(1, 255), of_dialer=st.booleans())
+def test_each_end_refuses_a_damaged_message(at: int, byte: int, of_dialer: bool) -> None:
+    dialer, accept = DialHandshake(KEY, "dialer", "purpose"), AcceptHandshake(KEY, "acceptor")
+
+    def damaged(sent: bytes, *, is_damaged: bool) -> HandshakeMessage:
+        changed = bytearray(sent)
+        changed[at % len(changed)] ^= byte if is_damaged else 0
+        return next(messages_of(bytes(changed) + bytes(2**9)))
+
+    with pytest.raises((HandshakeRefused, StopIteration)):
+        challenge = accept.receive(damaged(dialer.hello(), is_damaged=of_dialer))
+        assert isinstance(challenge, bytes)
+        dialer.answer(damaged(challenge, is_damaged=not of_dialer))
 
 
 def test_dialer_does_not_wait_longer_than_its_time_for_a_silent_listener() -> None:
@@ -226,7 +305,8 @@ def test_closed_listener_accepts_no_more_and_keeps_its_connections(served: Liste
     with connected(served) as pair:
         served.listener.close()
         served.listener.close()
-        assert "refused" in refusal_of(served.listener.address).lower()
+        gone = "no such file" if isinstance(served.listener.address, Path) else "refused"
+        assert gone in refusal_of(served.listener.address).lower()
         pair.dialer.send(b"still open")
         assert take_frames(pair.acceptor_arrivals, 1) == [(b"still open", b"")]
 
