@@ -25,6 +25,7 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     `pages`: of the table, up to `stop`. `before`: hash of the rows before `start`; `keys`: of the extent's rows, 8 bytes each.
     `draws`: a draw follows its last row. `taps`: tapped rows of it are wanted.
+    `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least.
     """
 
     table: int
@@ -35,6 +36,7 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     keys: bytes
     draws: bool
     taps: bool = False
+    rope_len: int = 0
 
 
 class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -14,7 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
+from fleet.engine.torch.layout import (
+    AttentionParams,
+    Extent,
+    attention_weights,
+    index_tensor,
+    positions_of,
+    rope_lens_of,
+    slots_of,
+)
 
 SHORT_ROWS = 16
 """Rows up to which the extents of several requests are computed together."""
@@ -78,6 +86,7 @@ class FastLayout:
         device = pool.data.device
         self._pool = pool
         self.positions = index_tensor(positions_of(extents), device)
+        self.rope_lens = rope_lens_of(extents)
         self._slots_N = index_tensor(slots_of(extents, pool), device)
         self._parts = list(_parts(extents, pool))
 

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
+from fleet.engine.torch.layout import (
+    AttentionParams,
+    Extent,
+    attention_weights,
+    index_tensor,
+    positions_of,
+    rope_lens_of,
+    slots_of,
+)
 
 UNIT = 16
 """Contexts are padded to whole units of positions, independent of the size of a page."""
@@ -58,6 +66,7 @@ class RowLayout:
         device = pool.data.device
         self._pool, self._extents = pool, extents
         self.positions = index_tensor(positions_of(extents, num_rows), device)
+        self.rope_lens = rope_lens_of(extents, num_rows)
         self._slots_N = index_tensor(slots_of(extents, pool, num_rows), device)
         self._groups: dict[int | None, Sequence[_AlikeRows]] = {}
 

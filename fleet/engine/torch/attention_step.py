@@ -19,6 +19,7 @@ class StepLayout:
     def __init__(self, pool: KVPool, inputs: StepInputs) -> None:
         self._pool, self._slots_B, self._pages_BP = pool, inputs.slots_B, inputs.pages_BP
         self.positions = inputs.positions_B
+        self.rope_lens: tuple[int, ...] = ()
         self._contexts_B = inputs.positions_B + 1
         self._in_place = pool.data.device.type == "cuda"
         self._seen_B11L: Tensor | None = None

@@ -17,12 +17,15 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Positions [start, stop) of one request, consecutive rows of the pass. `drafts`: token ids of the last rows, which are
     guesses about the answer.
+    `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least, if the
+    model scales them by length.
     """
 
     table: PageTable
     start: int
     stop: int
     drafts: tuple[int, ...] = ()
+    rope_len: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -61,6 +64,14 @@ class Layout(Protocol):
         """int64 [N]."""
         ...
 
+    @property
+    def rope_lens(self) -> Sequence[int]:
+        """For each row, the length of the text by which its rotary embedding is scaled.
+
+        Empty in layouts of models that do not scale them by length.
+        """
+        ...
+
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row. Returns [N, h x d]."""
         ...
@@ -69,6 +80,14 @@ class Layout(Protocol):
 def positions_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
     positions = [position for extent in extents for position in range(extent.start, extent.stop)]
     return positions + [0] * ((pad_to or 0) - len(positions))
+
+
+def rope_lens_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
+    """Return `Layout.rope_lens`: the text up to each row, or more of it by `Extent.rope_len`."""
+    lens: list[int] = []
+    for extent in extents:
+        lens += [max(extent.rope_len, stop) for stop in range(extent.start + 1, extent.stop + 1)]
+    return lens + [0] * ((pad_to or 0) - len(lens))
 
 
 def slots_of(extents: Sequence[Extent], pool: KVPool, pad_to: int | None = None) -> list[int]:

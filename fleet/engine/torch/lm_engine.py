@@ -118,6 +118,7 @@ class LMEngine(Engine, Generic[TaskT]):
         try:
             with torch.inference_mode():
                 scheduled.waiting += scheduled.task.feed(piece)
+                scheduled.rope_len = scheduled.rope_len_now
                 return self._reuse_cached(scheduled, scheduled.cached) if scheduled.cached is not None else 0
         except FAILURES as error:
             scheduled.waiting.append(failed(scheduled, error))
@@ -217,7 +218,7 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         scheduled = self._requests.get(request_id)
-        if scheduled is None or not scheduled.computed:
+        if scheduled is None or not self._can_share(scheduled):
             return None
         return KVBlocks(num_rows=scheduled.computed, data=self.pool.read(scheduled.table, scheduled.computed))
 
@@ -231,11 +232,18 @@ class LMEngine(Engine, Generic[TaskT]):
         scheduled = self._requests.get(request_id)
         room = self.pool.num_free + self._cache.num_pages
         # Pages of a session's request are not lent: they are cached for its next turn.
-        if scheduled is None or not scheduled.computed or scheduled.request.session or room < LENDING_SHARE * self.pool.num_pages:
+        if scheduled is None or scheduled.request.session or room < LENDING_SHARE * self.pool.num_pages:
+            return None
+        if not self._can_share(scheduled):
             return None
         pages = KVPages(num_rows=scheduled.computed, at=self.pool.locate(scheduled.table), table=scheduled.table)
         del self._requests[request_id]
         return pages
+
+    def _can_share(self, scheduled: ScheduledRequest[TaskT]) -> bool:
+        """Return True if another engine that has the computed rows would continue with them."""
+        num_rows = scheduled.computed
+        return num_rows > 0 and scheduled.task.rope_len(num_rows) == scheduled.rope_len
 
     def reserve_pages(self, num_rows: int) -> KVPages | None:
         table = self.pool.open_table()
@@ -253,7 +261,11 @@ class LMEngine(Engine, Generic[TaskT]):
         """Import all rows but the last: the next draw needs it computed here."""
         scheduled = self._requests.get(request_id)
         num_rows = min(blocks.num_rows, scheduled.task.num_rows - 1) if scheduled is not None else 0
-        if scheduled is None or scheduled.computed or num_rows <= 0 or not self._put(scheduled, blocks, num_rows):
+        if scheduled is None or scheduled.computed or num_rows <= 0:
+            return False
+        if scheduled.task.rope_len(blocks.num_rows) != scheduled.rope_len:
+            return False
+        if not self._put(scheduled, blocks, num_rows):
             return False
         scheduled.computed = scheduled.begun = scheduled.reported = num_rows
         try:
@@ -306,6 +318,7 @@ class LMEngine(Engine, Generic[TaskT]):
         if scheduled is None:
             return
         scheduled.restart_at(scheduled.computed)
+        self._follow_length(scheduled)
         if self.speculation is not None:
             complete = keep and not scheduled.request.captured
             self.speculation.close(request_id, cast(DraftedTask, scheduled.task), complete=complete)
@@ -327,10 +340,13 @@ class LMEngine(Engine, Generic[TaskT]):
                 break
             if not scheduled.can_begin() or (planned and scheduled.alone):
                 continue
+            self._follow_length(scheduled)
             size = self.limits.prefill_chunk_tokens
             stop = min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
             if self._find_pages(scheduled, stop):
-                extent = Extent(table=scheduled.table, start=scheduled.begun, stop=stop)
+                extent = Extent(
+                    table=scheduled.table, start=scheduled.begun, stop=stop, rope_len=scheduled.rope_len
+                )  # fmt: skip
                 planned.append((scheduled, PassEntry(task=scheduled.task, extent=extent)))
         if self.speculation is not None:
             drafted = self.speculation.with_drafts(named(planned), self.pool)
@@ -364,6 +380,12 @@ class LMEngine(Engine, Generic[TaskT]):
         youngest_first = reversed(self._requests.values())
         holders = [other for other in youngest_first if other.table.pages and not other.comes_before(scheduled)]
         return min(holders, key=lambda other: (not other.request.captured, not other.paused), default=None)
+
+    def _follow_length(self, scheduled: ScheduledRequest[TaskT]) -> None:
+        """Let all rows be computed again if the text has reached a length that changes them."""
+        if scheduled.rope_len != scheduled.rope_len_now:
+            self._evict(scheduled)
+            scheduled.rope_len = scheduled.rope_len_now
 
     def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
         self.pool.close_table(victim.table)

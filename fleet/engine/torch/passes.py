@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from fleet.engine.base import EngineOutput
@@ -203,7 +204,7 @@ def tiles(entries: Sequence[tuple[AnyTask, Extent]]) -> list[list[tuple[AnyTask,
                 groups.append([])
                 room = TILE_ROWS
             stop = min(extent.stop, start + room)
-            groups[-1].append((task, Extent(table=extent.table, start=start, stop=stop)))
+            groups[-1].append((task, replace(extent, start=start, stop=stop, drafts=())))
             room -= stop - start
             start = stop
     return groups

@@ -66,6 +66,14 @@ class ProgramTask(Protocol):
         """Return True if `on_computed` uses tapped rows of [start, stop): others need not come from the process that has them."""
         return False
 
+    def rope_len(self, num_rows: int) -> int:
+        """Return the length by which all rotary embeddings are scaled while `num_rows` are known.
+
+        Later rows have their own length if that is more. Rows that were computed with another one
+        are computed again. 0: the model does not scale them by length.
+        """
+        return 0
+
     def prefix(self) -> Prefix:
         """Return the leading rows, with which another request may begin. Called only for a request with a session."""
         ...

@@ -24,6 +24,7 @@ class ScheduledRequest(Generic[TaskT]):
     Invariants: 0 <= computed <= begun <= task.num_rows, and while a pass computes drafts, `begun` counts them too; pages cover
     `begun` rows; rows below `reported` were reported to the task as computed. `running`: its parts in passes that began and have
     not ended, which compute rows `computed` to `begun`.
+    `rope_len`: see `ProgramTask.rope_len`; rows below `begun` are computed with it.
     `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a pass with others failed.
     """
 
@@ -40,9 +41,15 @@ class ScheduledRequest(Generic[TaskT]):
     walk: Walk = NO_WALK
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
     cached: CachedPrefix | None = None
+    rope_len: int = 0
 
     def can_settle(self) -> bool:
         return bool(self.waiting) and not self.paused
+
+    @property
+    def rope_len_now(self) -> int:
+        """The length by which the next pass scales rotary embeddings of the request's rows."""
+        return self.task.rope_len(self.task.num_rows)
 
     def can_begin(self) -> bool:
         return not self.paused and self.begun < self.task.num_rows

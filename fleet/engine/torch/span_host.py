@@ -23,7 +23,12 @@ from fleet.engine.torch.span_model import SpanComputer, SpanLayers, last_rows
 def extents_of(work: SpanPass) -> list[Extent]:
     """Return the places of a pass's rows, in pools with the anchor's pages."""
     return [
-        Extent(table=PageTable(pages=list(each.pages), number=each.table), start=each.start, stop=each.stop)
+        Extent(
+            table=PageTable(pages=list(each.pages), number=each.table),
+            start=each.start,
+            stop=each.stop,
+            rope_len=each.rope_len,
+        )
         for each in work.extents
     ]
 

@@ -346,7 +346,7 @@ class SpanPasses(PassQueue[TaskT]):
             described.append(
                 SpanExtent(
                     table=extent.table.number, pages=tuple(extent.table.pages), start=extent.start, stop=extent.stop,
-                    before=before, keys=its_keys, draws=draws, taps=taps,
+                    before=before, keys=its_keys, draws=draws, taps=taps, rope_len=extent.rope_len,
                 )
             )  # fmt: skip
         return tuple(described)
@@ -458,7 +458,7 @@ class SpanPasses(PassQueue[TaskT]):
 def _frozen(extent: Extent) -> Extent:
     """Return an extent with the pages that the table has now: it may lose them to another request while the pass runs."""
     table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
-    return Extent(table=table, start=extent.start, stop=extent.stop)
+    return msgspec.structs.replace(extent, table=table)
 
 
 def _current(due: Sequence[PassEntry[TaskT]], rows_SX: Tensor) -> tuple[list[PassEntry[TaskT]], Tensor]:

@@ -13,13 +13,14 @@ from itertools import accumulate
 from operator import mul
 from typing import cast
 
+import msgspec
+
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
 from fleet.core.speculation_figures import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
 from fleet.engine.torch.drafter_choice import DrafterChoice, Gain
 from fleet.engine.torch.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_costs import WEIGHT, Average, PassCosts, bucket_of
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
@@ -171,7 +172,7 @@ class Speculation:
             extent = drafted[at].extent
             stop = extent.stop + len(drafts)
             if drafts and pool.grow(extent.table, stop):
-                extent = Extent(table=extent.table, start=extent.start, stop=stop, drafts=tuple(drafts))
+                extent = msgspec.structs.replace(extent, stop=stop, drafts=tuple(drafts))
                 drafted[at] = PassEntry(task=drafted[at].task, extent=extent)
         return drafted
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.rows import side_by_side
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
+from fleet.models.causal_lm.rope import Rotaries, read_scaling
 
 
 class Parts:
@@ -24,6 +25,7 @@ class Parts:
         self._embedding, self._stub = model.get_input_embeddings(), BodyStub()
         setattr(model, self._name, self._stub)
         self._entering: dict[int, Tensor | None] = {}
+        self._rotaries = Rotaries(self._body, read_scaling(model.config.get_text_config()))
 
     def read_features(self, layers: Sequence[int]) -> None:
         """Keep the rows that enter these layers in each later `body`. Raises: ValueError if no list of its layers is found."""
@@ -49,7 +51,8 @@ class Parts:
     def body(self, rows_NH: Tensor, layout: Layout) -> Tensor:
         """Return final hidden rows [N, H]."""
         positions = layout.positions[None]
-        done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
+        with self._rotaries.scaled_for(layout):
+            done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
         return done.last_hidden_state[0]
 
     def head(self, last_NH: Tensor) -> Tensor:

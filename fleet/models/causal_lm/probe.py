@@ -1,6 +1,7 @@
 """Check that a model computes a row from that row, its position and its attention's context only.
 
-Two rows are run in each of three ways. Knows no checkpoint: the caller adds the folder's name to errors.
+Two rows are run in each of several ways, also beyond the length up to which texts are not scaled.
+Knows no checkpoint: the caller adds the folder's name to errors.
 Legend: N rows, h query heads, k key/value heads, d head size, V vocabulary.
 """
 
@@ -15,7 +16,10 @@ from transformers import PretrainedConfig
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams
 from fleet.models.causal_lm.parts import Parts
+from fleet.models.causal_lm.rope import read_scaling, rope_types
 
+NEAR, MANY_POSITIONS = 16, 4096
+"""A position, and the number of positions of models that state none."""
 TOLERANCE = 0.05
 """Tolerance relative to the largest number: rounding errors are far smaller, differences in meaning far larger."""
 
@@ -31,10 +35,14 @@ class AttentionCall:
 
 
 class ProbeLayout:
-    """A layout that stores nothing: each row attends to itself, and the result depends on its query, key and value."""
+    """A layout that stores nothing: each row attends to itself.
 
-    def __init__(self, positions: Tensor) -> None:
-        self.positions = positions
+    The result depends on the row's query, key and value.
+    `rope_lens`: see `Layout`; without them the model scales rotary embeddings as it does by itself.
+    """
+
+    def __init__(self, positions: Tensor, rope_lens: Sequence[int] = ()) -> None:
+        self.positions, self.rope_lens = positions, rope_lens
         self.calls: list[AttentionCall] = []
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
@@ -67,7 +75,36 @@ def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVSha
         raise ValueError("its layers carry state from row to row beside their attention")
     if not _is_close(behind.calls[0].q_Nhd[1], whole.calls[0].q_Nhd[0]):
         raise ValueError("it computes positions by itself")
+    _check_far_rows(config, parts, rows)
     return shape
+
+
+def _check_far_rows(config: PretrainedConfig, parts: Parts, rows_2H: Tensor) -> None:
+    """Check that a row beside one of a far longer text is the row that the model computes alone."""
+    places, device = _far_positions(config), rows_2H.device
+    alone: list[list[Tensor]] = []
+    for row_H, position in zip(rows_2H, places, strict=True):
+        layout = ProbeLayout(torch.tensor([position], device=device))
+        alone.append([parts.body(row_H[None], layout), *(call.q_Nhd for call in layout.calls)])
+    lens = [position + 1 for position in places]
+    layout = ProbeLayout(torch.tensor(places[::-1], device=device), lens[::-1])
+    last_2H = parts.body(rows_2H.flip(0), layout)
+    together = [last_2H, *(call.q_Nhd for call in layout.calls)]
+    for at, wanted in enumerate(reversed(alone)):
+        if not all(_is_close(both[at : at + 1], own) for both, own in zip(together, wanted, strict=True)):
+            raise ValueError(
+                "other positions of the pass change its rows, as if its rotary embeddings "
+                f"({rope_types(config)}) were scaled by the longest text of a batch"
+            )  # fmt: skip
+
+
+def _far_positions(config: PretrainedConfig) -> tuple[int, int]:
+    """Return a position of a short text and one of a long text, which is scaled if any is."""
+    scaling = read_scaling(config)
+    if scaling is not None:
+        return scaling.limits[0] - 1, 2 * scaling.limits[-1]
+    last = int(getattr(config, "max_position_embeddings", None) or MANY_POSITIONS) - 1
+    return min(NEAR, last // 2), last
 
 
 def _shape_of(config: PretrainedConfig, calls: Sequence[AttentionCall]) -> KVShape:

@@ -25,9 +25,12 @@ from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
+from fleet.models.causal_lm.rope import read_scaling
 from fleet.models.causal_lm.span_load import load_span
 
 SALT = zlib.crc32(b"lm")
+ID_BITS = 32
+"""Bits of a token id in the key of a row."""
 
 
 class CausalTask(AnsweringTask):
@@ -55,8 +58,25 @@ class CausalTask(AnsweringTask):
     def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         return self.answer.take_replayed() if self.answer is not None else ()
 
+    @property
+    def most_drafts(self) -> int:
+        """No draft is beyond the position at which the rows before it are computed again."""
+        rope, most = self._program.rope, super().most_drafts
+        left = rope.num_left(len(self._ids), self.num_rows) if rope is not None else None
+        return most if left is None else min(most, left)
+
+    def rope_len(self, num_rows: int) -> int:
+        rope = self._program.rope
+        return rope.least_len(len(self._ids), num_rows) if rope is not None else 0
+
     def prefix(self) -> Prefix:
-        return Prefix(keys=joined_keys([self._ids, self.drawn_ids])[: self.num_rows])
+        """Rows have equal keys if their ids and the lengths that scale them are equal."""
+        keys, rope = joined_keys([self._ids, self.drawn_ids])[: self.num_rows], self._program.rope
+        if rope is None:
+            return Prefix(keys=keys)
+        least = self.rope_len(self.num_rows)
+        lens = [rope.scaled_len(max(least, at + 1)) for at in range(len(keys))]
+        return Prefix(keys=keys + (np.array(lens, np.int64) << ID_BITS))
 
 
 def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
@@ -80,7 +100,7 @@ class CausalProgram:
     ) -> None:  # fmt: skip
         self._device, self._tiled, self.end_ids = device, tiled, end_ids
         self._embed_tokens, self._head = embed_tokens, head
-        self._num_ids = int(config.vocab_size)
+        self._num_ids, self.rope = int(config.vocab_size), read_scaling(config)
 
     def open(self, request: EngineRequest) -> CausalTask:
         return CausalTask(self, request)

@@ -5,7 +5,7 @@ the place. The layer before the span inserts the rows that another process compu
 Legend: N rows, H hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -18,6 +18,7 @@ from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
 from fleet.engine.torch.span_model import SpanLayers, SpanRows
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
+from fleet.models.causal_lm.rope import Rotaries, read_scaling
 
 
 class SkippedLayer(nn.Module):
@@ -54,6 +55,10 @@ class SpanLayout:
     def positions(self) -> Tensor:
         return self._layout.positions
 
+    @property
+    def rope_lens(self) -> Sequence[int]:
+        return self._layout.rope_lens
+
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         return self._layout.attend(layer - self._first, q_Nhd, kv_Nkd, params)
 
@@ -71,6 +76,7 @@ class SpanModel(SpanLayers):
         self.model, self._span, self._kv_shape = model, span, kv_shape
         self._name, self._stub = model.base_model_prefix, BodyStub()
         self._body = cast(nn.Module, getattr(model, self._name))
+        self._rotaries = Rotaries(self._body, read_scaling(model.config.get_text_config()))
         self._layers = layers
         self._own = list(layers)
         self._skipped = [
@@ -139,12 +145,15 @@ class SpanModel(SpanLayers):
 
     def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
         positions = layout.positions[None]
-        done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
+        with self._rotaries.scaled_for(layout):
+            done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
         return done.last_hidden_state[0]
 
 
 class NoLayout:
     """The layout of rows that go through no layer."""
+
+    rope_lens = ()
 
     def __init__(self, rows_NH: Tensor) -> None:
         self.positions = torch.zeros(len(rows_NH), dtype=torch.int64, device=rows_NH.device)

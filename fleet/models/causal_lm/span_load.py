@@ -21,6 +21,7 @@ from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.paged import LAYOUT, NAME, register
 from fleet.models.causal_lm.probe import ProbeLayout
+from fleet.models.causal_lm.rope import Rotaries, read_scaling
 from fleet.models.causal_lm.span import SkippedLayer, SpanModel, Unloaded
 from fleet.models.checkpoint import INDEX, file_of_each_weight
 
@@ -160,6 +161,7 @@ def _without_weights(folder: Path, num_layers: int) -> tuple[PretrainedConfig, P
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+    Rotaries(model, read_scaling(config.get_text_config()))
     return config, model, BodyPlan(model, num_layers)
 
 

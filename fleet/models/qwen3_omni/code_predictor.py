@@ -54,6 +54,7 @@ class _FrameLayout:
         self._q_shape = (num_frames, heads, -1, shape.head_dim)
         self._out_shape = (num_frames, -1)
         self._positions = [torch.full((num_frames,), step, device=like.device) for step in steps]
+        self.rope_lens: tuple[int, ...] = ()
         self.step = 0
 
     @property

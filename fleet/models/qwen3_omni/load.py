@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from fleet.core.errors import ConfigError
 from fleet.core.layer_spans import LayerSpan
 from fleet.engine.torch.experts import Experts, ExpertWeights
 from fleet.models.checkpoint import WeightReader
@@ -18,6 +19,8 @@ from fleet.models.qwen3_omni.decoder import Decoder, DecoderShape, GatedMlp, Lay
 THINKER_TEXT = ("thinker.model.layers.", "thinker.model.language_model.layers.")
 THINKER_EMBEDDING = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
+SCALED_BY_LENGTH = {"dynamic", "longrope"}
+"""Kinds of rotary embeddings that no table by position can hold: they depend on the whole text."""
 
 
 def load_decoder(
@@ -100,6 +103,11 @@ def _rope(config: TextConfig, num_positions: int, like: Tensor) -> Tensor:
         theta = float(str(parameters["rope_theta"]))
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         return rope_table((1.0 / theta**steps).to(like.device), 1.0, num_positions, like.dtype)
+    if kind in SCALED_BY_LENGTH:
+        raise ConfigError(
+            f"checkpoint: rope_type {kind!r}, which depends on the length of the text, is not implemented "
+            "for this model; use 'default', or give another checkpoint", param="checkpoint",
+        )  # fmt: skip
     initialise: Callable[..., tuple[Tensor, float]] = ROPE_INIT_FUNCTIONS[kind]
     inv_freq, scaling = initialise(config, like.device)
     return rope_table(inv_freq, scaling, num_positions, like.dtype)
