@@ -123,6 +123,16 @@ def answer_all(driver: TextDriver, prompts: dict[str, list[int]] = PROMPTS) -> d
     return driver.tokens
 
 
+def history_request(name: str, prompt: Sequence[int], drawn: Sequence[int]) -> EngineRequest:
+    """Return the request of an answer whose first tokens another engine has drawn."""
+    return EngineRequest(
+        request_id=RequestId(name),
+        sampling=sampling(),
+        params={NUM_POSITIONS: str(len(prompt) + NUM_TOKENS)},
+        history={TOKEN: np.array(drawn, np.int32)},
+    )
+
+
 def wanted(scaled: Scaled) -> dict[str, list[int]]:
     return {name: scaled.alone(prompt) for name, prompt in PROMPTS.items()}
 
@@ -161,10 +171,7 @@ def test_continued_answer_is_the_one_without_interruption(scaled: Scaled, numeri
     """An answer whose first tokens another worker has drawn, up to or past the original length."""
     driver = single(scaled.folder, numerics=numerics, prefill_chunk_tokens=16)
     for name, prompt in PROMPTS.items():
-        request = EngineRequest(
-            request_id=RequestId(name), sampling=sampling(), params={NUM_POSITIONS: str(len(prompt) + NUM_TOKENS)},
-            history={TOKEN: np.array(scaled.alone(prompt)[:num_drawn], np.int32)},
-        )  # fmt: skip
+        request = history_request(name, prompt, scaled.alone(prompt)[:num_drawn])
         ids = EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)
         driver.submit_request(request, [ids])
     driver.run()
@@ -274,6 +281,13 @@ def test_frequencies_that_are_fixed_need_no_scaling(form: str, tmp_path: Path) -
     assert program.rope is None
 
 
+def test_attention_that_is_scaled_by_position_is_answered_as_each_alone(tmp_path: Path) -> None:
+    parameters = {"rope_theta": 10000.0, **FIXED["yarn"], "llama_4_scaling_beta": 0.5}
+    more = {"max_position_embeddings": 256, "rope_parameters": parameters}
+    scaled = Scaled(folder=write_model(Family(name="Ministral3", more=more), tmp_path))
+    assert answer_all(single(scaled.folder, prefill_chunk_tokens=16)) == wanted(scaled)
+
+
 def test_unknown_scaling_by_length_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A form of a later `transformers`, whose frequencies depend on the longest position."""
     folder = write_model(Family(name="Llama", more={"max_position_embeddings": 256}), tmp_path)
@@ -331,3 +345,39 @@ def test_thinker_that_is_scaled_by_length_is_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"rope_type '{form['rope_type']}'.*use 'default'"):
         speaking_stages(tmp_path, stages=(StageName("thinker"),))
+
+
+@pytest.mark.parametrize("num_drawn", [1, 8, 9, 10, 11, 20])
+def test_rows_of_another_engine_are_used_only_with_equal_scaling(scaled: Scaled, num_drawn: int) -> None:
+    """Exported after a number of draws: 10 make the text longer than the original length."""
+    prompt = PROMPTS["crossing"]
+    source = single(scaled.folder, numerics="invariant")
+    source.submit("crossing", prompt, sampling())
+    source.run(lambda: len(source.tokens["crossing"]) >= num_drawn)
+    blocks = source.engine.export_kv(RequestId("crossing"))
+    drawn = source.tokens["crossing"]
+    target = single(scaled.folder, numerics="invariant")
+    ids = EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)
+    target.submit_request(history_request("crossing", prompt, drawn), [ids])
+    is_used = blocks is not None and target.engine.import_kv(RequestId("crossing"), blocks)
+    assert is_used or num_drawn >= 10
+    target.run()
+    assert target.tokens["crossing"] == scaled.alone(prompt)
+
+
+@pytest.mark.parametrize("length", [20, 50, 80])
+def test_saved_session_continues_with_the_scaling_of_its_next_turn(scaled: Scaled, length: int) -> None:
+    source, target = (single(scaled.folder, numerics="invariant") for _ in range(2))
+    first = ids_of(6, length)
+    source.submit("first", first, sampling(10), session="talk")
+    source.run()
+    source.engine.begin_save("talk")
+    (copied,) = source.engine.take_copied()
+    assert copied.saved is not None
+    target.engine.begin_load("talk", copied.saved)
+    assert [each.error for each in target.engine.take_copied()] == [None]
+    text = [*first, *source.tokens["first"], *ids_of(7, 8)]
+    target.submit("next", text, sampling(), session="talk")
+    target.run()
+    assert target.tokens["next"] == scaled.alone(text)
+    assert length > 20 or target.engine.stats().rows_reused == length + 9
