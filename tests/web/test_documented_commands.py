@@ -192,6 +192,7 @@ CHECKS = (
     Check(r"pip install .*", install),
     Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+( -k \w+)?)?", parse_shell),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
+    Check(r"python -m web\.fields_page .*", find_module, ("tests/web/test_field_types.py",)),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
     Check(r"python -m pytest .*", parse_shell),
     Check(r"bash tests/vllm/run\.sh", parse_shell),
