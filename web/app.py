@@ -25,6 +25,7 @@ from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
 from web.http.middleware import RequestContext
 from web.http.origins import AllowedOrigins, Cors
+from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
@@ -34,7 +35,7 @@ from web.openapi import OpenApi
 from web.ports import FleetPort
 from web.query_fields import QueryFields
 from web.realtime.clock import Clock
-from web.realtime.transport.refusal import VoiceRefusalLog, refuse_socket
+from web.realtime.transport.refusal import refuse_socket
 from web.realtime.transport.routes import VoiceRoutes
 
 
@@ -45,18 +46,18 @@ def create_app(
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
     origins = AllowedOrigins(config.web, has_key=has_key)
-    logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
-    refusal_log = VoiceRefusalLog()
+    lines = TimedAbuseLog()
+    logins, wrong_keys = Logins(client.logins, api_key), WrongKeys(lines)
     rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
     templates = Templates(gateway.graph)
     login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, templates)],
+        routes=[*_routes(gateway, wrong_keys, lines, clock), *console_routes(gateway, login, templates)],
         middleware=[
-            Middleware(Cors, origins=origins),
+            Middleware(Cors, origins=origins, lines=lines),
             Middleware(ErrorPages, gateway=gateway, templates=templates),
             Middleware(RequestContext, responses=gateway.metrics.http, bodies=BodyMemory(config.web.body_memory_mib)),
-            Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, refusal_log=refusal_log)),
+            Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, lines=lines)),
             Middleware(QueryFields),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
@@ -68,7 +69,7 @@ def create_app(
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: VoiceRefusalLog, clock: Clock | None) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -78,5 +79,5 @@ def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: VoiceRefusalLo
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys, refusal_log, clock).routes(),
+        *VoiceRoutes(gateway, wrong_keys, lines, clock).routes(),
     ]

@@ -138,6 +138,9 @@ def uvicorn_config(
         log_level="warning",
         access_log=False,
         server_header=False,
+        # any client could otherwise choose its address, and with it evade the limits per address
+        proxy_headers=bool(web.trusted_proxies),
+        forwarded_allow_ips=list(web.trusted_proxies),
         # compression takes time and does not shrink audio
         ws_per_message_deflate=False,
         # above the limit of an event, so that a larger one gets its own error

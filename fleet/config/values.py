@@ -112,6 +112,16 @@ def host(value: object) -> str:
     return name
 
 
+def network(value: object) -> str:
+    """Accept an IP address, or a network in the notation of 10.0.0.0/8."""
+    given = text(value)
+    try:
+        ipaddress.ip_network(given)
+    except ValueError:
+        raise ValueError("must be an IP address or a network, such as 127.0.0.1 or 10.0.0.0/8") from None
+    return given
+
+
 def origin(value: object) -> str:
     """Accept the origin of a web page as browsers send it (RFC 6454), or `*`; return it in lower case."""
     given = text(value)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from fleet.config.fields import Folder, Host, Items, Origin, Port, Strict, Switch, Text
+from fleet.config.fields import Folder, Host, Items, Network, Origin, Port, Strict, Switch, Text
 from fleet.config.values import Number, Whole
 
 MODEL_ALIASES = (
@@ -21,6 +21,7 @@ class WebConfig(Strict):
 
     `allowed_hosts`: names by which browsers may address this gateway beside its own; see `web/http/hosts.py`.
     `allowed_origins`: origins whose pages may call the API from a browser; see `web/http/origins.py`.
+    `trusted_proxies`: peers whose X-Forwarded-For and X-Forwarded-Proto are believed.
     `model_aliases`: other names under which the model answers; `/v1/models` lists it under its own name only.
     `max_leading_silence_ms`: the longest silence before the first voiced sample of a spoken answer; None: unlimited.
     `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a
@@ -33,6 +34,7 @@ class WebConfig(Strict):
     port: Port = 8000
     allowed_hosts: tuple[Host, ...] = ()
     allowed_origins: tuple[Origin, ...] = ()
+    trusted_proxies: tuple[Network, ...] = ()
     model_name: Text | None = None
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
     max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60

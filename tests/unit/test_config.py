@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from fleet.cli.deployment import open_deployment
 from fleet.config import FleetConfig, StageConfig, load_config
@@ -68,6 +68,14 @@ def test_origins_are_normalised_as_browsers_send_them() -> None:
     given = ["https://App.Example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abcdef", "*"]
     config = FleetConfig.model_validate({"web": {"allowed_origins": given}})
     assert config.web.allowed_origins == tuple(origin.lower() for origin in given)
+
+
+def test_trusted_proxies_are_addresses_or_networks() -> None:
+    given = ("127.0.0.1", "10.0.0.0/8", "fd00::/8")
+    assert FleetConfig.model_validate({"web": {"trusted_proxies": given}}).web.trusted_proxies == given
+    for wrong in ("proxy.example", "10.0.0.1/8", "*", ""):
+        with pytest.raises(ValidationError, match="such as 127.0.0.1 or 10.0.0.0/8|must not be empty"):
+            FleetConfig.model_validate({"web": {"trusted_proxies": [wrong]}})
 
 
 def test_deployment_named_like_a_default_alias_is_accepted() -> None:

@@ -13,7 +13,7 @@ import pytest
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 from tests.support import await_until
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeLogins
 from tests.web.realtime.refused_socket import refusal_of
@@ -27,7 +27,7 @@ FLEET = "/v1/fleet/workers"
 
 @pytest.fixture(scope="module")
 def locked(loaded: Loaded) -> Iterator[ServedGateway]:
-    with serving(loaded, KEY) as gateway:
+    with serving(bounded(loaded, trusted_proxies=("127.0.0.1",)), KEY) as gateway:
         fill(gateway)
         yield gateway
 
@@ -164,6 +164,12 @@ def test_cookie_is_host_only_and_http_only(gateway: ServedGateway) -> None:
         assert answer.status_code == status, "a page of plain http may have set a cookie without the prefix"
     left = httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{SECURE_COOKIE}={value}", **behind_https})
     assert left.headers["set-cookie"].startswith(f'{SECURE_COOKIE}=""') and "Secure" in left.headers["set-cookie"]
+
+
+def test_scheme_that_no_trusted_proxy_forwards_is_ignored(loaded: Loaded) -> None:
+    with serving(loaded, KEY) as gateway:
+        answer = httpx.post(f"{gateway.url}/console/login", data={"key": KEY}, headers={"x-forwarded-proto": "https"})
+    assert "secure" not in answer.headers["set-cookie"].lower()
 
 
 def test_login_form_is_bounded(gateway: ServedGateway) -> None:

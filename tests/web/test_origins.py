@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 
 import httpx
@@ -73,6 +74,13 @@ def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(
 def test_refused_origin_is_quoted_and_truncated() -> None:
     assert "'http://evil\\x1b[31m'" in not_listed("http://evil\x1b[31m")
     assert len(not_listed("x" * 5_000)) < 200
+
+
+def test_refused_preflights_of_an_origin_are_logged_once(locked: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fleet.web"):
+        for _ in range(20):
+            assert preflight(locked, "https://many.example").status_code == 403
+    assert len([line for line in caplog.messages if "many.example" in line]) == 1
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "put", "X" * 5_000])

@@ -9,10 +9,11 @@ import httpx
 import pytest
 from websockets.typing import Subprotocol
 
-from tests.web.conftest import ServedGateway
+from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import CSRF_HEADER, KEY_SUBPROTOCOL_PREFIX
-from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys
+from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, TimedAbuseLog
+from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys
 
 KEY = "the-right-key"
 MODELS = "/v1/models"
@@ -31,7 +32,7 @@ def bearer(key: str) -> dict[str, str]:
 
 def wrong_keys_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     messages = [record.getMessage() for record in caplog.records if record.name == "fleet.web"]
-    return [line for line in messages if re.fullmatch(r"\d+ wrong API keys? from 127\.0\.0\.1", line)]
+    return [line for line in messages if re.match(r"127\.0\.0\.1: (a )?wrong API key", line)]
 
 
 def exhaust(gateway: ServedGateway) -> None:
@@ -47,7 +48,7 @@ def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: ServedGate
     assert [answer.status_code for answer in answers[:NUM_FREE]] == [401] * NUM_FREE
     assert 1 <= int(answers[-1].headers["retry-after"]) <= LONGEST_S
     assert answers[-1].json()["error"]["code"] == "too_many_wrong_keys"
-    assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
+    assert len(wrong_keys_lines(caplog)) == 1
 
 
 def test_right_key_and_no_key_are_accepted_during_back_off(locked: ServedGateway) -> None:
@@ -101,7 +102,7 @@ async def test_websockets_back_off_for_each_way_of_sending_key(
             assert refusal.error["code"] == "too_many_wrong_keys" and refusal.close_code == 3000
     refused = [record for record in caplog.records if "refused the WebSocket" in record.getMessage()]
     assert len(refused) == 1, "the others are counted in one line a minute"
-    assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
+    assert len(wrong_keys_lines(caplog)) == 1
 
 
 class Minutes:
@@ -129,7 +130,7 @@ def time() -> Minutes:
 
 @pytest.fixture
 def wrong_keys(time: Minutes) -> Iterator[WrongKeys]:
-    yield WrongKeys(lambda: time.now_s, time.later)
+    yield WrongKeys(TimedAbuseLog(lambda: time.now_s, time.later), lambda: time.now_s)
 
 
 def test_back_off_doubles_up_to_maximum_and_is_forgotten(wrong_keys: WrongKeys, time: Minutes) -> None:
@@ -152,16 +153,47 @@ def test_log_has_one_line_per_address_and_minute(wrong_keys: WrongKeys, time: Mi
         for _ in range(300):
             wrong_keys.count("10.0.0.1")
         wrong_keys.count("10.0.0.2")
-        time.pass_by(LOG_EVERY_S)
+        time.pass_by(PERIOD_S)
         wrong_keys.count("10.0.0.1")
-        time.pass_by(LOG_EVERY_S)
-        time.pass_by(LOG_EVERY_S)
+        for _ in range(3):
+            time.pass_by(PERIOD_S)
         assert not time.due, "a quiet address needs no timer"
         wrong_keys.count("10.0.0.1")
-    counts = [1, 299, 1, 1]
-    lines = [f"{count} wrong API key{'s' if count > 1 else ''} from 10.0.0.1" for count in counts]
-    lines.insert(1, "1 wrong API key from 10.0.0.2")
-    assert [record.getMessage() for record in caplog.records] == lines
+    first = "a wrong API key; further"
+    expected = ["1: " + first, "2: " + first, "1: wrong API keys, 299 times", "1: wrong API keys, once"]
+    expected.append("1: " + first)
+    for message, beginning in zip(caplog.messages, expected, strict=True):
+        assert message.startswith(f"10.0.0.{beginning}"), caplog.messages
+
+
+def test_lines_about_any_number_of_addresses_are_bounded(
+    wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fleet.web"):
+        for number in range(24_000):
+            wrong_keys.count(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        assert len(caplog.messages) == MAX_TRACKED + 1
+        time.pass_by(PERIOD_S)
+    counted = f"{OTHERS}: wrong API keys, {24_000 - MAX_TRACKED - 1} times in 60 s; the last: 10.0.93.191:"
+    assert caplog.messages[-1].startswith(counted), caplog.messages[-1]
+
+
+def forwarded_for(number: int, key: str = "wrong") -> dict[str, str]:
+    return {**bearer(key), "x-forwarded-for": f"10.0.0.{number}"}
+
+
+def test_address_that_a_client_claims_does_not_evade_the_back_off(locked: ServedGateway) -> None:
+    answers = [locked.http.get(MODELS, headers=forwarded_for(number)) for number in range(NUM_FREE + 5)]
+    assert [answer.status_code for answer in answers] == [401] * NUM_FREE + [429] * 5
+
+
+def test_address_that_a_trusted_proxy_forwards_counts(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.http.wrong_keys.FIRST_S", LONGEST_S)
+    with serving(bounded(loaded, trusted_proxies=("127.0.0.0/8",)), KEY) as gateway:
+        for _ in range(NUM_FREE):
+            assert gateway.http.get(MODELS, headers=forwarded_for(1)).status_code == 401
+        for number, status in ((1, 429), (2, 401)):
+            assert gateway.http.get(MODELS, headers=forwarded_for(number)).status_code == status
 
 
 def test_address_table_is_bounded(wrong_keys: WrongKeys) -> None:

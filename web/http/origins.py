@@ -3,8 +3,6 @@
 Credentials are never allowed: a page of another origin sends the API key and cannot use the console's cookie. Knows no route.
 """
 
-import logging
-
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -15,8 +13,7 @@ from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
 from web.http.errors import Forbidden, envelope_of, error_response, status_of
-
-log = logging.getLogger("fleet.web")
+from web.http.protocol.abuse import TimedAbuseLog
 
 API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that other origins may be allowed to call; the console's pages are not among them."""
@@ -47,7 +44,8 @@ def not_listed(origin: str) -> str:
 class Cors(CORSMiddleware):
     """CORS headers on responses of the API, refusals included. A refused preflight gets an error in the API's shape."""
 
-    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins, lines: TimedAbuseLog) -> None:
+        self._lines = lines
         super().__init__(
             app,
             allow_origins=origins.listed,
@@ -75,5 +73,5 @@ class Cors(CORSMiddleware):
             refusal = BadInput(message, param=param)
         else:
             return super().preflight_response(request_headers)
-        log.info("%s", refusal.message)
+        self._lines.note("refused preflights", quoted(origin), refusal.message)
         return error_response(envelope_of(refusal), status_of(refusal), {"vary": "Origin"})

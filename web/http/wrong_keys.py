@@ -1,12 +1,10 @@
-"""Back-off for clients that send wrong API keys, and one log line per client address and minute. Knows no route.
+"""Back-off for clients that send wrong API keys, and bounded log lines about them. Knows no route.
 
 The right key is accepted during a back-off too: behind a proxy all clients have one address, and one that guesses must not lock
 out the others. The length of the key protects it from guessing (`fleet/config/safety.py` refuses short ones); the back-off slows
 down clients with an old key, and limits the log. All wrong keys get the same response.
 """
 
-import asyncio
-import logging
 import math
 import time
 from collections import OrderedDict
@@ -18,8 +16,7 @@ from starlette.types import Scope
 from fleet.core.errors import FleetError
 from web.http.addresses import client_address
 from web.http.errors import TooManyWrongKeys
-
-log = logging.getLogger("fleet.web")
+from web.http.protocol.abuse import TimedAbuseLog
 
 NUM_FREE = 10
 """Wrong keys of an address before its first back-off."""
@@ -27,33 +24,24 @@ FIRST_S, LONGEST_S = 1.0, 60.0
 """First and longest back-off; each further wrong key doubles it. OpenAI's SDKs wait no longer than the longest."""
 FORGIVEN_S = 300.0
 """The wrong keys of an address are forgotten after this time without another."""
-LOG_EVERY_S = 60.0
 MAX_ADDRESSES = 4096
-
-CallLater = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(slots=True)
 class _Record:
-    """Units: seconds of the clock. `num_unlogged`: wrong keys since the last line; `logging`: another line is scheduled."""
+    """Units: seconds of the clock."""
 
     num_failed: int = 0
     failed_at: float = -math.inf
     blocked_until: float = -math.inf
-    num_unlogged: int = 0
-    logging: bool = False
-
-
-def call_later(delay_s: float, call: Callable[[], None]) -> object:
-    return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 class WrongKeys:
     """Wrong keys by client address."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
+    def __init__(self, lines: TimedAbuseLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
         self._clock = clock
-        self._later = later
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def refusal(self, scope: Scope, refused: FleetError) -> FleetError:
@@ -70,7 +58,7 @@ class WrongKeys:
         """Count a wrong key. Return the remaining seconds of a back-off that began earlier; None outside of one."""
         now = self._clock()
         record = self._record_of(address, now)
-        self._log(address, record)
+        self._lines.note("wrong API keys", address, "a wrong API key")
         if now < record.blocked_until:
             return math.ceil(record.blocked_until - now)
         record.num_failed += 1
@@ -88,19 +76,6 @@ class WrongKeys:
         if len(self._records) > MAX_ADDRESSES:
             self._records.popitem(last=False)
         return record
-
-    def _log(self, address: str, record: _Record) -> None:
-        """The first wrong key is logged immediately; those of the minute after it together, at its end."""
-        record.num_unlogged += 1
-        if not record.logging:
-            self._write(address, record)
-
-    def _write(self, address: str, record: _Record) -> None:
-        record.logging = record.num_unlogged > 0
-        if record.logging:
-            log.warning("%d wrong API key%s from %s", record.num_unlogged, "" if record.num_unlogged == 1 else "s", address)
-            record.num_unlogged = 0
-            self._later(LOG_EVERY_S, lambda: self._write(address, record))
 
 
 def address_of(scope: Scope) -> str:

@@ -20,8 +20,8 @@ from tests.web.conftest import ServedGateway
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
 from web.http.errors import Unauthorized
-from web.http.protocol.abuse import PERIOD_S
-from web.realtime.transport.refusal import MAX_REASON_BYTES, VoiceRefusalLog, clipped_reason, close_code, close_reason
+from web.http.protocol.abuse import PERIOD_S, TimedAbuseLog
+from web.realtime.transport.refusal import MAX_REASON_BYTES, clipped_reason, close_code, close_reason, log_refusal
 
 KEY = "the-right-key"
 WRONG_KEY = "a-wrong-key"
@@ -71,11 +71,11 @@ async def test_sockets_without_a_key_are_logged_once_an_address_and_minute(
 
 def test_refusal_log_counts_further_refusals_by_address_and_code(caplog: pytest.LogCaptureFixture) -> None:
     now_s, due = 0.0, list[Callable[[], None]]()
-    refusal_log = VoiceRefusalLog(lambda: now_s, lambda _delay_s, call: due.append(call))
+    lines = TimedAbuseLog(lambda: now_s, lambda _delay_s, call: due.append(call))
 
     def refuse(address: str, error: FleetError, number: int) -> None:
         for _ in range(number):
-            refusal_log.note({"type": "websocket", "path": "/v1/realtime", "client": (address, 1)}, error)
+            log_refusal(lines, {"type": "websocket", "path": "/v1/realtime", "client": (address, 1)}, error)
 
     with caplog.at_level(logging.WARNING):
         refuse("10.0.0.1", Unauthorized("no key"), 300)

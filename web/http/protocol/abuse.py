@@ -1,14 +1,19 @@
-"""Rate-limited log lines about refused and closed connections: no client can fill the log."""
+"""Rate-limited log lines about what strangers cause: no number of clients can fill the log."""
 
+import asyncio
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 log = logging.getLogger("fleet.web")
 
 PERIOD_S = 60.0
-MAX_TRACKED = 256
+MAX_TRACKED = 32
 """Limit of pairs of kind and address; events of further addresses are counted under `OTHERS`."""
 OTHERS = "other addresses"
+
+CallLater = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(slots=True)
@@ -31,6 +36,7 @@ class AbuseLog:
         """Log or count an event. Events of one `kind` are counted together. `now`: seconds of the event loop's clock."""
         key = (kind, address or "a local socket")
         if key not in self._counts and len(self._counts) >= MAX_TRACKED:
+            message = f"{key[1]}: {message}"
             key = (kind, OTHERS)
         count = self._counts.get(key)
         if count is None:
@@ -47,5 +53,35 @@ class AbuseLog:
             if count.num_unlogged == 0:
                 del self._counts[key]
                 continue
-            log.warning("%s: %s, %d times in %.0f s; the last: %s", address, kind, count.num_unlogged, PERIOD_S, count.last)
+            times = "once" if count.num_unlogged == 1 else f"{count.num_unlogged} times"
+            log.warning("%s: %s, %s in %.0f s; the last: %s", address, kind, times, PERIOD_S, count.last)
             self._counts[key] = _Count(now)
+
+
+def call_later(delay_s: float, call: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(delay_s, call)
+
+
+class TimedAbuseLog:
+    """An `AbuseLog` with a clock and a timer: one of a gateway's application, for requests that it refuses."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
+        self._clock = clock
+        self._later = later
+        self._lines = AbuseLog()
+        self._is_due = False
+
+    def note(self, kind: str, address: str, message: str) -> None:
+        """Log or count an event. Events of one `kind` are counted together."""
+        self._lines.note(kind, address, message, self._clock())
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_due and self._lines:
+            self._is_due = True
+            self._later(PERIOD_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_due = False
+        self._lines.sweep(self._clock())
+        self._schedule()

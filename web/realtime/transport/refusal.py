@@ -6,16 +6,14 @@ the reason. Knows no session.
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 
 from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import FleetError
 from web.http.errors import TooManyWrongKeys, error_type, status_of
-from web.http.protocol.abuse import PERIOD_S, AbuseLog
-from web.http.wrong_keys import CallLater, address_of, call_later
+from web.http.protocol.abuse import TimedAbuseLog
+from web.http.wrong_keys import address_of
 from web.realtime.protocol.server_events import Error, ErrorDetail, encode_event
 
 log = logging.getLogger("fleet.web")
@@ -74,38 +72,18 @@ def error_event(error: FleetError, event_id: str | None = None) -> Error:
     return Error(error=detail)
 
 
-class VoiceRefusalLog:
-    """Logs refused WebSockets: one line per code, client address and minute, and one with the number of further ones."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
-        self._clock = clock
-        self._later = later
-        self._lines = AbuseLog()
-        self._is_due = False
-
-    def note(self, scope: Scope, error: FleetError) -> None:
-        """Log a refusal without the query and the headers, which may hold a key."""
-        if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
-            return
-        path, message = scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
-        reason = f"refused the WebSocket {path!r}: {error.code}: {message}"
-        self._lines.note(f"refused WebSockets ({error.code})", address_of(scope), reason, self._clock())
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._is_due and self._lines:
-            self._is_due = True
-            self._later(PERIOD_S, self._sweep)
-
-    def _sweep(self) -> None:
-        self._is_due = False
-        self._lines.sweep(self._clock())
-        self._schedule()
+def log_refusal(lines: TimedAbuseLog, scope: Scope, error: FleetError) -> None:
+    """Log a refused WebSocket without the query and the headers, which may hold a key."""
+    if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
+        return
+    path, message = scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
+    reason = f"refused the WebSocket {path!r}: {error.code}: {message}"
+    lines.note(f"refused WebSockets ({error.code})", address_of(scope), reason)
 
 
-async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: VoiceRefusalLog) -> None:
+async def refuse_socket(websocket: WebSocket, error: FleetError, lines: TimedAbuseLog) -> None:
     """Accept the socket, send the reason, and close it."""
-    refusal_log.note(websocket.scope, error)
+    log_refusal(lines, websocket.scope, error)
     try:
         async with asyncio.timeout(REFUSE_S):
             await accept(websocket)

@@ -12,13 +12,14 @@ from web.gateway.gateway import Gateway
 from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
 from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.json_response import json_response
+from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.realtime.clock import Clock
 from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
-from web.realtime.transport.refusal import VoiceRefusalLog, accept, refuse_socket
+from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
 from web.schema.fields.realtime import QUERY
@@ -39,11 +40,11 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: VoiceRefusalLog, clock: Clock | None = None) -> None:
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None = None) -> None:
         self.registry = SessionRegistry(gateway, clock)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
-        self._refusal_log = refusal_log
+        self._lines = lines
         self._secrets = Secrets(gateway)
 
     def routes(self) -> list[BaseRoute]:
@@ -61,7 +62,7 @@ class VoiceRoutes:
         try:
             credential = await self._credential(websocket)
         except FleetError as error:
-            await refuse_socket(websocket, self._counted(websocket, error), self._refusal_log)
+            await refuse_socket(websocket, self._counted(websocket, error), self._lines)
             return
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
@@ -74,7 +75,7 @@ class VoiceRoutes:
     async def no_such_socket(self, websocket: WebSocket) -> None:
         path = websocket.scope["path"][:80]
         error = UnknownSocket(f"there is no WebSocket at {path!r}; connect to /v1/realtime")
-        await refuse_socket(websocket, error, self._refusal_log)
+        await refuse_socket(websocket, error, self._lines)
 
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
@@ -84,7 +85,7 @@ class VoiceRoutes:
     async def _serve(self, websocket: WebSocket, writer: SocketWriter, credential: Credential) -> None:
         def refused(error: FleetError) -> FleetError:
             counted = self._counted(websocket, error)
-            self._refusal_log.note(websocket.scope, counted)
+            log_refusal(self._lines, websocket.scope, counted)
             return counted
 
         await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
