@@ -4,12 +4,16 @@ The anchor sends `SpanSetup` to each worker, then each pass to the first one, wh
 last worker sends the result to the anchor, on the anchor's own connection to it.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from fleet.core.wire_codec import WireCodec
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""Number of a route, pass, copy or table; a received message with another one is refused as damaged."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""Position, row, page, layer, or a number of them; the same."""
 Returned = Literal["rows", "last_rows", "logits"]
 """Results of a route's last worker: all rows of a pass; the last rows of the extents that draw; their logits."""
 
@@ -17,7 +21,7 @@ Returned = Literal["rows", "last_rows", "logits"]
 class SpanMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Base of the messages. `generation`: of the route to which a message belongs; messages of another one are not used."""
 
-    generation: int
+    generation: Number
 
 
 class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -28,10 +32,10 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least.
     """
 
-    table: int
-    pages: tuple[int, ...]
-    start: int
-    stop: int
+    table: Number
+    pages: tuple[Count, ...]
+    start: Count
+    stop: Count
     before: int
     keys: bytes
     draws: bool
@@ -44,8 +48,8 @@ class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     the host's memory as bytes.
     """
 
-    waited_us: int
-    computed_us: int
+    waited_us: Number
+    computed_us: Number
 
 
 class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -64,11 +68,11 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
     computed. `times`: of the workers so far.
     """
 
-    number: int
+    number: Number
     extents: tuple[SpanExtent, ...]
-    zeroed: tuple[tuple[int, int], ...] = ()
-    closed: tuple[int, ...] = ()
-    completed: int = 0
+    zeroed: tuple[tuple[Count, Count], ...] = ()
+    closed: tuple[Number, ...] = ()
+    completed: Number = 0
     error: SpanError | None = None
     times: tuple[HopTime, ...] = ()
 
@@ -76,16 +80,16 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
 class SpanReport(SpanMessage, frozen=True, kw_only=True):
     """The part of a pass that is due although none begins: see `SpanPass`. It has no result, and is not sent again."""
 
-    closed: tuple[int, ...]
-    completed: int
+    closed: tuple[Number, ...]
+    completed: Number
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
     """Result of a pass. `tables`: those of the pass. All of their rows follow, or a row or logits for each that draws."""
 
-    number: int
-    tables: tuple[int, ...]
-    num_rows: int
+    number: Number
+    tables: tuple[Number, ...]
+    num_rows: Count
     error: SpanError | None = None
     times: tuple[HopTime, ...] = ()
 
@@ -93,8 +97,8 @@ class SpanResult(SpanMessage, frozen=True, kw_only=True):
 class SpanTapped(SpanMessage, frozen=True, kw_only=True):
     """The tapped rows of a pass follow, one for each position of the tables. No tables: the pass failed, and has none."""
 
-    number: int
-    tables: tuple[int, ...]
+    number: Number
+    tables: tuple[Number, ...]
 
 
 class SpanSetup(SpanMessage, frozen=True, kw_only=True):
@@ -106,12 +110,12 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
 
     span: str
     following: str
-    num_pages: int
-    page_size: int
+    num_pages: Count
+    page_size: Count
     returned: Returned
     wire_dtype: str
-    lineage: int
-    keep_bytes: int
+    lineage: Number
+    keep_bytes: Number
 
 
 class SpanPrepare(SpanMessage, frozen=True, kw_only=True):
@@ -133,10 +137,10 @@ class SpanReady(SpanMessage, frozen=True, kw_only=True):
     `last_number`: of the passes that it has computed; 0 if it has no rows. `first_layer`, `num_layers`: of its span.
     """
 
-    num_bytes: int
-    last_number: int = 0
-    first_layer: int = 0
-    num_layers: int = 0
+    num_bytes: Number
+    last_number: Number = 0
+    first_layer: Count = 0
+    num_layers: Count = 0
 
 
 class SpanStart(SpanMessage, frozen=True, kw_only=True):
@@ -145,9 +149,9 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
     `completed`: as in `SpanPass`. `tables`: the open ones; nothing of others is needed.
     """
 
-    following_has: int
-    completed: int
-    tables: tuple[int, ...]
+    following_has: Number
+    completed: Number
+    tables: tuple[Number, ...]
 
 
 class SpanFetch(SpanMessage, frozen=True, kw_only=True):
@@ -156,17 +160,17 @@ class SpanFetch(SpanMessage, frozen=True, kw_only=True):
     `before`: hash of these rows; a worker that has others, or has lost them, refuses.
     """
 
-    copy: int
-    table: int
-    pages: tuple[int, ...]
-    num_rows: int
+    copy: Number
+    table: Number
+    pages: tuple[Count, ...]
+    num_rows: Count
     before: int
 
 
 class SpanFetched(SpanMessage, frozen=True, kw_only=True):
     """The rows of one layer follow. `error`: why those of no layer do, None if they do."""
 
-    copy: int
+    copy: Number
     layer: int
     error: SpanError | None = None
 
@@ -174,10 +178,10 @@ class SpanFetched(SpanMessage, frozen=True, kw_only=True):
 class SpanStore(SpanMessage, frozen=True, kw_only=True):
     """The rows of one layer of a new table follow. `keys`: of the rows, 8 bytes each. `is_last`: all layers have come then."""
 
-    copy: int
+    copy: Number
     layer: int
-    table: int
-    pages: tuple[int, ...]
+    table: Number
+    pages: tuple[Count, ...]
     keys: bytes
     is_last: bool
 
@@ -185,7 +189,7 @@ class SpanStore(SpanMessage, frozen=True, kw_only=True):
 class SpanStored(SpanMessage, frozen=True, kw_only=True):
     """A worker has stored all layers of a table. `error`: why it could not, None if it could."""
 
-    copy: int
+    copy: Number
     error: SpanError | None = None
 
 

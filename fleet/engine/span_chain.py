@@ -73,6 +73,10 @@ class SpanChain(Protocol):
         """Send a message to one worker, besides the passes."""
         ...
 
+    def break_off(self, why: str) -> None:
+        """Break the chain as by the death of a worker, one of which has sent something damaged."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -120,6 +124,9 @@ class DelegatingChain(SpanChain):
 
     def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
         self._chain.send_to(hop, message, *rows)
+
+    def break_off(self, why: str) -> None:
+        self._chain.break_off(why)
 
     def close(self) -> None:
         self._chain.close()

@@ -1,7 +1,9 @@
 """The connections of an anchor to the span workers of its route."""
 
+import logging
 from collections.abc import Callable, Sequence
 
+from fleet.core.errors import UnknownWireVersion
 from fleet.core.span_messages import (
     SpanFetch,
     SpanPass,
@@ -14,6 +16,8 @@ from fleet.core.span_messages import (
 )
 from fleet.engine.span_chain import SpanArrival, SpanChain
 from fleet.spans.connection import FrameReceived, SpanArrivals, SpanConnection
+
+log = logging.getLogger(__name__)
 
 
 class ConnectedChain(SpanChain):
@@ -70,13 +74,26 @@ class ConnectedChain(SpanChain):
         self._connections[hop].send(encode_span_message(message), *rows)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        received = [arrival for arrival in self._arrivals.take(timeout_s) if isinstance(arrival, FrameReceived)]
-        return [
-            SpanArrival(message=decode_span_message(each.frame.header), payload=each.frame.payload, at_s=each.at_s)
-            for each in received
-        ]
+        arrived: list[SpanArrival] = []
+        for each in self._arrivals.take(timeout_s):
+            if not isinstance(each, FrameReceived):
+                continue
+            try:
+                message = decode_span_message(each.frame.header)
+            except UnknownWireVersion as error:
+                self.break_off(f"{each.connection.peer}: {error.message}")
+                break
+            arrived.append(SpanArrival(message=message, payload=each.frame.payload, at_s=each.at_s))
+        return arrived
+
+    def break_off(self, why: str) -> None:
+        log.warning("route %d is broken off: %s", self._generation, why)
+        self._close_connections()
 
     def close(self) -> None:
         self.expect_end()
+        self._close_connections()
+
+    def _close_connections(self) -> None:
         for connection in self._connections:
             connection.close()

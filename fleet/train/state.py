@@ -4,13 +4,13 @@ A folder is complete when its JSON file exists, which is written last and has th
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -35,52 +35,67 @@ class TrainedSamples:
     first: int = 1
 
 
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON file of a state. `first_window`, `new_samples`: see `TrainedSamples`; hashes of the head and of the moments."""
+
+    windows: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    samples: tuple[str, ...]
+    first_window: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    new_samples: tuple[tuple[str, ...], ...]
+    head_sha256: str
+    sha256: str
+
+    @property
+    def trained(self) -> TrainedSamples:
+        return TrainedSamples(contained=self.samples, windows=self.new_samples, first=self.first_window)
+
+
 def save_trainer(trainer: Trainer, folder: Path, samples: TrainedSamples = TrainedSamples()) -> None:
     """Write the state to a folder, which is created; it is durable when this returns."""
     head_sha256 = save_head(trainer.head, folder)
-    state = trainer.optimizer.state_dict()["state"]
+    of_parameters = trainer.optimizer.state_dict()["state"]
     moments: dict[str, Tensor] = {
-        f"{at}.{name}": part.detach().cpu().contiguous() for at, parts in state.items() for name, part in parts.items()
+        f"{at}.{name}": part.detach().cpu().contiguous() for at, parts in of_parameters.items() for name, part in parts.items()
     }
     data = save(moments)
     write_whole(folder / MOMENTS_FILE, data)
-    hashes = {"head_sha256": head_sha256, "sha256": hashlib.sha256(data).hexdigest()}
-    _write_state(folder, {"windows": trainer.num_windows, **hashes}, samples)
+    state = StoredState(
+        windows=trainer.num_windows, samples=samples.contained, first_window=samples.first, new_samples=samples.windows,
+        head_sha256=head_sha256, sha256=hashlib.sha256(data).hexdigest(),
+    )  # fmt: skip
+    _write_state(folder, state)
 
 
 def save_samples(folder: Path, samples: TrainedSamples, previous: Path) -> None:
     """Write a state that differs from the one in `previous` by its samples only, with the same files of weights and moments."""
-    described = _read_state(previous)
+    stored = _read_state(previous)
     folder.mkdir(parents=True)
     for file in previous.iterdir():
         if file.name != STATE_FILE:
             os.link(file, folder / file.name)
-    _write_state(folder, described, samples)
+    _write_state(
+        folder,
+        msgspec.structs.replace(stored, samples=samples.contained, first_window=samples.first, new_samples=samples.windows),
+    )
 
 
-def _write_state(folder: Path, described: Mapping[str, Any], samples: TrainedSamples) -> None:
-    own = {"samples": samples.contained, "first_window": samples.first, "new_samples": samples.windows}
-    write_whole(folder / STATE_FILE, (json.dumps({**described, **own}) + "\n").encode())
+def _write_state(folder: Path, state: StoredState) -> None:
+    write_whole(folder / STATE_FILE, msgspec.json.encode(state) + b"\n")
 
 
 def read_samples(folder: Path) -> TrainedSamples:
     """Return which samples a state contains. Raises: ConfigError if its file is missing or damaged."""
-    return _samples_of(_read_state(folder))
+    return _read_state(folder).trained
 
 
-def _read_state(folder: Path) -> dict[str, Any]:
+def _read_state(folder: Path) -> StoredState:
     path = folder / STATE_FILE
     described = read_json(path)
-    check_names(described, ["windows", "samples", "first_window", "new_samples", "head_sha256", "sha256"], str(path), "field")
-    return described
-
-
-def _samples_of(described: dict[str, Any]) -> TrainedSamples:
-    return TrainedSamples(
-        contained=tuple(described["samples"]),
-        windows=tuple(map(tuple, described["new_samples"])),
-        first=described["first_window"],
-    )
+    check_names(described, list(StoredState.__struct_fields__), str(path), "field")
+    try:
+        return msgspec.convert(described, StoredState)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}", param="training.folder") from error
 
 
 def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
@@ -92,18 +107,28 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
     stored = load_head(folder, target_hash=trainer.head.config.target_hash)
     data = read_bytes(folder / MOMENTS_FILE)
     head_sha256 = read_json(folder / "eagle3.json")["sha256"]
-    if (hashlib.sha256(data).hexdigest(), head_sha256) != (described["sha256"], described["head_sha256"]):
+    if (hashlib.sha256(data).hexdigest(), head_sha256) != (described.sha256, described.head_sha256):
         raise ConfigError(f"{folder}: the files are not of one save", param="sha256")
     if stored.config != trainer.head.config or not torch.equal(stored.vocabulary_D, trainer.head.vocabulary_D.cpu()):
         raise ConfigError(f"{folder}: the head has another configuration or draft vocabulary", param="config")
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, part in parse_weights(data, folder / MOMENTS_FILE).items():
-        at, _, kind = name.partition(".")
-        state.setdefault(int(at), {})[kind] = part
+    state = _moments_of(trainer, parse_weights(data, folder / MOMENTS_FILE), folder)
     with torch.no_grad():
         for own, given in zip(trainer.head.parameters(), stored.parameters(), strict=True):
             own.copy_(given)
     groups = trainer.optimizer.state_dict()["param_groups"]
     trainer.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    trainer.num_windows = int(described["windows"])
-    return _samples_of(described)
+    trainer.num_windows = described.windows
+    return described.trained
+
+
+def _moments_of(trainer: Trainer, given: Mapping[str, Tensor], folder: Path) -> dict[int, dict[str, Tensor]]:
+    """Return the moments of each parameter. Raises: ConfigError for those of another head."""
+    shapes = [weight.shape for weight in trainer.head.parameters()]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, part in given.items():
+        at, _, kind = name.partition(".")
+        number = int(at) if at.isascii() and at.isdecimal() and len(at) < 9 else len(shapes)
+        if number >= len(shapes) or (part.ndim and part.shape != shapes[number]):
+            raise ConfigError(f"{folder / MOMENTS_FILE}: {name[:64]} is no moment of this head", param="training.folder")
+        state.setdefault(number, {})[kind] = part
+    return state

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fleet.config import FleetConfig
-from fleet.core.errors import ConfigError, FleetError, TransferError
+from fleet.core.errors import ConfigError, FleetError, TransferError, failure_of
 from fleet.core.head_holders import HeldHead
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.pages import Memory, Span
@@ -121,7 +121,7 @@ class HeadFollower:
         self._read = self._transfer.read_blocks(holder, self._peer(holder), [span], self._deadline_s)
 
     def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._memory.capacity_bytes:
+        if not 0 < num_bytes <= self._memory.capacity_bytes:
             raise TransferError(f"version {self._number} has {num_bytes} bytes, there is room for {self._memory.capacity_bytes}")
 
     @property
@@ -143,7 +143,11 @@ class HeadFollower:
         if not loading.done():
             return
         self._loading = None
-        self._heads.use(loading.result(), self._number)
+        try:
+            head = loading.result()
+        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            raise failure_of("the draft head cannot be loaded", error) from error
+        self._heads.use(head, self._number)
         self._used, self._wanted = self._number, None
         self._failed.clear()
         self.held = HeldHead(version=self._used, address=self._memory.address, num_bytes=self._num_bytes)

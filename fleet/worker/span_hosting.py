@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fleet.core.errors import FleetError, SpanPrefixMismatch, UnknownWireVersion, failure_of
+from fleet.core.errors import BadInput, FleetError, SpanPrefixMismatch, UnknownWireVersion, failure_of
 from fleet.core.ids import WorkerId
 from fleet.core.span_figures import PassSums, PassTally
 from fleet.core.span_messages import (
@@ -36,11 +36,11 @@ from fleet.core.span_messages import (
     encode_span_message,
 )
 from fleet.engine.span_log import SpanLog
-from fleet.engine.torch.build import ComputeDevice
+from fleet.engine.torch.build import DTYPES, ComputeDevice
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import FAILURES
 from fleet.engine.torch.span_host import HostedRows, SpanHost
-from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
+from fleet.engine.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
 from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanConnection
 from fleet.stages.base import BuiltSpan
 from fleet.worker.loaded_spans import LoadedSpans
@@ -48,6 +48,10 @@ from fleet.worker.span_copies import copy_rows
 from fleet.worker.span_purposes import FROM_ANCHOR, purpose_of_hop
 
 log = logging.getLogger(__name__)
+
+
+class DamagedMessage(FleetError):
+    """A peer sent a message that contradicts itself or the route; its connection is closed, and the route set up again."""
 
 
 class Neighbours(Protocol):
@@ -125,12 +129,10 @@ class SpanHosting:
                     log.info("the connection from %s, of a route that has ended, is closed (%s)", connection.peer, reason)
             case FrameReceived(connection=connection, frame=frame, at_s=at_s):
                 try:
-                    message = decode_span_message(frame.header)
-                except UnknownWireVersion as error:
+                    self._receive(connection, decode_span_message(frame.header), frame.payload, at_s)
+                except (UnknownWireVersion, DamagedMessage) as error:
                     log.warning("the connection to %s is closed: %s", connection.peer, error.message)
                     connection.close()
-                    return
-                self._receive(connection, message, frame.payload, at_s)
 
     def close(self) -> None:
         """Leave the route, and close the connections that were handled; `SpanArrivals.close_connections` closes all others."""
@@ -219,6 +221,9 @@ class SpanHosting:
         """Return the new place, with the rows of the last route if there is one, which the new one resumes."""
         if self.route is not None:
             return replace(self.route, setup=setup, anchor=anchor, following=following)
+        if setup.wire_dtype not in DTYPES or not setup.num_pages or not setup.page_size:
+            pages = f"{setup.num_pages} pages of {setup.page_size} rows"
+            raise BadInput(f"a route cannot have {pages}, or rows in {setup.wire_dtype[:64]!r}")
         pool = KVPool(
             built.layers.kv_shape, num_pages=setup.num_pages, page_size=setup.page_size, dtype=self._where.dtype,
             device=self._where.device,
@@ -277,6 +282,11 @@ class SpanHosting:
         if work.number <= route.host.last_number:
             return
         began_s = time.monotonic()
+        try:
+            route.host.check(work)
+            check_rows(payload, sum(extent.stop - extent.start for extent in work.extents), route.setup.wire_dtype)
+        except BadInput as error:
+            raise DamagedMessage(error.message) from error
         self._complete(route, work.completed)
         done, num_rows = HostedRows(rows=None, tapped_NH=None), sum(extent.stop - extent.start for extent in work.extents)
         try:

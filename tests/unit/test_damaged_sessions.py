@@ -25,7 +25,7 @@ from fleet.core.session_messages import (
     decode_session_message,
     encode_session_message,
 )
-from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineRequest, SavedSession
+from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineRequest, KVBlocks, SavedSession
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
@@ -289,3 +289,18 @@ def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
     save_file({"0": torch.zeros(2, dtype=torch.bfloat16), "keys": torch.zeros(1)}, file, metadata={"fleet_session": description})
     with pytest.raises(BadInput, match="is not the file of a session"):
         SessionFile.read(file)
+
+
+@given(num_rows=st.integers(-2, 40), num_bytes=st.integers(0, 400))
+@settings(max_examples=80, deadline=None)
+def test_damaged_hand_off_is_recomputed(num_rows: int, num_bytes: int) -> None:
+    """Blocks that are not those of the request's rows are not used, and the request is computed from its prompt."""
+    engine, name = engine_with_a_session(), RequestId("next")
+    engine.submit(EngineRequest(request_id=name, sampling=Sampling(max_tokens=1), params={NUM_POSITIONS: "8"}))
+    engine.feed(name, EngineInput(walk=PREFILL, arrays={"numbers": np.arange(5, dtype=np.int32)}, final=True))
+    imported = engine.import_kv(name, KVBlocks(num_rows=num_rows, data=np.zeros(num_bytes, np.uint8)))
+    assert not imported or num_bytes == engine.pool.pages_for(num_rows) * engine.pool.page_bytes
+    outputs = [output for _ in range(3) for output in engine.step()]
+    sums = [int(output.arrays["sum"][0]) for output in outputs if "sum" in output.arrays]
+    assert len(sums) == 1 and (imported or sums == [10])
+    engine.pool.check()

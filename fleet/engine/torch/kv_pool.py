@@ -45,10 +45,17 @@ class PoolChanges:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros. On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a restart."""
+    """Return zeros. Raises: MemoryError, RuntimeError.
+
+    On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a restart.
+    """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    num_bytes = math.prod(size) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"there is no room for a KV pool of {num_bytes} bytes") from error
     return torch.frombuffer(memory, dtype=dtype).view(size)
 
 

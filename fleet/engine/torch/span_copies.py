@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import FleetError, SessionInterrupted, from_code
+from fleet.core.errors import BadInput, FleetError, SessionInterrupted, from_code
 from fleet.core.span_messages import SpanFetch, SpanFetched, SpanStore, SpanStored
 from fleet.engine.span_chain import SpanChain
 
@@ -21,7 +21,7 @@ CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 class SpanCopy:
     """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched. `num_missing`: answers.
 
-    `before`: hash of the rows.
+    `before`: hash of the rows. `layer_bytes`: size of the rows of one layer. `wanted`: layers that were not fetched yet.
     """
 
     number: int
@@ -30,10 +30,12 @@ class SpanCopy:
     keys: NDArray[np.int64]
     layers: Sequence[NDArray[np.uint8]] | None
     before: int
+    layer_bytes: int
     after: int = 0
     has_begun: bool = False
     num_missing: int = 0
     fetched: dict[int, NDArray[np.uint8]] = field(default_factory=dict[int, NDArray[np.uint8]])
+    wanted: set[int] = field(default_factory=set[int])
     error: FleetError | None = None
 
 
@@ -53,6 +55,7 @@ class SpanCopies:
         self._copies[copy.number] = copy
 
     def receive(self, message: SpanFetched | SpanStored, payload: memoryview) -> None:
+        """Raises: BadInput for rows that were not asked for, or are not whole."""
         copy = self._copies.get(message.copy)
         if copy is None or not copy.has_begun:
             return
@@ -60,6 +63,9 @@ class SpanCopies:
         if message.error is not None:
             copy.error = from_code(message.error.code, message.error.message)
         elif isinstance(message, SpanFetched):
+            if message.layer not in copy.wanted or payload.nbytes != copy.layer_bytes:
+                raise BadInput(f"{payload.nbytes} bytes are not the rows of layer {message.layer}, {copy.layer_bytes} bytes")
+            copy.wanted.discard(message.layer)
             copy.fetched[message.layer] = np.frombuffer(payload, np.uint8)
 
     def fail_all(self) -> None:
@@ -88,6 +94,7 @@ def _begin(copy: SpanCopy, chain: SpanChain) -> None:
                 before=copy.before,
             )  # fmt: skip
             copy.num_missing += len(chain.layers_of(hop))
+            copy.wanted |= set(chain.layers_of(hop))
             chain.send_to(hop, fetch)
             continue
         copy.num_missing += 1

@@ -12,12 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import SpanPrefixMismatch
+from fleet.core.errors import BadInput, SpanPrefixMismatch
 from fleet.core.span_messages import Returned, SpanExtent, SpanFetch, SpanPass
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.prefix_hashes import PrefixHashes
 from fleet.engine.torch.span_model import SpanComputer, SpanLayers, last_rows
+
+KEY_BYTES = 8
+"""Size of the key of a row."""
 
 
 def extents_of(work: SpanPass) -> list[Extent]:
@@ -69,6 +72,23 @@ class SpanHost:
     def has_tapped_layer(self) -> bool:
         return self._computer.layers.has_tapped_layer
 
+    def check(self, work: SpanPass) -> None:
+        """Check a pass against the pool, before any of its changes. Raises: BadInput for a damaged one."""
+        page_size = self._pool.page_size
+        self._check_pages([page for page, _ in work.zeroed])
+        if len({extent.table for extent in work.extents}) < len(work.extents):
+            raise BadInput(f"pass {work.number} has a table twice")
+        for extent in work.extents:
+            self._check_pages(extent.pages)
+            num_rows, room = extent.stop - extent.start, len(extent.pages) * page_size
+            if num_rows < 1 or extent.stop > room or len(extent.keys) != KEY_BYTES * num_rows:
+                rows = f"rows {extent.start} to {extent.stop} of {room}, with {len(extent.keys)} bytes of keys"
+                raise BadInput(f"pass {work.number} has {rows}")
+
+    def _check_pages(self, pages: Sequence[int]) -> None:
+        if pages and not 0 <= min(pages) <= max(pages) < self._pool.num_pages:
+            raise BadInput(f"page {max(pages)} is not among the {self._pool.num_pages} of the pool")
+
     def close_tables(self, tables: Iterable[int]) -> None:
         for table in tables:
             self._tables.pop(table, None)
@@ -113,6 +133,7 @@ class SpanHost:
 
         Raises: SpanPrefixMismatch if this worker does not have them, as after the loss of another one.
         """
+        self._check_pages(fetch.pages)
         hashes = self._tables.get(fetch.table, HostedTable()).hashes
         if hashes.before(fetch.num_rows) != fetch.before:
             raise SpanPrefixMismatch(
@@ -124,8 +145,13 @@ class SpanHost:
         return {first + at: its for at, its in enumerate(rows)}
 
     def write_rows(self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]) -> None:
-        """Set the rows of one layer of a new table."""
-        at = layer - self._computer.layers.span.first
+        """Set the rows of one layer of a new table. Raises: BadInput for a layer of others, or rows that are not whole."""
+        at, shape = layer - self._computer.layers.span.first, self._pool.shape
+        self._check_pages(pages)
+        num_rows, room = len(keys) // KEY_BYTES, len(pages) * self._pool.page_size
+        wanted = num_rows * 2 * shape.num_kv_heads * shape.head_dim * self._pool.data.dtype.itemsize
+        if not 0 <= at < shape.num_layers or len(keys) % KEY_BYTES or num_rows > room or rows.nbytes != wanted:
+            raise BadInput(f"{rows.nbytes} bytes are not {num_rows} rows of layer {layer}, in {len(pages)} pages")
         self._pool.write_layer(at, PageTable(pages=list(pages)), rows)
         hashes = PrefixHashes()
         hashes.extend(0, np.frombuffer(keys, np.uint64))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import FleetError, SpanPrefixMismatch, from_code
+from fleet.core.errors import BadInput, FleetError, SpanPrefixMismatch, from_code
 from fleet.core.span_figures import PassSums, PassTally, SpanFigures
 from fleet.core.span_messages import (
     Returned,
@@ -29,7 +29,7 @@ from fleet.core.span_messages import (
     SpanTapped,
 )
 from fleet.engine.base import EngineOutput
-from fleet.engine.span_chain import RouteSlot, SpanChain
+from fleet.engine.span_chain import RouteSlot, SpanArrival, SpanChain
 from fleet.engine.span_log import SpanLog
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
@@ -41,7 +41,7 @@ from fleet.engine.torch.rows import joined
 from fleet.engine.torch.span_copies import SpanCopies, SpanCopy
 from fleet.engine.torch.span_model import SpanComputer, SpanLayers, SpanRows, last_rows
 from fleet.engine.torch.tiles import TILE_ROWS, padded
-from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
+from fleet.engine.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
 
 RETRY_S = 0.05
 
@@ -91,6 +91,11 @@ class RunningPass(Generic[TaskT]):
             extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
             taps=[self.taps[number] for number in at],
         )  # fmt: skip
+
+    def check_tables(self, tables: Sequence[int]) -> None:
+        """Raises: BadInput unless these are tables of the pass, each of them once."""
+        if len(set(tables)) < len(tables) or not {extent.table.number for extent in self.extents}.issuperset(tables):
+            raise BadInput(f"the result of pass {self.number} is of other tables")
 
     @property
     def untapped(self) -> list[int]:
@@ -203,7 +208,8 @@ class SpanPasses(PassQueue[TaskT]):
         before = self._hashes.get(table.number, PrefixHashes()).before(len(keys))
         assert before is not None, f"{len(keys)} rows were never sent"
         copy = SpanCopy(
-            number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers, before=before
+            number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers, before=before,
+            layer_bytes=len(keys) * self._pool.page_bytes // (self._pool.page_size * self._pool.shape.num_layers),
         )  # fmt: skip
         self._copies.append(copy, after=self._num_begun)
         return True
@@ -359,19 +365,29 @@ class SpanPasses(PassQueue[TaskT]):
     def _receive(self, timeout_s: float) -> None:
         assert self._chain is not None
         for arrival in self._chain.take(timeout_s):
-            message = arrival.message
-            if isinstance(message, SpanFetched | SpanStored):
-                self._copies.receive(message, arrival.payload)
-            if not isinstance(message, SpanResult | SpanTapped) or message.generation != self._chain.generation:
-                continue
-            running = self._running.get(message.number)
-            if running is None:
-                continue
-            if isinstance(message, SpanTapped):
-                self._receive_tapped(running, message, arrival.payload)
-                running.arrived_s = arrival.at_s
-            elif running.result is None:
-                running.result, running.payload, running.arrived_s = message, arrival.payload, arrival.at_s
+            try:
+                self._receive_one(arrival, self._chain.generation)
+            except BadInput as error:
+                self._chain.break_off(error.message)
+                return
+
+    def _receive_one(self, arrival: SpanArrival, generation: int) -> None:
+        """Raises: BadInput for a message that does not fit what was sent."""
+        message = arrival.message
+        if isinstance(message, SpanFetched | SpanStored):
+            self._copies.receive(message, arrival.payload)
+        if not isinstance(message, SpanResult | SpanTapped) or message.generation != generation:
+            return
+        running = self._running.get(message.number)
+        if running is None:
+            return
+        running.check_tables(message.tables)
+        if isinstance(message, SpanTapped):
+            self._receive_tapped(running, message, arrival.payload)
+            running.arrived_s = arrival.at_s
+        elif running.result is None:
+            check_rows(arrival.payload, message.num_rows, self._options.wire_dtype)
+            running.result, running.payload, running.arrived_s = message, arrival.payload, arrival.at_s
 
     def _receive_tapped(self, running: RunningPass[TaskT], message: SpanTapped, payload: memoryview) -> None:
         """Note the tapped rows of a pass. A worker that has replaced another one may send fewer of them."""

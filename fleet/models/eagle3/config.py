@@ -83,8 +83,10 @@ class Eagle3Config:
         return asdict(self) | {"layer_ids": list(self.layer_ids)}
 
     @staticmethod
-    def from_json(values: Mapping[str, Any], source: str) -> "Eagle3Config":
+    def from_json(values: Any, source: str) -> "Eagle3Config":
         """Read what `as_json` returned. Raises: ConfigError with the name of a missing, unknown or wrong field."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{source}: the configuration is not an object of JSON", param="config")
         names = [field.name for field in fields(Eagle3Config)]
         check_names(values, names, source, "field")
         try:

@@ -169,7 +169,7 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
     """Raises: ConfigError unless the bytes are an object of JSON. `path`: of the file, for the error."""
     try:
         values = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error})", param="draft_head") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: not an object of JSON", param="draft_head")
@@ -180,5 +180,5 @@ def parse_weights(data: bytes, path: Path) -> dict[str, Tensor]:
     """Raises: ConfigError unless the bytes are safetensors."""
     try:
         return load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ConfigError(f"{path}: not safetensors ({error}); fetch it again", param="draft_head") from error

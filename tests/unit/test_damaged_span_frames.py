@@ -1,0 +1,264 @@
+"""Damaged frames on the connections of a divided model: the peer is refused or dropped, and the process continues."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fleet.core.errors import BadInput
+from fleet.core.layer_spans import LayerSpan
+from fleet.core.span_messages import (
+    AnySpanMessage,
+    SpanExtent,
+    SpanFetch,
+    SpanFetched,
+    SpanPass,
+    SpanPrepare,
+    SpanReady,
+    SpanReport,
+    SpanResult,
+    SpanSetup,
+    SpanStart,
+    SpanStore,
+    decode_span_message,
+    encode_span_message,
+)
+from fleet.engine.span_chain import SpanChain
+from fleet.engine.torch.build import open_device
+from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.span_copies import SpanCopies, SpanCopy
+from fleet.engine.torch.span_model import SpanRows
+from fleet.engine.torch.span_passes import RunningPass
+from fleet.spans.chain import ConnectedChain
+from fleet.spans.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.frames import SpanFrame
+from fleet.stages.base import BuiltSpan
+from fleet.worker.loaded_spans import LoadedSpans
+from fleet.worker.span_hosting import SpanHosting
+from fleet.worker.span_purposes import FROM_ANCHOR
+from tests.span_peers import WAIT_S, dial_as, serving
+
+WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4
+
+
+class EchoLayers:
+    """One layer that returns its input."""
+
+    span = LayerSpan.parse("0:0", "span")
+    kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
+    has_tapped_layer = False
+
+    def forward(self, rows_NH: Tensor, layout: Any) -> SpanRows:
+        return SpanRows(rows_NH=rows_NH)
+
+
+class RecordingConnection:
+    """An anchor's connection. `sent`: messages of the worker."""
+
+    peer, is_closed = "anchor", False
+
+    def __init__(self) -> None:
+        self.sent: list[AnySpanMessage] = []
+
+    def send(self, header: bytes, *_: Any, **__: Any) -> None:
+        self.sent.append(decode_span_message(header))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+SETUP = SpanSetup(
+    generation=1, span="0:0", following="", num_pages=NUM_PAGES, page_size=PAGE_SIZE, returned="rows", wire_dtype="float32",
+    lineage=1, keep_bytes=1000,
+)  # fmt: skip
+START = SpanStart(generation=1, following_has=0, completed=0, tables=())
+EXTENT = SpanExtent(table=1, pages=(0,), start=0, stop=2, before=0, keys=bytes(16), draws=True)
+PASS = SpanPass(generation=1, number=1, extents=(EXTENT,), zeroed=((0, 0),))
+ROWS = bytes(2 * WIDTH * 4)
+LAYER = bytes(2 * 2 * 4)
+STORE = SpanStore(generation=1, copy=1, layer=0, table=2, pages=(1,), keys=bytes(16), is_last=True)
+FETCH = SpanFetch(generation=1, copy=2, table=1, pages=(0,), num_rows=2, before=0)
+REPORT = SpanReport(generation=1, closed=(1,), completed=1)
+
+
+class Hosted:
+    """A span worker with an anchor."""
+
+    def __init__(self) -> None:
+        where = open_device(device="cpu", dtype="float32", numerics="fast", threads=1)
+        spans = LoadedSpans(lambda _: BuiltSpan(layers=cast(Any, EchoLayers()), num_bytes=1))
+        self.hosting = SpanHosting(where, spans, cast(Any, None), lambda: None)
+        self.connect()
+
+    def connect(self) -> None:
+        self.anchor = RecordingConnection()
+        self.hosting.handle(ConnectionOpened(cast(SpanConnection, self.anchor), FROM_ANCHOR))
+
+    def receive(self, header: bytes, payload: bytes = b"") -> None:
+        frame = SpanFrame(header, memoryview(bytearray(payload)))
+        if not self.anchor.is_closed:
+            self.hosting.handle(FrameReceived(cast(SpanConnection, self.anchor), frame, 0.0))
+
+    def send(self, *messages: tuple[AnySpanMessage, bytes]) -> None:
+        for message, payload in messages:
+            self.receive(encode_span_message(message), payload)
+
+    def still_works(self, generation: int = 2) -> bool:
+        """Set up another route, and compute a pass in it."""
+        self.connect()
+        renumbered = [msgspec.structs.replace(each, generation=generation) for each in (SETUP, START, PASS)]
+        renumbered[0] = msgspec.structs.replace(renumbered[0], lineage=generation)
+        self.send((renumbered[0], b""), (renumbered[1], b""), (renumbered[2], ROWS))
+        last = self.anchor.sent[-1]
+        return isinstance(self.anchor.sent[0], SpanReady) and isinstance(last, SpanResult) and last.error is None
+
+
+def in_route() -> Hosted:
+    hosted = Hosted()
+    hosted.send((SETUP, b""), (START, b""), (PASS, ROWS))
+    assert isinstance(hosted.anchor.sent[-1], SpanResult) and hosted.anchor.sent[-1].error is None
+    return hosted
+
+
+BIG = 10**12
+EXTENTS = {
+    "a page beyond the pool": {"pages": (NUM_PAGES + 1,)},
+    "a page below zero": {"pages": (-1,)},
+    "a page beyond 64 bits": {"pages": (2**64 - 1,)},
+    "fewer pages than rows": {"pages": ()},
+    "a stop before the start": {"start": 2, "stop": 0},
+    "more rows than any memory": {"stop": BIG},
+    "short keys": {"keys": bytes(7)},
+    "no keys": {"keys": b""},
+    "a start below zero": {"start": -1},
+}
+MESSAGES: dict[str, tuple[AnySpanMessage, bytes]] = {
+    **{
+        f"pass with {name}": (msgspec.structs.replace(PASS, number=2, extents=(msgspec.structs.replace(EXTENT, **change),)), ROWS)
+        for name, change in EXTENTS.items()
+    },
+    "pass of one table twice": (msgspec.structs.replace(PASS, number=2, extents=(EXTENT, EXTENT)), ROWS * 2),
+    "pass that zeroes a page beyond the pool": (msgspec.structs.replace(PASS, number=2, zeroed=((BIG, 0),)), ROWS),
+    "pass without its rows": (msgspec.structs.replace(PASS, number=2), b""),
+    "pass with half a row": (msgspec.structs.replace(PASS, number=2), ROWS[:-3]),
+    "store of a layer below zero": (msgspec.structs.replace(STORE, layer=-1), LAYER),
+    "store of a layer of others": (msgspec.structs.replace(STORE, layer=7), LAYER),
+    "store of a short layer": (STORE, LAYER[:-1]),
+    "store of an empty layer": (STORE, b""),
+    "store with short keys": (msgspec.structs.replace(STORE, keys=bytes(7)), LAYER),
+    "store beyond the pool": (msgspec.structs.replace(STORE, pages=(BIG,)), LAYER),
+    "fetch beyond the pool": (msgspec.structs.replace(FETCH, pages=(NUM_PAGES + 1,)), b""),
+    "fetch of more rows than pages": (msgspec.structs.replace(FETCH, num_rows=BIG), b""),
+    "setup of too many pages": (msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=BIG), b""),
+    "setup of pages below zero": (msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=-1), b""),
+    "setup of empty pages": (msgspec.structs.replace(SETUP, generation=2, lineage=2, page_size=0), b""),
+    "setup of a pool beyond any memory": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=2**31 - 1, page_size=2**31 - 1), b"",
+    ),
+    "setup of an unknown dtype": (msgspec.structs.replace(SETUP, generation=2, lineage=2, wire_dtype="f"), b""),
+    "setup of an unreadable span": (msgspec.structs.replace(SETUP, generation=2, lineage=2, span="x"), b""),
+    "preparation of an unreadable span": (SpanPrepare(generation=0, span="\0"), b""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "payload"), MESSAGES.values(), ids=list(MESSAGES))
+def test_span_worker_refuses_a_damaged_message(message: AnySpanMessage, payload: bytes) -> None:
+    hosted = in_route()
+    num_sent = len(hosted.anchor.sent)
+    hosted.send((message, payload))
+    answers = hosted.anchor.sent[num_sent:]
+    errors = [getattr(answer, "error", None) or getattr(answer, "message", None) for answer in answers]
+    assert hosted.anchor.is_closed or any(errors) or isinstance(message, SpanPrepare), answers
+    assert hosted.still_works(generation=3)
+
+
+def damaged(headers: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    def changed(header: bytes, at: int, put: bytes) -> bytes:
+        at %= len(header)
+        return header[:at] + put + header[at + len(put) :]
+
+    return st.builds(changed, st.sampled_from(headers), st.integers(0, 200), st.binary(min_size=1, max_size=9))
+
+
+HEADERS = [encode_span_message(message) for message in (msgspec.structs.replace(PASS, number=2), STORE, FETCH, REPORT, START)]
+
+
+@given(
+    frames=st.lists(
+        st.tuples(st.one_of(damaged(HEADERS), st.binary(max_size=60)), st.sampled_from([b"", ROWS, LAYER, ROWS[:-1]])), max_size=4
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_span_worker_survives_damaged_frames(frames: list[tuple[bytes, bytes]]) -> None:
+    hosted = in_route()
+    for header, payload in frames:
+        hosted.receive(header, payload)
+    assert hosted.still_works()
+
+
+# The anchor
+
+
+def running_pass() -> RunningPass[Any]:
+    extent = Extent(table=PageTable(pages=[0], number=1), start=0, stop=2)
+    return RunningPass(
+        number=1, entries=[cast(Any, None)], extents=[extent], draws=[True], taps=[True], changes=PoolChanges(), began_s=0.0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tables", [(2,), (1, 1), (1, 2)])
+def test_result_of_other_tables_is_refused(tables: tuple[int, ...]) -> None:
+    running_pass().check_tables((1,))
+    with pytest.raises(BadInput, match="the result of pass 1 is of other tables"):
+        running_pass().check_tables(tables)
+
+
+class SilentChain:
+    """A chain of one worker, with the layers 1 and 2."""
+
+    generation = num_hops = 1
+
+    def layers_of(self, hop: int) -> range:
+        return range(1, 3)
+
+    def send_to(self, *_: Any) -> None:
+        return
+
+
+def fetched(layer: int) -> SpanFetched:
+    return SpanFetched(generation=1, copy=1, layer=layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "payload"), [(0, LAYER), (7, LAYER), (1, LAYER[:-1]), (1, b"")], ids=["own", "unknown", "short", "empty"]
+)  # fmt: skip
+def test_copied_layer_that_is_not_whole_or_not_asked_for_is_refused(layer: int, payload: bytes) -> None:
+    copies = SpanCopies()
+    keys = np.zeros(2, np.int64)
+    copies.append(
+        SpanCopy(number=1, table=1, pages=(0,), keys=keys, layers=None, before=0, layer_bytes=len(LAYER)), after=0
+    )  # fmt: skip
+    assert copies.take_ended(cast(SpanChain, SilentChain()), 0) == []
+    with pytest.raises(BadInput, match="are not the rows of layer"):
+        copies.receive(fetched(layer), memoryview(payload))
+    for each in (1, 2):
+        copies.receive(fetched(each), memoryview(LAYER))
+    ((_, layers, error),) = copies.take_ended(cast(SpanChain, SilentChain()), 0)
+    assert sorted(layers) == [1, 2] and error is None
+
+
+def test_unreadable_message_breaks_the_route_off() -> None:
+    with serving() as served:
+        arrivals = SpanArrivals()
+        connection = dial_as("anchor", served.listener.address, arrivals)
+        worker = served.opened().connection
+        chain = ConnectedChain(1, [connection], [SpanReady(generation=1, num_bytes=0)], arrivals)
+        worker.send(b"\x93\xabSpanRefusal\x01\xa2\xff\xfe")
+        assert chain.take(WAIT_S) == [] and chain.is_lost
+        worker.close()
