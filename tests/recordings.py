@@ -30,7 +30,10 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """`options` are the container's. `video`: the codec of a track of pictures beside the audio."""
+    """`options` are the container's. `video`: the codec of a track of pictures beside the audio.
+
+    `num_tracks`: audio tracks, all of the same samples. `other_codec`: codec of further tracks.
+    """
 
     name: str
     container: str
@@ -39,22 +42,31 @@ class Recorder:
     layout: str = "mono"
     streamed: bool = False
     video: str | None = None
+    num_tracks: int = 1
+    other_codec: str | None = None
     options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def record(self, wave: Wave) -> bytes:
         """A file of samples at the recorder's rate: mono, or a row for each channel of its layout."""
         sink = Pipe() if self.streamed else io.BytesIO()
         with av.open(sink, "w", format=self.container, options=dict(self.options)) as container:
-            stream = cast(AudioStream, container.add_stream(self.codec, rate=self.rate_hz))
-            stream.codec_context.layout = self.layout
+            streams = [self._track(container, number) for number in range(self.num_tracks)]
             pictures = _pictures(container, self.video) if self.video is not None else None
-            stream.codec_context.open()
-            for frame in self._frames(stream, wave):
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+            for stream in streams:
+                stream.codec_context.open()
+            for stream in streams:
+                for frame in self._frames(stream, wave):
+                    container.mux(stream.encode(frame))
+                container.mux(stream.encode(None))
             if pictures is not None:
                 _draw(container, pictures)
         return bytes(sink.data) if isinstance(sink, Pipe) else sink.getvalue()
+
+    def _track(self, container: OutputContainer, number: int) -> AudioStream:
+        codec = self.codec if number == 0 or self.other_codec is None else self.other_codec
+        stream = cast(AudioStream, container.add_stream(codec, rate=self.rate_hz))
+        stream.codec_context.layout = self.layout
+        return stream
 
     def _frames(self, stream: AudioStream, wave: Wave) -> Iterator[AudioFrame]:
         """Cut into the encoder's size, or a tenth of a second."""

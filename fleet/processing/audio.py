@@ -16,16 +16,10 @@ import soundfile
 import soxr
 
 from fleet.core.errors import BadInput, InputTooLarge
+from fleet.processing.audio_limits import LengthLimit, NotReadable, check_format
 from fleet.processing.base import AudioSource, Recording, Samples
-from fleet.processing.containers import (
-    NotReadable,
-    check_format,
-    check_length,
-    complete_wav,
-    read_blocks,
-    reader_of,
-    without_tags,
-)
+from fleet.processing.containers import complete_wav, read_blocks, reader_of
+from fleet.processing.joined_recordings import recordings_of
 
 MIN_CLIP_MS = 50
 """Shorter clips have fewer samples than the first analysis window needs."""
@@ -36,10 +30,10 @@ MAX_PLAIN_BYTES = 8 * 1024 * 1024
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
-_FORMATS = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"}
+_FORMATS = {"WAV", "WAVEX", "RF64", "OGG"}
 _CODECS = {
     "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610",
-    "PCM_S8", "VORBIS", "OPUS", "MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III",
+    "VORBIS", "OPUS",
 }  # fmt: skip
 """libsndfile's names of containers and codecs; it opens more than these."""
 _BLOCK_FRAMES = 1 << 16
@@ -51,6 +45,7 @@ _WHITESPACE = b" \t\n\r\v\f"
 _PLAIN_WAV = struct.Struct("<4sI8sIHHIIHH4sI")
 _PLAIN_WAV_BASE64 = 64
 """Characters of base64 that hold a plain WAV header, and no byte that is cut in two."""
+_MAX_PADDING = 2
 
 
 def decode_parts(
@@ -84,14 +79,16 @@ def decode_clip(data: AudioSource, *, rate_hz: int, max_s: float, where: str, pl
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
-    clip: _Clip | None = None
+    limit = LengthLimit(max_s, where)
+    clip = _Clip(rate_hz, where)
     try:
-        for source_hz, mono in _blocks(data, max_s, where, plain_only):
-            clip = clip or _Clip(source_hz, rate_hz, where)
-            clip.add(mono)
+        for source_hz, mono in _blocks(data, limit, plain_only):
+            clip.add(source_hz, mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
         raise BadInput(f"{where}: not audio that can be read ({READABLE} expected)", param=where) from error
-    return (clip or _Clip(rate_hz, rate_hz, where)).finish()
+    if limit.heard_s * 1000 < MIN_CLIP_MS:
+        raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
+    return clip.finish()
 
 
 def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
@@ -103,40 +100,50 @@ def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
 
 def _is_plain_wav(data: str | bytes) -> bool:
     if isinstance(data, bytes):
-        return _plain_header(data) is not None
+        return _plain_header(data, len(data)) is not None
     start = _base64_start(data)
+    num_chars = len(data) - start
+    padding = data.count("=", max(start, len(data) - _MAX_PADDING))
     try:
-        return _plain_header(base64.b64decode(data[start : start + _PLAIN_WAV_BASE64])) is not None
+        head = base64.b64decode(data[start : start + _PLAIN_WAV_BASE64])
     except ValueError:
         return False
+    # line breaks make it a longer file, which the decoder reads
+    return _plain_header(head, num_chars * 3 // 4 - padding) is not None
 
 
 class _Clip:
     """Resamples a clip block by block, so that memory holds the result and one block of the source."""
 
-    def __init__(self, source_hz: int, rate_hz: int, where: str) -> None:
-        self._source_hz, self._where = source_hz, where
-        self._resampler = soxr.ResampleStream(source_hz, rate_hz, 1, "float32") if source_hz != rate_hz else None
-        self._num_source = 0
+    def __init__(self, rate_hz: int, where: str) -> None:
+        self._rate_hz, self._where = rate_hz, where
+        self._source_hz = rate_hz
+        self._resampler: soxr.ResampleStream | None = None
         self._blocks: list[Samples] = []
 
-    def add(self, mono: Samples) -> None:
+    def add(self, source_hz: int, mono: Samples) -> None:
         """Add samples. Raises: BadInput for samples that are not finite or far too large."""
-        self._num_source += len(mono)
         if not np.isfinite(mono).all():
             message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
             raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
+        if source_hz != self._source_hz:
+            self._flush()
+            self._source_hz = source_hz
+            if source_hz != self._rate_hz:
+                self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, "float32")
         self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 
     def finish(self) -> Samples:
-        """Return the clip. Raises: BadInput if it is too short."""
-        if self._num_source * 1000 < MIN_CLIP_MS * self._source_hz:
-            raise BadInput(f"{self._where}: the audio is shorter than {MIN_CLIP_MS} ms", param=self._where)
+        self._flush()
+        return np.concatenate(self._blocks, dtype=np.float32)
+
+    def _flush(self) -> None:
+        """Add the samples that the resampler holds back."""
         if self._resampler is not None:
             self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-        return np.concatenate(self._blocks, dtype=np.float32)
+            self._resampler = None
 
 
 def _from_base64(data: str, where: str) -> bytes:
@@ -158,58 +165,59 @@ def _base64_start(data: str) -> int:
     return mark.end() if mark is not None else comma + 1 if comma >= 0 else len(data)
 
 
-def _blocks(data: AudioSource, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
+def _blocks(data: AudioSource, limit: LengthLimit, plain_only: bool) -> Iterator[tuple[int, Samples]]:
     """Yield the rate and the mono samples of a file or recording, block by block, up to the limits."""
     if isinstance(data, Recording):
-        check_length(len(data.samples), data.rate_hz, max_s, where)
+        limit.add(len(data.samples), data.rate_hz)
         yield data.rate_hz, data.samples.astype(np.float32) / np.float32(32_768)
         return
-    raw = data if isinstance(data, bytes) else _from_base64(data, where)
+    raw = data if isinstance(data, bytes) else _from_base64(data, limit.where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
-    raw = without_tags(raw)
-    if (plain := _plain_header(raw)) is not None:
-        yield from _plain_blocks(raw, *plain, max_s, where)
-    elif plain_only:
+        reason = f"holds no audio; give a file in {READABLE}"
+        raise BadInput(f"{limit.where}: {reason}", param=limit.where)
+    if (plain := _plain_header(raw, len(raw))) is not None:
+        yield from _plain_blocks(raw, *plain, limit)
+        return
+    if plain_only:
         raise NotReadable
-    elif (reader := reader_of(raw)) == "libsndfile":
-        yield from _file_blocks(raw, max_s, where)
-    else:
-        yield from read_blocks(raw, reader, max_s, where)
+    for recording in recordings_of(raw, limit.where):
+        if (reader := reader_of(recording)) == "libsndfile":
+            yield from _file_blocks(recording, limit)
+        else:
+            yield from read_blocks(recording, reader, limit)
 
 
-def _plain_header(start: bytes) -> tuple[int, int] | None:
+def _plain_header(start: bytes, file_len: int) -> tuple[int, int] | None:
     """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
 
-    None for all others, and if the header lacks the number of samples.
+    None for all others, and unless the samples end the file: another recording may follow.
     """
     if len(start) < _PLAIN_WAV.size:
         return None
     riff, _, wave, fmt_len, tag, channels, rate_hz, _, align, bits, data, data_len = _PLAIN_WAV.unpack_from(start)
     is_plain = (riff, wave, fmt_len, tag, bits, data) == (b"RIFF", b"WAVEfmt ", 16, 1, 16, b"data")
-    return (rate_hz, channels) if is_plain and channels in (1, 2) and align == 2 * channels and data_len else None
+    is_whole = 0 < data_len == file_len - _PLAIN_WAV.size
+    is_served = channels in (1, 2) and align == 2 * channels
+    return (rate_hz, channels) if is_plain and is_whole and is_served else None
 
 
-def _plain_blocks(raw: bytes, rate_hz: int, channels: int, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
-    check_format(rate_hz, channels, where)
-    data_len = min(int.from_bytes(raw[_PLAIN_WAV.size - 4 : _PLAIN_WAV.size], "little"), len(raw) - _PLAIN_WAV.size)
-    num_frames = data_len // (2 * channels)
-    check_length(num_frames, rate_hz, max_s, where)
+def _plain_blocks(raw: bytes, rate_hz: int, channels: int, limit: LengthLimit) -> Iterator[tuple[int, Samples]]:
+    check_format(rate_hz, channels, limit.where)
+    num_frames = (len(raw) - _PLAIN_WAV.size) // (2 * channels)
+    limit.add(num_frames, rate_hz)
     frames = np.frombuffer(raw, "<i2", num_frames * channels, _PLAIN_WAV.size).reshape(-1, channels)
     for start in range(0, num_frames, _BLOCK_FRAMES):
         block = frames[start : start + _BLOCK_FRAMES].astype(np.float32) / np.float32(32_768)
         yield rate_hz, block.mean(axis=1, dtype=np.float32)
 
 
-def _file_blocks(raw: bytes, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
+def _file_blocks(raw: bytes, limit: LengthLimit) -> Iterator[tuple[int, Samples]]:
     with soundfile.SoundFile(io.BytesIO(complete_wav(raw))) as file:
         if file.format not in _FORMATS or file.subtype not in _CODECS:
             raise NotReadable(f"is {file.format} with {file.subtype}")
-        check_format(file.samplerate, file.channels, where)
+        check_format(file.samplerate, file.channels, limit.where)
         if file.frames < _UNKNOWN_LEN:
-            check_length(file.frames, file.samplerate, max_s, where)
-        num_frames = 0
+            limit.expect(file.frames / file.samplerate)
         while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-            num_frames += len(block)
-            check_length(num_frames, file.samplerate, max_s, where)
+            limit.add(len(block), file.samplerate)
             yield file.samplerate, block.mean(axis=1, dtype=np.float32)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing import containers
+from fleet.processing import containers, joined_recordings
 from fleet.processing.audio import READABLE, decode_clip
 from tests.recordings import RECORDERS, Recorder, Wave
 from tests.web.sounds import likeness
@@ -209,7 +209,7 @@ def test_sample_counts_beyond_the_file_are_refused_before_memory_is_reserved() -
 def test_numbers_of_packets_and_boxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "MAX_PACKETS_PER_S", 1)
     assert "not audio" in refusal(recorded("webm of Chromium"))
-    monkeypatch.setattr(containers, "MAX_MP4_BOXES", 3)
+    monkeypatch.setattr(joined_recordings, "MAX_MP4_BOXES", 3)
     assert "not audio" in refusal(recorded("fragmented mp4 of Safari"))
 
 

@@ -144,7 +144,7 @@ def all_bombs() -> dict[str, bytes]:
         "an hour of Opus": opus_of_channels(1, HOUR_S),
         "an hour of FLAC": flac_that_declares(4_000 * HOUR_S, HOUR_S),
         "an hour of FLAC that declares nothing": flac_that_declares(0, HOUR_S),
-        "a second of FLAC that declares a day": flac_that_declares(4_000 * 86_400, 1),
+        "an hour of FLAC that declares a second": flac_that_declares(4_000, HOUR_S),
         "an hour of MP3": mp3_without_length(HOUR_S),
         "an hour of WAV at 4 kHz": wav(4_000, 1, 16, bytes(2 * 400 * HOUR_S), data_len=0xFFFFFFFF),
         "WAV of 1 Hz": wav(1, 1, 16, bytes(4_000)),
