@@ -5,6 +5,7 @@ the worker's own blocking read, so that chunks never queue.
 """
 
 import math
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from fleet.control.notices import ChunkNotice
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import Epoch, RequestId, RoleName
+from fleet.core.parent_death import signalled_with_parent
 from fleet.reporting.plot import Axes, Panel
 from fleet.reporting.stats import Ratio, percentile, summarise
 from fleet.reporting.tables import table_of, titled
@@ -105,7 +107,9 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
         ((request, epochs),) = open_requests(partial(run, client), links, 1)
         task = _ProducerTask(redis_url=server.url, request=request, epoch=epochs[PRODUCER], count=count + WARM_UP)
         command = [sys.executable, "-m", "fleet.bench.hop"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=signalled_with_parent(signal.SIGKILL)
+        ) as producer:
             assert producer.stdin is not None and producer.stdout is not None
             try:
                 producer.stdin.write(msgspec.json.encode(task) + b"\n")

@@ -4,6 +4,7 @@ The links have a delay and carry all rows, since processes of different namespac
 travel over TCP. Beside it: the same steps without the delay, and messages of the same sizes over plain TCP on the same links.
 """
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from fleet.bench.spans import FULL, SMALL, SpanModelSize, divisible_config, shor
 from fleet.bench.spans_process import ProcessPlace, SpanGroup, span_group
 from fleet.bench.spans_protocol import Answer, SpanReply
 from fleet.bench.tcp_ring import RingPlace
+from fleet.core.parent_death import signalled_with_parent
 from fleet.reporting.background_load import BackgroundLoad
 
 NAMES = ("anchor", "first", "second")
@@ -134,7 +136,11 @@ class LinkedRun:
                     num_rounds=NUM_WARM_UP + self.plan.num_tokens, begins=number == 0,
                 )  # fmt: skip
                 command = [*self.links.command(name), sys.executable, "-m", RING_MODULE, msgspec.json.encode(place).decode()]
-                process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE))
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    preexec_fn=signalled_with_parent(signal.SIGKILL),
+                )  # fmt: skip
+                stack.enter_context(process)
                 stack.callback(process.kill)
                 processes.append(process)
             output, _ = processes[0].communicate()

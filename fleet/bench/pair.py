@@ -1,5 +1,6 @@
 """A Redis of its own, and requests with one edge between two owned tasks, for benchmarks that act as both workers."""
 
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from fleet.control.connect import Reply, text
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
+from fleet.core.parent_death import signalled_with_parent
 from fleet.core.request import RequestSpec
 from fleet.worker.redis_link import RedisLink
 
@@ -46,7 +48,10 @@ def bare_redis() -> Iterator[BareRedis]:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-redis-") as folder:
         options = ServerOptions(data_dir=Path(folder))
         command = server_command(find_server(), options)
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
         try:
             yield BareRedis(embedded_url(options.data_dir), process.pid)
         finally:

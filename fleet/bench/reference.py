@@ -4,6 +4,7 @@ Both read one work file and write one result file. Knows no model: the requests 
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from fleet.bench.errors import BenchError
+from fleet.core.parent_death import signalled_with_parent
 from fleet.core.request import RequestSpec
 from fleet.reporting.background_load import BackgroundLoad
 from fleet.reporting.stats import Summary, summarise
@@ -127,6 +129,7 @@ def run_script(
                 stderr=stderr,
                 text=True,
                 env={**os.environ, **PASSIVE_WAIT},
+                preexec_fn=signalled_with_parent(signal.SIGKILL),
             )
         with process, ExitStack() as stack:
             stack.callback(process.terminate)  # for an interruption; no effect on a process that has ended

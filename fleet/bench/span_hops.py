@@ -4,6 +4,7 @@ Each transport needs two processes of its own, since UCX reads its settings once
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.console import Group
 from fleet.bench.errors import BenchError
 from fleet.bench.result import Result
 from fleet.bench.serving import Steps
+from fleet.core.parent_death import signalled_with_parent
 from fleet.reporting.stats import Ratio, percentile
 from fleet.reporting.tables import figure, table_of, titled
 
@@ -88,7 +90,10 @@ def _measure(transport: str, sizes_kib: Sequence[int]) -> TransportHops:
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     env |= {"UCX_TLS": "tcp"} if transport == TCP else {}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, env=env, capture_output=True, timeout=LIMIT_S, check=False,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise BenchError(f"the measurement of {TRANSPORTS[transport]} did not end within {LIMIT_S} s") from error
     if done.returncode != 0:

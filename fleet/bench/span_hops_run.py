@@ -1,6 +1,7 @@
 """The sending process of the span hop benchmark, as a script; it starts the receiving one, which is this script too."""
 
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import numpy as np
 
 from fleet.bench.errors import BenchError
 from fleet.bench.span_hops import HOST, KIB, HopSamples
+from fleet.core.parent_death import signalled_with_parent
 from fleet.reporting.stats import percentile
 from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.dial import dial
@@ -93,7 +95,9 @@ def measure(ends: Sequence[MeasuredEnd], kib: int) -> HopSamples:
 def send(transport: str, sizes_kib: Sequence[int]) -> tuple[HopSamples, ...]:
     key = secrets.token_bytes(KEY_BYTES)
     command = [sys.executable, "-m", "fleet.bench.span_hops_run", transport, RECEIVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as receiver:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=signalled_with_parent(signal.SIGKILL)
+    ) as receiver:
         try:
             assert receiver.stdin is not None and receiver.stdout is not None
             receiver.stdin.write(f"{key.hex()}\n")

@@ -1,6 +1,7 @@
 """A command of `fleet` as a job: its deployment file, its process, and its last line as progress."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from rq import get_current_job
 
 from fleet.control.job_files import make_folder
 from fleet.control.jobs import note_progress
+from fleet.core.parent_death import signalled_with_parent
 from fleet.core.telemetry import JobProgress
 from fleet.jobs.measured import TEMPORARY, Measured
 
@@ -32,11 +34,14 @@ def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
 
 
 def run_command(options: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """Run `fleet` with these options; return its exit status and the end of its output."""
+    """Run `fleet` with these options; return its exit status and the end of its output. The command ends with this process."""
     command = [sys.executable, "-m", "fleet.cli", *options]
     env = {**os.environ, "TMPDIR": str(temporary)}
     tail, noted_s = "", 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
+        preexec_fn=signalled_with_parent(signal.SIGKILL),
+    ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
             tail = (tail + line)[-TAIL_CHARS:]

@@ -1,4 +1,7 @@
-"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an interrupted job has failed."""
+"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an interrupted job has failed.
+
+A job's processes end with the worker, even if it is killed; the next worker then fails the job.
+"""
 
 import datetime
 import logging
@@ -7,8 +10,9 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
+import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 from rq import Queue, Worker
@@ -20,6 +24,8 @@ from fleet.control.job_files import folder_of, remove_old_folders
 from fleet.control.jobs import QUEUE, kept_ids
 from fleet.control.outage import Outage, is_away
 from fleet.core.errors import NotFound
+from fleet.core.parent_death import signalled_with_parent
+from fleet.jobs.dead_workers import PROCESS, REMEDY, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord
 
@@ -32,7 +38,8 @@ STOP_POLL_S = 2
 class JobWorker(Worker):
     """rq's worker, except that a stop signal ends the running job: the fleet must not wait an hour for a benchmark.
 
-    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed during rq's maintenance.
+    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed during rq's maintenance. Before
+    each wait for a job, those of workers that are known to be dead are failed.
     """
 
     data_dir = Path()
@@ -40,11 +47,25 @@ class JobWorker(Worker):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.outage = Outage("the job worker")
+        self._process = this_process()
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the worker's record, with which another worker can tell that its process is gone."""
+        return {**super().serialize(), PROCESS: msgspec.json.encode(self._process).decode()}
+
+    def fork_work_horse(self, job: RqJob, queue: Queue) -> None:
+        self._die_with_worker = signalled_with_parent(signal.SIGKILL)
+        super().fork_work_horse(job, queue)
+
+    def main_work_horse(self, job: RqJob, queue: Queue) -> NoReturn:
+        if self._die_with_worker is not None:
+            self._die_with_worker()
+        super().main_work_horse(job, queue)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """Kill the job's process; rq then records the failure and leaves its loop."""
         if self.horse_pid:
-            log.warning("the job worker stops, so its running job is killed; submit it again with `fleet jobs retry`")
+            log.warning("the job worker stops, so its running job is killed; %s", REMEDY)
             self.kill_horse(signal.SIGKILL)
         self._stop_requested = True
         super().request_stop(signum, frame)
@@ -57,6 +78,8 @@ class JobWorker(Worker):
         """
         while not self._stop_requested:
             try:
+                for job_id in fail_jobs_of_dead_workers(self, self.queues[0]):
+                    self._remove_temporary(job_id)
                 found = super().dequeue_job_and_maintain_ttl(STOP_POLL_S, STOP_POLL_S)
             except RedisError as error:
                 # rq itself waits for lost connections only.
@@ -70,13 +93,19 @@ class JobWorker(Worker):
         raise StopRequested
 
     def execute_job(self, job: RqJob, queue: Queue) -> None:
-        refusal = cast(JobRecord, job).refusal or self._wrong_id(job)
+        refusal = cast(JobRecord, job).refusal or self._wrong_id(job.id)
         if refusal:
             self._refuse(job, queue, refusal)
             return
-        super().execute_job(job, queue)
-        # A killed job cannot remove its temporary files itself.
-        shutil.rmtree(folder_of(self.data_dir, job.id) / TEMPORARY, ignore_errors=True)
+        try:
+            super().execute_job(job, queue)
+        finally:
+            self._remove_temporary(job.id)
+
+    def _remove_temporary(self, job_id: str) -> None:
+        """Remove temporary files, which a killed job cannot remove itself."""
+        if not self._wrong_id(job_id):
+            shutil.rmtree(folder_of(self.data_dir, job_id) / TEMPORARY, ignore_errors=True)
 
     def run_maintenance_tasks(self) -> None:
         super().run_maintenance_tasks()
@@ -85,9 +114,9 @@ class JobWorker(Worker):
         except OSError as error:
             log.warning("folders of deleted jobs could not be removed: %s", error)
 
-    def _wrong_id(self, job: RqJob) -> str:
+    def _wrong_id(self, job_id: str) -> str:
         try:
-            folder_of(self.data_dir, job.id)
+            folder_of(self.data_dir, job_id)
         except NotFound as error:
             return error.message
         return ""

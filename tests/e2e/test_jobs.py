@@ -211,6 +211,35 @@ def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url:
         assert worker.stop() == 0
 
 
+@pytest.mark.parametrize("with_child", [False, True], ids=["worker", "worker and its child"])
+def test_job_of_a_killed_worker_ends_with_it_and_is_failed_by_the_next_one(
+    connection: Redis, redis_url: str, tmp_path: Path, with_child: bool
+) -> None:
+    """The benchmark runs a Redis and a producer of its own, which must not remain either."""
+    lost = submit(connection, "bench", {"measure": "hop", "hops": 100_000})
+    waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
+    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+        root = psutil.Process(worker.process.pid)
+        wait_until(lambda: len(root.children(recursive=True)) >= 4, "the benchmark to start its processes", timeout_s=60)
+        family = root.children(recursive=True)
+        killed = [root, *root.children()] if with_child else [root]
+        try:
+            for process in killed:
+                process.kill()
+            wait_until(lambda: not any(map(command_line, family)), "all processes of the job to be gone")
+        finally:
+            for process in filter(command_line, family):
+                process.kill()
+    assert view(connection, lost.id).state == "started"
+    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+        wait_until(lambda: view(connection, lost.id).state == "failed", "the lost job to fail")
+        assert f"process {root.pid}" in view(connection, lost.id).error
+        assert "/retry" in view(connection, lost.id).error
+        wait_until(lambda: view(connection, waiting.id).state == "finished", "the next job to run", timeout_s=60)
+        assert worker.stop() == 0
+    assert not list(tmp_path.glob(f"**/jobs/{lost.id}/tmp"))
+
+
 def view(connection: Redis, job_id: str) -> Job:
     found = job(connection, job_id)
     assert found is not None

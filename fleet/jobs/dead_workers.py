@@ -1,0 +1,130 @@
+"""Jobs that a worker held when it was killed: failed as soon as another worker of this queue looks. Runs no job.
+
+A worker is dead if its process is known to be gone on this machine, or if its lease in Redis has lapsed. A worker of another
+machine is not judged by its process.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import psutil
+from redis.exceptions import WatchError
+from rq import Queue
+from rq.executions import Execution
+from rq.worker import BaseWorker
+
+from fleet.control.connect import text
+from fleet.control.jobs import DAMAGED
+
+log = logging.getLogger(__name__)
+
+START_TOLERANCE_S = 5.0
+"""The start of a process is computed from the clock, which may be set meanwhile."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+REMEDY = "retry it on the console's page /jobs, or by POST /v1/fleet/jobs/{job_id}/retry"
+PROCESS = "process"
+"""Field of rq's record of a worker."""
+
+
+class ProcessPlace(msgspec.Struct, frozen=True):
+    """One process. `machine`: where its `pid` is known: one boot and one namespace of process ids. `started_s`: Unix time."""
+
+    machine: str
+    pid: int
+    started_s: float
+
+
+def this_process() -> ProcessPlace:
+    return ProcessPlace(_machine(), os.getpid(), psutil.Process().create_time())
+
+
+def _machine() -> str:
+    try:
+        return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def is_known_dead(place: ProcessPlace) -> bool:
+    """Return True if the process ran on this machine and is gone, whether or not another one has its pid."""
+    if place.machine != _machine():
+        return False
+    try:
+        process = psutil.Process(place.pid)
+        return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - place.started_s) > START_TOLERANCE_S
+    except psutil.NoSuchProcess:
+        return True
+
+
+def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
+    """Fail every job that a dead worker had begun, and put those that it had taken and not begun back at the queue's head.
+
+    `worker` must not run a job meanwhile. Returns the ids of the failed jobs. Raises: RedisError.
+    """
+    begun = queue.started_job_registry.get_job_and_execution_ids()  # fails those whose lease has lapsed
+    taken = queue.connection.llen(queue.intermediate_queue_key)
+    if not begun and not taken:
+        return []
+    dead = _dead_workers(worker, queue)
+    failed = [job_id for job_id, execution in begun if _fail(worker, queue, dead, job_id, execution)]
+    _return_taken(worker, queue, dead)
+    for name in dead:
+        record = worker.find_by_key(f"{worker.redis_worker_namespace_prefix}{name}", connection=queue.connection)
+        if record is not None:
+            record.register_death()
+    return failed
+
+
+def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, ProcessPlace]:
+    """Return the dead ones among the registered workers, by name."""
+    found: dict[str, ProcessPlace] = {}
+    for key in worker.all_keys(queue=queue):
+        raw = queue.connection.hget(key, PROCESS)
+        try:
+            place = msgspec.json.decode(cast(bytes, raw or b""), type=ProcessPlace)
+        except msgspec.DecodeError:
+            continue
+        if is_known_dead(place):
+            found[key.removeprefix(worker.redis_worker_namespace_prefix)] = place
+    return found
+
+
+def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, ProcessPlace], job_id: str, execution_id: str) -> bool:
+    try:
+        execution = Execution.fetch(execution_id, job_id, queue.connection)
+        job = queue.fetch_job(job_id)
+    except DAMAGED:
+        return False
+    place = dead.get(execution.worker_name)
+    if place is None or job is None:
+        return False
+    reason = f"its job worker, process {place.pid}, was killed; {REMEDY}"
+    log.warning("job %s has failed: %s", job_id, reason)
+    queue.connection.lrem(queue.intermediate_queue_key, 0, job_id)
+    worker.execution = execution
+    worker.handle_job_failure(job, queue, exc_string=reason)
+    return True
+
+
+def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, ProcessPlace]) -> None:
+    """Return the jobs that a dead worker took and did not begin, if no other worker may have taken them."""
+    with queue.connection.pipeline() as pipe:
+        pipe.watch(queue.intermediate_queue_key)
+        taken = [text(job_id) for job_id in cast("list[bytes]", pipe.lrange(queue.intermediate_queue_key, 0, -1))]
+        # Read after the list: who took one of its jobs was registered before.
+        registered = [key for key in worker.all_keys(queue=queue) if pipe.exists(key)]
+        alive = {key.removeprefix(worker.redis_worker_namespace_prefix) for key in registered} - set(dead)
+        if not taken or alive - {worker.name}:
+            return
+        pipe.multi()
+        pipe.delete(queue.intermediate_queue_key)
+        pipe.lpush(queue.key, *taken)
+        try:
+            pipe.execute()
+        except WatchError:
+            log.debug("another job worker took a job meanwhile; the next look decides")
