@@ -2,23 +2,28 @@
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fleet.config.safety import is_loopback
 from fleet.config.schema import WebConfig
+from fleet.core.lan_address import EVERYWHERE, lan_address
 
-EVERYWHERE = ("0.0.0.0", "::")
 
-
-def startup_lines(web: WebConfig, port: int, env: Mapping[str, str] = os.environ) -> list[str]:
+def startup_lines(
+    web: WebConfig, port: int, env: Mapping[str, str] = os.environ, *, find_address: Callable[[], str | None] = lan_address
+) -> list[str]:
     """Return the address, and a way to get microphone access from another machine where the address does not allow it.
 
     `env`: SSH_CONNECTION is set if the user is on another machine, and has the address by which that reaches this one.
+    `find_address`: finds this machine's address for other devices, such as phones.
     """
     scheme = web.scheme
     shown = "localhost" if web.host in EVERYWHERE or is_loopback(web.host) else web.host
     shown = f"[{shown}]" if ":" in shown else shown
     lines = [f"console {scheme}://{shown}:{port}/  API {scheme}://{shown}:{port}/v1"]
+    elsewhere = find_address() if web.host in EVERYWHERE else None
+    if elsewhere is not None:
+        lines[0] += f"  from other devices {scheme}://{elsewhere}:{port}/"
     if is_loopback(web.host):
         ssh = _ssh_line(port, env.get("SSH_CONNECTION", ""))
         if ssh is not None:

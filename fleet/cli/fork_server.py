@@ -30,6 +30,7 @@ from fleet.cli.fork_protocol import (
     receive,
     send,
 )  # fmt: skip
+from fleet.core.gc_freeze import freeze_gc
 from fleet.core.parent_death import die_with_pipe, set_keeper
 from fleet.core.process_title import set_process_title
 from fleet.core.unix_sockets import address_of
@@ -175,8 +176,7 @@ def load(modules: Sequence[str]) -> str:
         return f"its imports failed ({type(error).__name__}: {error})"
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()  # collections in the workers do not write to the shared pages
+        freeze_gc()  # collections in the workers do not write to the shared pages
     return find_obstacle()
 
 

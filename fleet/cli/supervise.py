@@ -22,6 +22,8 @@ from fleet.core.log_labels import Labels
 
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
+REDIS_START_S = 5.0
+"""Time that a Redis takes which `fleet up` or honcho starts beside the keeper, on a busy machine."""
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ class WorkerStarts:
         self._redis_url, self._role = redis_url, role
         self._place, self._child, self._predecessor = place_here(os.getpid()), "", ""
         self._number, self._stopped = 0, False
-        self._outage = Outage(f"the announcement of a start of {role}")
+        self._outage = Outage(f"the announcement of a start of {role}", quiet_s=REDIS_START_S)
         self._announcing: asyncio.Task[None] | None = None
         self._sender = ThreadPoolExecutor(1)
         """One thread, so that an announcement cannot overtake the end."""

@@ -18,7 +18,9 @@ from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
+from fleet.config.schema import WebConfig
 from fleet.core.free_ports import free_ports
+from fleet.core.lan_address import EVERYWHERE, lan_address
 from fleet.core.private import write_private
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     resolved = _resolve(deployment)
     resolved_file = _store(resolved)
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
-    watch = threading.Thread(target=_report_ready, args=(url,), daemon=True)
+    watch = threading.Thread(target=_report_ready, args=(url, _url_elsewhere(resolved.web)), daemon=True)
     manager = FleetManager(deployment.redis_url, watch.start)
     for name, arguments in list_processes(deployment, resolved):
         manager.keep(name, arguments, _environment(arguments[0], resolved_file), _starter_of(arguments, resolved))
@@ -145,17 +147,24 @@ def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[st
 
 def reachable(host: str) -> str:
     """Return an address for clients on this machine, for a host that may mean "all interfaces"."""
-    if host in ("", "0.0.0.0", "::"):
+    if host in EVERYWHERE:
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
-def _report_ready(url: str) -> None:
+def _url_elsewhere(web: WebConfig) -> str:
+    """Return the gateway's address for other devices, such as phones, if it listens on all addresses; otherwise ""."""
+    address = lan_address() if web.host in EVERYWHERE else None
+    return f"{web.scheme}://{address}:{web.port}" if address else ""
+
+
+def _report_ready(url: str, elsewhere: str) -> None:
+    """Print when the gateway is ready at `url`. `elsewhere`: its address for other devices; "" if they cannot reach it."""
     pause = threading.Event()
     while not _is_ready(url):
         pause.wait(READY_POLL_S)
     # One write, so that no other process's line gets in between.
-    sys.stdout.write(f"fleet: ready at {url}\n")
+    sys.stdout.write(f"fleet: ready at {url}{f' and, from other devices, {elsewhere}' if elsewhere else ''}\n")
     sys.stdout.flush()
 
 

@@ -7,6 +7,7 @@ not the primary. Neither says anything about the request or the worker that met 
 import logging
 import re
 import time
+from collections.abc import Callable
 
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -16,6 +17,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+QUIET_S = 1.0
+"""Time for which an unanswered Redis is not logged: processes start beside it, and it may restart."""
 REFUSALS = {
     "OOM": "its memory is full: raise its maxmemory, or wait until ended requests expire (retention_s)",
     "MISCONF": "it cannot save its data: free disk space on its host, and read its log",
@@ -72,22 +75,26 @@ def cause_of(error: RedisError) -> str:
 class Outage:
     """The time during which `user` (for example "the conductor") cannot use Redis. For one thread or event loop.
 
-    An outage is logged when it begins, when its cause changes and when it ends, however many tries fail. `cause`: "" without one.
+    An outage is logged once it has lasted `quiet_s` (a refusal of writes immediately), when its cause changes and when it ends,
+    however many tries fail. `cause`: "" without one.
     """
 
-    def __init__(self, user: str) -> None:
-        self._user = user
+    def __init__(self, user: str, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._user, self._quiet_s, self._clock = user, quiet_s, clock
         self._backoff = EqualJitterBackoff(cap=MAX_PAUSE_S, base=FIRST_PAUSE_S)
-        self._num_failures, self._began_s, self._code = 0, 0.0, ""
+        self._num_failures, self._began_s = 0, 0.0
+        self._logged: str | None = None
+        """Code of the error that was logged last; None before the first line of an outage."""
         self.cause = ""
 
     def add(self, error: RedisError) -> float:
         """Record a failed try; return the pause before the next one in seconds, which grows and has jitter."""
-        code = code_of(error)
+        code, now_s = code_of(error), self._clock()
         if not self.cause:
-            self._began_s = time.monotonic()
-        if not self.cause or code != self._code:
-            self._code, self.cause = code, cause_of(error)
+            self._began_s = now_s
+        self.cause = cause_of(error)
+        if code != self._logged and (code in REFUSALS or now_s - self._began_s >= self._quiet_s):
+            self._logged = code
             log.warning("%s; %s waits and tries again", self.cause, self._user)
         return self.pause_s()
 
@@ -98,7 +105,7 @@ class Outage:
 
     def end(self) -> None:
         """Record a success."""
-        self._num_failures = 0
-        if self.cause:
-            self.cause = ""
-            log.warning("Redis serves %s again, after %.1f s", self._user, time.monotonic() - self._began_s)
+        self._num_failures, self.cause = 0, ""
+        if self._logged is not None:
+            self._logged = None
+            log.warning("Redis serves %s again, after %.1f s", self._user, self._clock() - self._began_s)

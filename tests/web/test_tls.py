@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from cryptography import x509
 
 from fleet.config import load_config
 from fleet.config.schema import FleetConfig, WebConfig
 from fleet.core.errors import ConfigError
+from fleet.core.lan_address import lan_address
 from tests.support import free_port, wait_until
 from tests.web.conftest import Loaded
 from tests.web.test_serve import start_with
@@ -116,8 +118,22 @@ def test_no_ssh_command_is_printed_for_local_user() -> None:
 
 def test_plain_http_on_network_prints_microphone_hint() -> None:
     everywhere = WebConfig(host="0.0.0.0")
-    (_, way) = startup_lines(everywhere, 8000, {})
+    (_, way) = startup_lines(everywhere, 8000, {}, find_address=lambda: None)
     assert "ssh -L 8000:127.0.0.1:8000 USER@HOST" in way and "web.tls=self-signed" in way
     assert "@10.0.0.7" in startup_lines(everywhere, 8000, SSH)[1]
     secure = WebConfig(host="0.0.0.0", tls="self-signed")
-    assert startup_lines(secure, 8000, {}) == ["console https://localhost:8000/  API https://localhost:8000/v1"]
+    console = "console https://localhost:8000/  API https://localhost:8000/v1"
+    assert startup_lines(secure, 8000, {}, find_address=lambda: None) == [console]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_gateway_on_all_addresses_prints_the_one_for_phones(host: str) -> None:
+    secure = WebConfig(host=host, tls="self-signed")
+    (console,) = startup_lines(secure, 8000, {}, find_address=lambda: "192.168.1.5")
+    assert console.endswith("  from other devices https://192.168.1.5:8000/")
+    assert "192.168" not in startup_lines(WebConfig(), 8000, {}, find_address=lambda: "192.168.1.5")[0]
+
+
+def test_address_for_phones_is_an_address_of_this_machine() -> None:
+    own = {each.address for of_card in psutil.net_if_addrs().values() for each in of_card}
+    assert lan_address() in {*own, None}
