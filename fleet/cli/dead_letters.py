@@ -12,7 +12,7 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError
-from fleet.core.ids import RequestId, new_request_id
+from fleet.core.ids import new_request_id, request_id_of
 
 if TYPE_CHECKING:
     from fleet.core.request import RequestSpec
@@ -61,7 +61,7 @@ def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -
     from fleet.control.dead_letters import read_letter, spec_of
 
     with open_deployment(config, set_).connect() as client:
-        letter = read_letter(client, RequestId(request))
+        letter = read_letter(client, request_id_of(request))
     spec = spec_of(letter)
     clips = ", ".join(f"{clip.num_samples / clip.rate_hz:.1f} s" for clip in spec.audio)
     rows = {
@@ -92,7 +92,7 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
 
     deployment = open_deployment(config, set_)
     with deployment.connect() as client:
-        letter = read_letter(client, RequestId(request))
+        letter = read_letter(client, request_id_of(request))
         spec = _renewed(spec_of(letter), deployment)
         print(f"{letter.request} is sent again as {spec.id}", flush=True)
         try:
@@ -124,7 +124,7 @@ def drop(
     if (request is None) != all_:
         raise BadInput("set the ID of one letter, or --all", param="id")
     with open_deployment(config, set_).connect() as client:
-        letters = read_letters(client) if request is None else [read_letter(client, RequestId(request))]
+        letters = read_letters(client) if request is None else [read_letter(client, request_id_of(request))]
         num_dropped = drop_letters(client, letters)
     print(f"dropped {num_dropped} dead letter{'' if num_dropped == 1 else 's'}")
 

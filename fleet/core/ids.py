@@ -21,9 +21,26 @@ CLIENT = StageName("client")
 """The pseudo-stage at which client edges end; its task is owned by a gateway."""
 
 
+REQUEST, COMPLETION, AUDIO, RESPONSE = "req-", "chatcmpl-", "audio_", "resp_"
+"""Prefixes under which clients see a request: in headers, as a chat completion, as its audio, as a response of a session."""
+
+
 def new_request_id() -> RequestId:
     """Return a new request id; ids sort by creation time."""
-    return RequestId(f"req-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
+    return RequestId(f"{REQUEST}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
+
+
+def shown_id(request: RequestId, prefix: str) -> str:
+    """Return the id under which clients see a request as a completion, its audio or a response."""
+    return f"{prefix}{request.removeprefix(REQUEST)}"
+
+
+def request_id_of(shown: str) -> RequestId:
+    """Return the id of a request that a person names in any of its forms; any other text as it is."""
+    for prefix in (COMPLETION, AUDIO, RESPONSE):
+        if shown.startswith(prefix):
+            return RequestId(f"{REQUEST}{shown.removeprefix(prefix)}")
+    return RequestId(shown)
 
 
 def stage_of(role: str) -> StageName:

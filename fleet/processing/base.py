@@ -159,6 +159,10 @@ class Frontend(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """Return a prompt's ids as a text for people, in which `[audio]` stands for each clip."""
+        ...
+
     def voices(self) -> list[str]:
         """Return the names of the checkpoint's voices, the default one first."""
         ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from fleet.config.schema import Limits
@@ -13,6 +14,7 @@ from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 
+ROLES = ("system", "user", "assistant", "tool")
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
 USUAL_CHARS_PER_TOKEN = 4
@@ -30,11 +32,29 @@ class PromptFrontend:
         self._end_id = self._end_of_answer(checkpoint)
         self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
-        self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
+        self._controls = {i: t.content for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._control_tokens = tuple(self._controls.values())
         self._longest_control = max(map(len, self._control_tokens), default=1)
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
+
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """Return a prompt for people: texts on lines of their own, roles that are control tokens, and `[audio]` for each clip."""
+        pieces: list[str] = []
+        for special, run in groupby(ids, self._controls.get):
+            text = "" if special else self.tokenizer.decode(list(run)).strip()
+            if special and self._is_audio(special):
+                pieces.append("[audio]")
+            elif special is not None and (role := special.strip("<|>")) in ROLES:
+                pieces.append(f"{role}:")
+            elif text:
+                pieces.append(text)
+        return "\n".join(pieces)
+
+    def _is_audio(self, control: str) -> bool:
+        """Return True for the control token of a clip's positions."""
+        return False
 
     def examples(self) -> list[str]:
         return self._examples

@@ -87,6 +87,9 @@ class OmniFrontend(PromptFrontend):
         )
         return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
 
+    def _is_audio(self, control: str) -> bool:
+        return control == self._controls.get(self._audio_id)
+
     def speech_prompt(self, text: str) -> str:
         """Return a user's turn, which the Talker reads too; Pocket was trained on this one."""
         return f"Repeat after me: {text}"

@@ -106,6 +106,15 @@ def test_prompt_ids_equal_the_reference_template(checkpoint: Path, frontend: Fro
     assert list(spec.prompt_ids) == expected and blob is None and spec.params == {}
 
 
+def test_prompt_of_a_spoken_turn_is_shown_with_its_clips_and_roles(frontend: Frontend) -> None:
+    """Without them, the earlier answer would be all that is shown of the prompt."""
+    asked = Message(role="user", content=(AudioPart(data=encoded(wave(32_000)), where="a"),))
+    answered = Message(role="assistant", content=TextPart(text="it is cold", where="b"))
+    spec, _ = frontend.prepare(dataclasses.replace(spoken_to(), messages=(asked, answered, asked)))
+    shown = frontend.prompt_text(spec.prompt_ids)
+    assert shown.splitlines() == ["user", "[audio]", "assistant", "it is cold", "user", "[audio]", "assistant"]
+
+
 def test_blob_holds_clips_in_order(frontend: Frontend) -> None:
     spec, blob = frontend.prepare(spoken_to(encoded(wave(32_000)), encoded(wave(8_000), 8_000, "FLAC")))
     assert blob is not None

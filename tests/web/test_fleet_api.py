@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import StageName
+from fleet.core.ids import AUDIO, COMPLETION, REQUEST, RESPONSE, StageName, shown_id
 from tests.web.conftest import ServedGateway
 from tests.web.divided import ANCHOR, ANCHOR_WITH_GAP, GAP, SECOND, STANDS_BY, divided_workers
 from tests.web.fake_telemetry import FakeTelemetry
@@ -66,6 +66,23 @@ def test_request_detail_has_texts_and_audio(gateway: ServedGateway, fleet: FakeT
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert spans and all(span["dur"] >= 0 and span["tid"] > 0 for span in spans)
     assert {"thinker", "talker", "code2wav"} <= {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
+
+
+@pytest.mark.parametrize("prefix", [REQUEST, COMPLETION, AUDIO, RESPONSE])
+def test_request_is_known_by_every_id_that_clients_see(gateway: ServedGateway, fleet: FakeTelemetry, prefix: str) -> None:
+    request = fleet.rows[-1].id
+    shown = shown_id(request, prefix)
+    assert gateway.http.get(f"/v1/fleet/requests/{shown}").json()["id"] == request
+    assert [row["id"] for row in gateway.http.get("/v1/fleet/requests", params={"q": shown}).json()["data"]] == [request]
+    lines = gateway.http.get("/v1/fleet/logs", params={"request": shown}).json()
+    assert lines["data"] == gateway.http.get("/v1/fleet/logs", params={"request": request}).json()["data"]
+    page = gateway.http.get(f"/requests/{shown}")
+    assert page.status_code == 200 and f'<h1 class="mono">{request}</h1>' in page.text and "unknown" not in page.text
+    for neighbour in ("newer", "older"):
+        found = gateway.http.get(f"/requests/{shown}/{neighbour}", follow_redirects=False)
+        assert found.headers["location"] == gateway.http.get(
+            f"/requests/{request}/{neighbour}", follow_redirects=False
+        ).headers["location"]  # fmt: skip
 
 
 def test_retry_submits_request_under_new_id(gateway: ServedGateway, fleet: FakeTelemetry) -> None:

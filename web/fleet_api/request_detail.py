@@ -14,7 +14,10 @@ from web.openai.audio_encoder import encode_whole
 
 
 class RequestDetail(RequestTrace, frozen=True, kw_only=True):
-    """A trace with the texts of prompt and answer. `audio_samples` so far, at `audio_rate_hz` (0 without audio)."""
+    """A trace with the texts of prompt and answer; in the prompt `[audio]` stands for each clip.
+
+    `audio_samples` so far, at `audio_rate_hz` (0 without audio).
+    """
 
     object: str = "fleet.request"
     prompt: str = ""
@@ -33,7 +36,7 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
     fields = {name: getattr(trace, name) for name in RequestTrace.__struct_fields__}
     return RequestDetail(
         **fields,
-        prompt=_text(gateway, trace.prompt_ids),
+        prompt=gateway.frontend.prompt_text(trace.prompt_ids),
         answer=_text(gateway, tuple(int(token) for token in ids)),
         audio_samples=audio.rows if audio is not None else 0,
         audio_rate_hz=gateway.frontend.sample_rate_hz if audio is not None else 0,

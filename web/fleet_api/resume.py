@@ -4,7 +4,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, request_id_of
 from web.fleet_api.request_detail import request_not_found
 from web.gateway.answer import Position
 from web.gateway.gateway import Gateway
@@ -30,7 +30,7 @@ class ResumeEndpoint:
         if self._gateway.config.web.read_only:
             raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
         sent = Position.parse(request.headers.get("last-event-id", str(Position())))
-        await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, scope, send))
+        await until_disconnect(receive, self._resume(request_id_of(str(request.path_params["request_id"])), sent, scope, send))
 
     async def _resume(self, request_id: RequestId, sent: Position, scope: Scope, send: Send) -> None:
         answer = await self._gateway.resume(request_id)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fleet.core.errors import BadInput, NotFound, quoted
-from fleet.core.ids import Epoch, RequestId, StageName
+from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.core.request_trace import STATES, RequestFilter, RequestRow
 from fleet.core.span_routes import routes_of
@@ -332,7 +332,7 @@ def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
         kind=params.get("kind", ""),
         model=params.get("model", ""),
         min_ms=int_param(params, "min_ms", 0, 10**9),
-        text=params.get("q", ""),
+        text=request_id_of(params.get("q", "")),
     )
 
 
@@ -342,7 +342,7 @@ def read_log_query(params: Mapping[str, str]) -> LogQuery:
         text=params.get("q", ""),
         level=choice_param(params, "level", LEVELS),
         worker=params.get("worker", ""),
-        request=params.get("request", ""),
+        request=request_id_of(params.get("request", "")),
         process=params.get("process", ""),
     )
 
@@ -391,4 +391,4 @@ def _job_body(raw: bytes) -> tuple[str, object]:
 
 
 def _request_id(request: Request) -> RequestId:
-    return RequestId(str(request.path_params["request_id"]))
+    return request_id_of(str(request.path_params["request_id"]))

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, UnsupportedValue
+from fleet.core.ids import AUDIO, COMPLETION, shown_id
 from fleet.core.request import RequestSpec
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, TextPiece, skip_sent
 from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, ActiveRequest, Gateway
@@ -66,10 +67,9 @@ class ChatEnvelope:
     @staticmethod
     def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
         """Derived from the request only, so it is the same at every gateway."""
-        tail = spec.id.removeprefix("req-")
         return ChatEnvelope(
-            id=f"chatcmpl-{tail}",
-            audio_id=f"audio_{tail}",
+            id=shown_id(spec.id, COMPLETION),
+            audio_id=shown_id(spec.id, AUDIO),
             created=spec.created_us // 1_000_000,
             model=model,
             mirror=MIRROR in spec.reply,

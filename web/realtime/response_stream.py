@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
+from fleet.core.ids import RESPONSE, shown_id
 from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.ignored_fields import warning_of
@@ -93,7 +94,7 @@ class ResponseStream:
         self, context: SessionContext, events: EventQueue[ResponseEvent], plan: ResponsePlan, generation: Generation,
         timestamps: TurnTimestamps, *, response_id: str | None = None, item_id: str | None = None,
     ) -> None:  # fmt: skip
-        self.id = response_id or server.new_id("resp")
+        self.id = response_id or shown_id(generation.request_id, RESPONSE)
         self.item_id = item_id or server.new_id("item")
         self.plan, self.generation, self.timestamps = plan, generation, timestamps
         self.playhead = Playhead(OUTPUT_RATE_HZ)

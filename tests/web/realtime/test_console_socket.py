@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from fleet.core.errors import EngineError, RedisUnreachable
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, request_id_of
 from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
@@ -32,6 +32,7 @@ async def test_typed_message_is_answered_in_binary_frames(page: SocketClient, ga
     response = (await page.done())["id"]
     assert bytes(page.audio[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
     assert request["response_id"] == response and request["request_id"] in gateway.client.traces
+    assert request_id_of(response) == request["request_id"]
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
     assert states == ["listening", "thinking", "speaking"]
     timing = next(event for event in page.events if event["type"] == "fleet.timing")

@@ -6,7 +6,7 @@ Knows no stage by name.
 import shlex
 from dataclasses import dataclass
 
-from fleet.core.ids import CLIENT, RequestId
+from fleet.core.ids import CLIENT, request_id_of
 from fleet.core.request_trace import LIVE_STATES, TaskTrace
 from fleet.core.telemetry import LogLine, LogQuery
 from web.console.page_context import LivePage, PageContext, Query
@@ -65,11 +65,12 @@ class OneRequestPage(LivePage):
     live = ("trouble", "summary", "lanes", "text", "tasks", "edges", "events", "log")
 
     def empty(self, query: Query) -> OneRequestContext:
-        return OneRequestContext(id=query["id"], stream_query={"id": query["id"]})
+        request = request_id_of(query["id"])
+        return OneRequestContext(id=request, stream_query={"id": request})
 
     async def read(self, query: Query) -> OneRequestContext:
         """Raises: NotFound, RedisUnreachable."""
-        request = RequestId(query["id"])
+        request = request_id_of(query["id"])
         detail = await read_request_detail(self._gateway, request)
         logs = await read_logs_without_audio(self._gateway, detail)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)

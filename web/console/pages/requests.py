@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from fleet.core.ids import request_id_of
 from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.fleet_api.routes import read_request_filter
@@ -84,12 +85,12 @@ class RequestsPage(LivePage):
 
     async def redirect_to_older(self, request: Request) -> Response:
         """Redirect to the request before this one, or to the list."""
-        here = str(request.path_params["id"])
+        here = request_id_of(str(request.path_params["id"]))
         found = await self._gateway.client.telemetry.list_requests(RequestFilter(), before=here, limit=1)
         return _redirect(found.rows[0].id if found.rows else "")
 
     async def redirect_to_newer(self, request: Request) -> Response:
-        here = str(request.path_params["id"])
+        here = request_id_of(str(request.path_params["id"]))
         found = await self._gateway.client.telemetry.list_requests(RequestFilter(), limit=MAX_SEARCHED)
         ids = [str(row.id) for row in found.rows]
         return _redirect(ids[ids.index(here) - 1] if here in ids[1:] else "")

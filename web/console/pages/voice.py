@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, request_id_of
 from web.console.live_pages import format_event
 from web.console.pipeline_status import read_pipeline_status
 from web.console.refresh import wait_for_any
@@ -54,7 +54,7 @@ class PipelineStatusEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shown = Request(scope).query_params.get("request", "")
-        await until_disconnect(receive, send_stream(send, {}, self._changes(RequestId(shown) if shown else None)))
+        await until_disconnect(receive, send_stream(send, {}, self._changes(request_id_of(shown) if shown else None)))
 
     async def _changes(self, shown: RequestId | None) -> AsyncIterator[bytes]:
         last, number, closing = "", 0, self._gateway.closing
