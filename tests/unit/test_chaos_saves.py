@@ -175,15 +175,19 @@ def test_damaged_reference_ends_the_run(tmp_path: Path) -> None:
     ("changed", "damage"),
     [
         (session(), ""),
-        (SessionFile(info=session().info, parts={"keys": memoryview(bytes(16)), "0": memoryview(bytes(32))}), "lacks 1"),
-        (SessionFile(info=session(3).info, parts=session().parts), "has other rows than the 3 that it says"),
-        (session(row_bytes=0), "has other rows than the 2 that it says"),
+        (
+            SessionFile(info=session().info, parts={"keys": memoryview(bytes(16)), "0": memoryview(bytes(32))}),
+            "the session lacks 1",
+        ),
+        (SessionFile(info=session(3).info, parts=session().parts), "the part 0 of the session has 32 bytes, not 48"),
+        (session(row_bytes=0), "the part 0 of the session has 0 bytes, not 32"),
     ],
 )
 def test_file_is_whole_if_every_layer_has_the_rows_that_it_says(changed: SessionFile, damage: str, tmp_path: Path) -> None:
     file = tmp_path / "s.safetensors"
     changed.write(file)
-    assert damage_of(file) == (f"{file}: {damage}" if damage else "")
+    found = damage_of(file)
+    assert found.startswith(str(file)) and damage in found if damage else found == ""
 
 
 def test_fault_waits_for_the_next_save_of_its_stage() -> None:

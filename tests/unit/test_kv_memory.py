@@ -90,7 +90,7 @@ def loop(share: float, min_positions: int = 1, context: int = 0) -> LMEngine[Pro
     )
     where = ComputeDevice(device=torch.device("meta"), dtype=torch.bfloat16, tiled=False)
     setup = StageSetup(options=options, where=where, context=context, allocated_before=10 * GIB)
-    return setup.loop(cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE)))
+    return setup.loop(cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE, tapped_width=0)))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -136,7 +136,9 @@ def test_configured_pages_without_room_for_a_request_are_refused() -> None:
     options = BuildOptions(stage=StageName("lm"), checkpoint=Path(), kv_pages=8, min_positions=129)
     where = ComputeDevice(device=torch.device("cpu"), dtype=torch.float32, tiled=False)
     with pytest.raises(ConfigError, match=r"stages.lm.kv_pages: a request within the limits needs 129 positions; set at least 9"):
-        StageSetup(options=options, where=where).loop(cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE)))
+        StageSetup(options=options, where=where).loop(
+            cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE, tapped_width=0))
+        )
 
 
 @pytest.mark.usefixtures("gpu")

@@ -59,9 +59,10 @@ end
 -- that clients cause may trim it from the log; under the same id, so that a reader can continue in one list where the other ends.
 local function log_fact(...)
   local id, fields = log_line(...)
-  local function keep(as) return redis.pcall('XADD', P .. 'logs:facts', 'MAXLEN', '~', MAX_FACTS, as, unpack(fields)) end
   -- The id is refused if the log was deleted, and Redis's clock set back: then any id is better than none.
-  if type(keep(id)) == 'table' then keep('*') end
+  for _, as in ipairs({id, '*'}) do
+    if type(redis.pcall('XADD', P .. 'logs:facts', 'MAXLEN', '~', MAX_FACTS, as, unpack(fields))) ~= 'table' then break end
+  end
 end
 -- Return the tasks that a worker or gateway holds, as text, and their request if all are of the same one.
 local function held_by(w)
