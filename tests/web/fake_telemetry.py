@@ -164,7 +164,9 @@ class FakeTelemetry(Telemetry):
 
     async def missing_roles(self) -> list[RoleName]:
         self.check_reachable()
-        return self.missing_of()
+        served = {view.role for view in self.worker_list if view.takes_tasks}
+        lost = {RoleName(view.role) for view in self.worker_list if view.gone and view.role not in ("", *served)}
+        return sorted({*self.missing_of(), *lost})
 
     async def queues(self) -> list[RoleQueue]:
         self.check_reachable()

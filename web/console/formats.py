@@ -73,8 +73,8 @@ def percent(value: float | None) -> str:
 
 
 def clock(us: int | None) -> str:
-    """Format microseconds since 1970 as the time of day in UTC."""
-    return NOTHING if not us else _moment(us).strftime("%H:%M:%S")
+    """Format microseconds since 1970 as the time of day in UTC, with the zone."""
+    return NOTHING if not us else _moment(us).strftime("%H:%M:%S UTC")
 
 
 def stamp(us: int | None) -> str:
@@ -82,9 +82,14 @@ def stamp(us: int | None) -> str:
     return NOTHING if not us else _moment(us).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
+def iso(us: int) -> str:
+    """Format microseconds since 1970 as the value of a `datetime` attribute, to the millisecond."""
+    return _moment(us).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
 def _moment(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1e6, UTC)
 
 
-FILTERS: tuple[Callable[..., str], ...] = (ms, us, seconds, size, count, rate, ratio, percent, clock, stamp)
+FILTERS: tuple[Callable[..., str], ...] = (ms, us, seconds, size, count, rate, ratio, percent, clock, stamp, iso)
 """The Jinja filters; templates use them by their function names."""

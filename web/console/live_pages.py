@@ -6,6 +6,7 @@ The ids of a stream are those of the fleet's events. A page that reconnects is s
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -82,6 +83,9 @@ class LivePages:
         """Read the page; on an error return what was shown last, with the reason. A trouble of Redis replaces the page's own."""
         try:
             shown = await page.read(query)
+            if shown.status == HTTPStatus.NOT_FOUND and last is not None and last.status == HTTPStatus.OK:
+                # What the page shows expired while it was open.
+                shown = dataclasses.replace(last, trouble=shown.trouble, remedy="", status=shown.status)
             trouble = self._gateway.client.telemetry.redis_trouble()
             return dataclasses.replace(shown, trouble=trouble, remedy="") if trouble else shown
         except FleetError as error:

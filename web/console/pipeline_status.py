@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId, stage_of
 from fleet.core.request_trace import EdgeTrace, TaskTrace
-from fleet.core.telemetry import WorkerView
+from fleet.core.telemetry import RoleView, WorkerView
+from web.console.missing_roles import describe_missing
 from web.gateway.gateway import Gateway
 
 ENDED = frozenset({"finished", "failed", "aborted"})
@@ -13,7 +14,7 @@ ENDED = frozenset({"finished", "failed", "aborted"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
-    """`up`, `draining` and `standby` count workers; `up` workers accept tasks, and `capacity` counts their slots.
+    """`up`, `draining`, `standby` and `starting` count workers; `up` workers accept tasks, and `capacity` counts their slots.
 
     `task` is that of the shown request, if any.
     """
@@ -22,10 +23,16 @@ class StageCard:
     up: int
     draining: int
     standby: int
+    starting: int
     running: int
     capacity: int
     task: TaskTrace | None
     edges: tuple[EdgeTrace, ...]
+
+    @property
+    def absent(self) -> bool:
+        """No worker of the stage is there, and none starts."""
+        return not (self.up or self.draining or self.standby or self.starting)
 
     @property
     def busy(self) -> bool:
@@ -50,16 +57,14 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
     """Read the current status; an unreachable Redis becomes its `trouble`."""
     graph = gateway.graph
     try:
-        workers = [view for view in await gateway.client.telemetry.workers() if view.lease_left_s > 0]
+        listed, missing = await gateway.client.telemetry.workers(), await gateway.client.telemetry.missing_roles()
+        roles = await gateway.client.telemetry.roles() if missing else []
         request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
-        workers, request_id, request, trouble = list[WorkerView](), None, None, error.message
+        workers, roles, request_id, request, trouble = list[WorkerView](), list[RoleView](), None, None, error.message
     else:
-        served = {stage_of(view.role) for view in workers if _accepts_tasks(view)}
-        missing = [stage.name for stage in graph.stages if stage.name not in served]
-        trouble = gateway.client.telemetry.redis_trouble()
-        if missing and not trouble:
-            trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}"
+        workers = [view for view in listed if view.lease_left_s > 0]
+        trouble = gateway.client.telemetry.redis_trouble() or " ".join(filter(None, describe_missing(missing, listed, roles)))
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []
@@ -75,6 +80,7 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
             up=sum(_accepts_tasks(view) for view in of_stage),
             draining=sum(view.draining for view in of_stage),
             standby=sum(view.standby and not view.draining for view in of_stage),
+            starting=sum(role.starting for role in roles if stage_of(role.role) == stage.name),
             running=sum(view.running for view in of_stage),
             capacity=sum(view.capacity for view in of_stage if _accepts_tasks(view)),
             task=tasks.get(stage.name),

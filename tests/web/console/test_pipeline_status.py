@@ -30,10 +30,13 @@ def test_draining_worker_is_not_counted_as_up(gateway: ServedGateway, workers: l
     assert "No worker for" not in gateway.http.get("/").text
 
 
-def test_stage_with_a_draining_last_worker_has_no_worker(gateway: ServedGateway, workers: list[WorkerView]) -> None:
+def test_draining_last_worker_of_a_stage_is_not_up(gateway: ServedGateway, workers: list[WorkerView]) -> None:
     workers[1] = replace(workers[1], state="draining", running=3)
-    assert read_stage_lines(gateway)[1] == "no worker · 1 draining · 3 running"
-    assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
+    gateway.client.missing = [workers[1].role]
+    assert read_stage_lines(gateway)[1] == "0 workers up · 1 draining · 3 running"
+    role = workers[1].role
+    said = f"No worker accepts new tasks for {role} (1 draining). Resume it, or start one: fleet worker {role}"
+    assert said in gateway.http.get("/").text
 
 
 def test_standby_worker_is_counted_separately(gateway: ServedGateway, workers: list[WorkerView]) -> None:

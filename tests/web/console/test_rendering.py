@@ -169,7 +169,7 @@ def test_arrows_open_neighbouring_requests(busy_gateway: ServedGateway) -> None:
 def test_unknown_request_is_reported_as_not_existing(busy_gateway: ServedGateway) -> None:
     answer = busy_gateway.http.get("/requests/req-unknown")
     assert answer.status_code == 404 and "Not available" not in answer.text
-    assert "it never existed, or its retention time is over" in answer.text
+    assert "This request is not stored: its retention time is over, or there was none with this id" in answer.text
 
 
 def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:

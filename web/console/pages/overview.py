@@ -11,6 +11,7 @@ from fleet.core.request_trace import RequestFilter, RequestRow
 from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
+from web.console.missing_roles import describe_missing
 from web.console.page_context import LivePage, PageContext, Query
 
 NUM_FAILURES = 5
@@ -44,6 +45,11 @@ class StageSummary:
     resources: str
 
     @property
+    def absent(self) -> bool:
+        """No worker of the stage is there, and none starts."""
+        return not (self.up or self.standby or self.draining or self.starting)
+
+    @property
     def full(self) -> bool:
         return 0 < self.capacity <= self.running
 
@@ -63,18 +69,15 @@ class OverviewPage(LivePage):
     live = ("trouble", "topology", "charts", "failures")
 
     def empty(self, query: Query) -> OverviewContext:
-        return replace(self._build([], [], [], 0, (), known=False), trouble="", remedy="")
+        return self._build([], [], [], 0, (), known=False)
 
     async def read(self, query: Query) -> OverviewContext:
         telemetry = self._gateway.client.telemetry
         failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
-        return self._build(
-            await telemetry.workers(),
-            await telemetry.queues(),
-            await telemetry.series(),
-            await self._gateway.client.telemetry.num_live(),
-            failed.rows,
-        )
+        workers, queues = await telemetry.workers(), await telemetry.queues()
+        trouble, remedy = describe_missing(await telemetry.missing_roles(), workers, queues)
+        built = self._build(workers, queues, await telemetry.series(), await telemetry.num_live(), failed.rows)
+        return replace(built, trouble=trouble, remedy=remedy)
 
     def _build(
         self,
@@ -86,15 +89,10 @@ class OverviewPage(LivePage):
         *,
         known: bool = True,
     ) -> OverviewContext:
-        stages = self._stages(workers, queues, series)
-        dead = [stage.name for stage in stages if not stage.up]
-        trouble = f"No worker for {', '.join(dead)}: requests that need it wait, then fail. Start one:" if dead else ""
         return OverviewContext(
-            trouble=trouble,
-            remedy=f"fleet worker {dead[0]}" if dead else "",
             gateways=sum(1 for view in workers if not view.role and not view.gone),
             live=live,
-            stages=stages,
+            stages=self._stages(workers, queues, series),
             charts=build_charts(series, known),
             failures=tuple(failures),
         )
@@ -188,7 +186,7 @@ def _chart(
         title=title,
         now=now,
         at_us=max((at for _, at in lasts.values()), default=0),
-        note=f"top {unit(top)}" if top else "nothing measured yet" if not any(at for _, at in lasts.values()) else "none",
+        note=f"top {unit(top)}" if top else "nothing measured" if not any(at for _, at in lasts.values()) else "none",
         description=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
         lines=tuple(ChartLine(kind=kind, path=draw_path(measured, top)) for kind, measured in values.items()),
     )

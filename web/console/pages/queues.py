@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
+from web.console.missing_roles import describe_missing
 from web.console.page_context import LivePage, PageContext, Query
 
 MAX_ROWS = 100
@@ -31,9 +32,10 @@ class QueuesPage(LivePage):
         letters = await telemetry.dead_letters()
         waiting = sorted((grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s)
         unserved = [queue.role for queue in queues if queue.queue_depth and not queue.workers]
+        trouble, remedy = describe_missing(unserved, await telemetry.workers() if unserved else [], queues)
         return QueuesContext(
-            trouble=f"Tasks wait for {', '.join(unserved)}, and no worker serves it. Start one:" if unserved else "",
-            remedy=f"fleet worker {unserved[0]}" if unserved else "",
+            trouble=f"Tasks wait. {trouble}" if trouble else "",
+            remedy=remedy,
             queues=tuple(queues),
             pending=tuple(waiting[:MAX_ROWS]),
             num_pending=sum(max(queue.queue_depth, len(queue.pending)) for queue in queues),

@@ -4,8 +4,10 @@ Knows no stage by name.
 """
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 
+from fleet.core.errors import NotFound
 from fleet.core.ids import CLIENT, request_id_of
 from fleet.core.request_trace import LIVE_STATES, TaskTrace
 from fleet.core.telemetry import LogLine, LogQuery
@@ -35,9 +37,10 @@ class AudioPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRequestContext(PageContext):
-    """`detail` is None for an unknown request."""
+    """`detail` is None for an unknown request. `text_edge`: the edge that brings the answer's text to the client."""
 
     id: str
+    text_edge: str = ""
     detail: RequestDetail | None = None
     waterfall: Waterfall | None = None
     tasks: tuple[TaskTrace, ...] = ()
@@ -51,6 +54,15 @@ class OneRequestContext(PageContext):
     def curl(self, origin: str) -> str:
         """Return the request as a curl command for the server at `origin`, "" for an unknown request."""
         return build_curl_command(self.detail, origin) if self.detail is not None else ""
+
+    @property
+    def said(self) -> str:
+        """The answer's text, or why there is none: its edge's log may have expired before the request."""
+        if self.detail is None or self.detail.answer:
+            return self.detail.answer if self.detail is not None else ""
+        if any(edge.name == self.text_edge and edge.items for edge in self.detail.edges):
+            return "The text is not stored."
+        return "No text yet." if self.live else "No text."
 
     @property
     def took_ms(self) -> float:
@@ -69,19 +81,22 @@ class OneRequestPage(LivePage):
         return OneRequestContext(id=request, stream_query={"id": request})
 
     async def read(self, query: Query) -> OneRequestContext:
-        """Raises: NotFound, RedisUnreachable."""
+        """Return a request that is not stored any more, and its log lines, with the status 404. Raises: RedisUnreachable."""
         request = request_id_of(query["id"])
-        detail = await read_request_detail(self._gateway, request)
-        logs = await read_logs_without_audio(self._gateway, detail)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
-        return OneRequestContext(
-            id=request,
-            stream_query={"id": request},
+        found = replace(self.empty(query), lines=tuple(reversed(logged.lines)))
+        try:
+            detail = await read_request_detail(self._gateway, request)
+        except NotFound as error:
+            return replace(found, trouble=error.message, status=HTTPStatus.NOT_FOUND)
+        logs = await read_logs_without_audio(self._gateway, detail)
+        return replace(
+            found,
             detail=detail,
+            text_edge=self._gateway.edges.text,
             waterfall=build_waterfall(detail, self._gateway.graph, logs),
             tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
             player=await self._read_player(detail),
-            lines=tuple(reversed(logged.lines)),
         )
 
     async def _read_player(self, detail: RequestDetail) -> AudioPlayer | None:

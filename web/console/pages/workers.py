@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 
-from fleet.core.errors import NotFound, quoted
+from fleet.core.errors import quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.span_routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
+from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
 from web.gateway.metrics import GATEWAY_ROLE
@@ -83,13 +85,15 @@ class WorkersPage(_WorkerPage):
     live = ("trouble", "roles", "routes", "workers", "gone")
 
     def empty(self, query: Query) -> WorkersContext:
-        return self._build(query, [], [])
+        return self._build(query, [])
 
     async def read(self, query: Query) -> WorkersContext:
-        client = self._gateway.client
-        return self._build(query, await client.telemetry.workers(with_gone=True), await client.telemetry.missing_roles())
+        telemetry = self._gateway.client.telemetry
+        workers, missing = await telemetry.workers(with_gone=True), await telemetry.missing_roles()
+        trouble, remedy = describe_missing(missing, workers, await telemetry.roles() if missing else [])
+        return replace(self._build(query, workers), trouble=trouble, remedy=remedy)
 
-    def _build(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> WorkersContext:
+    def _build(self, query: Query, workers: Sequence[WorkerView]) -> WorkersContext:
         role, after = query.get("role", ""), query.get("after", "")
         here = [view for view in workers if not view.gone]
         matching = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
@@ -104,8 +108,6 @@ class WorkersPage(_WorkerPage):
             chips=self._chips(here, role),
             first=build_path(PATH, {"role": role}) if start else "",
             more=build_path(PATH, {"role": role, "after": shown[-1].id}) if shown and len(matching) > start + MAX_ROWS else "",
-            trouble=f"No worker for {', '.join(missing)}. Start one:" if missing else "",
-            remedy=f"fleet worker {missing[0]}" if missing else "",
             here=tuple(self._row(view, here) for view in shown),
             gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
             routes=tuple(routes[:MAX_ROUTES]),
@@ -132,12 +134,13 @@ class OneWorkerPage(_WorkerPage):
         return OneWorkerContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneWorkerContext:
-        """Raises: NotFound, RedisUnreachable."""
+        """Return a worker that is not listed any more, and its stored requests and log lines, with the status 404.
+
+        Raises: RedisUnreachable.
+        """
         telemetry, worker = self._gateway.client.telemetry, query["id"]
         workers = await telemetry.workers(with_gone=True)
         view = next((view for view in workers if view.id == worker), None)
-        if view is None:
-            raise NotFound(f"no worker {quoted(worker)}; workers that left are removed after some minutes", param="id")
         held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         hops = ((route, hop) for route in routes_of(workers).routes for hop in route.hops if hop.worker == worker)
@@ -145,7 +148,11 @@ class OneWorkerPage(_WorkerPage):
         return OneWorkerContext(
             id=worker,
             stream_query={"id": worker},
-            row=self._row(view, workers),
+            row=self._row(view, workers) if view is not None else None,
+            trouble=""
+            if view is not None
+            else f"no worker {quoted(worker)} is listed; those that left are removed after some minutes",
+            status=HTTPStatus.OK if view is not None else HTTPStatus.NOT_FOUND,
             route=route,
             hop=hop,
             requests=tuple(build_row(row, self._gateway) for row in held.rows),

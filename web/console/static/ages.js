@@ -14,6 +14,10 @@
     return `${Math.floor(seconds / 86400)} d ago`;
   };
 
+  // The date and time in the browser's zone, which it names.
+  const localTime = (time) =>
+    time ? new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "long" }) : "";
+
   class TimeAgo extends HTMLElement {
     static observedAttributes = ["us"];
 
@@ -30,7 +34,7 @@
       const us = Number(this.getAttribute("us"));
       const age = format((Date.now() + serverAheadMs) / 1000 - us / 1e6);
       if (this.face.textContent !== age) this.face.textContent = age;
-      this.title = this.querySelector("time")?.title ?? "";
+      this.title = localTime(this.querySelector("time"));
     }
   }
 
@@ -40,4 +44,8 @@
     setInterval(() => document.querySelectorAll("time-ago").forEach((age) => age.tick()), 1000);
   };
   document.addEventListener("DOMContentLoaded", start);
+  document.addEventListener("mouseover", ({ target }) => {
+    const time = target.closest?.("time[datetime]");
+    if (time) time.title = localTime(time);
+  });
 })();
