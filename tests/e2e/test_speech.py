@@ -22,6 +22,7 @@ from fleet.control.connect import text
 from tests.e2e.fleets import ProcessFleet, fleet_up, worker_ids
 from tests.oracle.cases import speech_like
 from tests.support import NEVER_EXPIRES, wait_until
+from tests.web.realtime.speech_samples import RATE_HZ, spoken
 
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
@@ -135,9 +136,9 @@ def test_disconnect_from_a_long_speech_frees_everything(fleet: ProcessFleet, mod
 
 
 def test_transcription_is_returned_whole_and_streamed(model: str, client: OpenAI) -> None:
-    """The tiny checkpoint transcribes noise; only the delivery is checked, whole and streamed."""
+    """The tiny checkpoint answers with noise; only the delivery is checked, whole and streamed."""
     file = io.BytesIO()
-    soundfile.write(file, speech_like(1.5, 3), 16000, format="FLAC")
+    soundfile.write(file, spoken(36_000), RATE_HZ, format="FLAC")
     call = {"model": model, "file": ("a.flac", file.getvalue())}
     whole = client.audio.transcriptions.create(**call)  # pyright: ignore[reportCallIssue, reportArgumentType]
     *deltas, done = client.audio.transcriptions.create(**call, stream=True)  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -1,5 +1,6 @@
 """The Voice page with a real gateway, in Chromium."""
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.web.conftest import Loaded, ServedGateway, allowing, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.speech_samples import RATE_HZ as SPOKEN_HZ
 from tests.web.realtime.speech_samples import speech
+from tests.web.test_transcription import sound
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
@@ -148,7 +150,7 @@ def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway
 
 
 FROM_ANOTHER_ORIGIN = """
-async ({ api, key, kinds }) => {
+async ({ api, key, kinds, speech }) => {
   const authorization = `Bearer ${key}`;
   const body = JSON.stringify({ model: "omni", stream: true, messages: [{ role: "user", content: "hello" }] });
   const headers = { authorization, "content-type": "application/json", "x-stainless-os": "Linux" };
@@ -156,18 +158,20 @@ async ({ api, key, kinds }) => {
   const read = { seed: chat.headers.get("x-fleet-seed"), request: chat.headers.get("x-request-id"), stream: await chat.text() };
   const context = new AudioContext();
   const microphone = context.createMediaStreamDestination();
-  const tone = context.createOscillator();
-  tone.connect(microphone);
+  const encoded = Uint8Array.from(atob(speech), (character) => character.charCodeAt(0));
+  const speaker = context.createBufferSource();
+  speaker.buffer = await context.decodeAudioData(encoded.buffer);
+  speaker.connect(microphone);
   const recording = kinds.map((mimeType) => new Promise((resolve) => {
     const recorder = new MediaRecorder(microphone.stream, { mimeType });
     const parts = [];
     recorder.ondataavailable = ({ data }) => parts.push(data);
     recorder.onstop = () => resolve(new Blob(parts, { type: mimeType }));
     recorder.start(100);
-    tone.addEventListener("ended", () => recorder.stop());
+    speaker.addEventListener("ended", () => recorder.stop());
   }));
-  tone.start();
-  tone.stop(context.currentTime + 0.6);
+  speaker.start();
+  speaker.stop(context.currentTime + 1);
   read.written = [];
   for (const file of await Promise.all(recording)) {
     const form = new FormData();
@@ -186,7 +190,11 @@ def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(
 ) -> None:
     """The page is served by one gateway, and calls two others, of which one allows its origin."""
     host = gateway.url.replace("127.0.0.1", "localhost")
-    asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
+    asked = {
+        "key": "secret",
+        "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"],
+        "speech": base64.b64encode(sound()).decode(),
+    }
     complaints = ["CORS policy", "Failed to load resource"]
     opened = visiting(browsers.with_microphone("nothing", None), f"{host}/health", complaints, bypass_csp=True)
     with serving(allowing(loaded, host), "secret") as api, serving(loaded, "secret") as closed, opened as page:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soxr
 
 from tests.recordings import RECORDERS, Wave
 from tests.web.conftest import ServedGateway
-from tests.web.fake_client import RATE_HZ, Script, sine
+from tests.web.fake_client import RATE_HZ, Script
+from tests.web.realtime.speech_samples import spoken
 from tests.web.test_bad_input import error_of
 from web.openai.audio_encoder import encode_whole
 
@@ -17,7 +19,7 @@ FORMATS = {"webm": "webm of Chromium", "mp4": "fragmented mp4 of Safari", "m4a":
 
 
 def second(rate_hz: int) -> Wave:
-    return (sine(rate_hz) / 32_768).astype(np.float32)
+    return soxr.resample(spoken(RATE_HZ).astype(np.float32) / 32_768, RATE_HZ, rate_hz)
 
 
 def ask(gateway: ServedGateway, part: Mapping[str, object]) -> Any:

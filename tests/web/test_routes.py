@@ -15,6 +15,7 @@ from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, request_id_of, serving
 from tests.web.fake_client import Script
+from tests.web.test_transcription import sound
 from web.gateway.sampling import stage_defaults
 
 
@@ -42,8 +43,7 @@ def test_alias_selects_served_model(gateway: ServedGateway, name: str) -> None:
     assert answer.model == "omni" and gateway.client.submitted[0][0].model == "omni"
     assert {chunk.model for chunk in gateway.stream(model=name)} == {"omni"}
     assert client.audio.speech.create(model=name, input="Hello.", voice="alloy").content
-    file = client.audio.speech.create(model=name, input="Hello.", voice="alloy", response_format="wav").content
-    assert client.audio.transcriptions.create(model=name, file=("a.wav", file)).text == Script().text
+    assert client.audio.transcriptions.create(model=name, file=("a.wav", sound())).text == Script().text
     assert client.realtime.client_secrets.create(session={"type": "realtime", "model": name}).value.startswith("ek_")
     assert asyncio.run(session_model(gateway, name)) == "omni"
 

@@ -5,9 +5,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from websockets.sync.client import connect
 
+from tests.noises import noise, wav
 from tests.support import REPO
 from tests.web.bombs import (
     APPEND,
@@ -71,6 +73,11 @@ def upload(content: bytes) -> bytes:
     return b"--bomb\r\n%b\r\n\r\nomni\r\n--bomb\r\n%b\r\n\r\n%b\r\n--bomb--\r\n" % (field(b"model"), file, content)
 
 
+def two_minutes_of_noise() -> bytes:
+    """Return the recording in which speech is searched for longest."""
+    return wav(noise(np.random.default_rng(0), 16_000, 119, -30), 16_000)
+
+
 def body(name: str, path: str, make: Callable[[], bytes], media_type: str = JSON) -> Bomb:
     return Bomb(name=name, make=make, status=0, message="", path=path, media_type=media_type)
 
@@ -89,6 +96,7 @@ COSTLY = [
     body("file", TRANSCRIPTIONS, lambda: upload(base64.b64decode(wav_base64(11_000_000))), FORM),
     body("too long file", TRANSCRIPTIONS, lambda: upload(base64.b64decode(wav_base64(30_000_000))), FORM),
     body("file of noise", TRANSCRIPTIONS, lambda: upload(os.urandom(30_000_000)), FORM),
+    body("two minutes of noise", TRANSCRIPTIONS, lambda: upload(two_minutes_of_noise()), FORM),
     body("file of beginnings of boundaries", TRANSCRIPTIONS, lambda: upload(b"\r\n--bom" * 4_000_000), FORM),
 ]  # fmt: skip
 

@@ -18,7 +18,8 @@ from fleet.core.errors import BadInput, EngineError
 from fleet.processing import Recording
 from tests.support import await_until
 from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
-from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
+from tests.web.fake_client import RATE_HZ, FakeClient, Script
+from tests.web.realtime.speech_samples import spoken
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import wait_for_abort
 from web.gateway import gateway as web_gateway
@@ -30,7 +31,7 @@ QUICK = settings(max_examples=50, deadline=None, derandomize=True, suppress_heal
 
 def sound(seconds: float = 2.0, kind: str = "WAV") -> bytes:
     buffer = io.BytesIO()
-    soundfile.write(buffer, sine(round(seconds * RATE_HZ)), RATE_HZ, format=kind)
+    soundfile.write(buffer, spoken(round(seconds * RATE_HZ)), RATE_HZ, format=kind)
     return buffer.getvalue()
 
 
@@ -263,10 +264,10 @@ def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
 
 async def test_internal_transcription_is_cancellable(loaded: Loaded) -> None:
     gateway, client = inner(loaded)
-    recording = Recording(sine(2 * RATE_HZ), RATE_HZ)
+    recording = Recording(spoken(2 * RATE_HZ), RATE_HZ)
     assert await transcribe(gateway, recording) == Script().text
     heard = np.frombuffer(client.submitted[0][1] or b"", "<f4")
-    assert len(heard) == 32_000 and abs(float(np.abs(heard).max()) - 10_000 / 32768) < 0.01
+    assert len(heard) == 32_000 and abs(float(np.abs(heard).max()) - 20_000 / 32768) < 0.01
     with pytest.raises(BadInput, match="shorter"):
         await transcribe(gateway, Recording(recording.samples[:100], RATE_HZ))
     client.script = Script(stall_at=2)

@@ -42,22 +42,30 @@ log = logging.getLogger("fleet.web")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveRequest:
-    """A submitted request: its answer, and the values that were chosen for it."""
+class PreparedChat:
+    """A checked request that is not submitted yet. `blob`: its audio, float32 mono."""
 
-    answer: AnswerStream
+    spec: RequestSpec
+    blob: bytes | None
     seed: int
-    voice: str | None
     spoken: bool
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
         """Response headers. `ignored`: names of fields that the client sent and that change nothing."""
         headers = {"x-fleet-seed": str(self.seed)}
-        if self.voice is not None:
-            headers["x-fleet-voice"] = self.voice
+        if (voice := self.spec.params.get("voice")) is not None:
+            headers["x-fleet-voice"] = voice
         if ignored:
             headers["x-fleet-ignored"] = ", ".join(ascii(name[:64])[1:-1][:64] for name in ignored[:32])
         return headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveRequest:
+    """A submitted request and its answer."""
+
+    chat: PreparedChat
+    answer: AnswerStream
 
 
 class Gateway:
@@ -101,9 +109,11 @@ class Gateway:
         """
         self.check_model(body.model)
         self.outputs(spoken="audio" in body.wants)
-        return await self.submit_chat(body, await self._messages(body), request_id, stored=stored_body(body))
+        messages = await self._messages(body)
+        chat = await self.prepare_chat(body, messages, request_id, stored=stored_body(body))
+        return await self.submit_prepared(chat)
 
-    async def submit_chat(
+    async def prepare_chat(
         self,
         options: ChatOptions,
         messages: tuple[Message, ...],
@@ -115,8 +125,8 @@ class Gateway:
         where: str = "messages",
         voice_where: str = "audio.voice",
         continues: bool = False,
-    ) -> ActiveRequest:
-        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`.
+    ) -> PreparedChat:
+        """Check a chat and decode its audio; no body is read here. `submit_prepared` submits it.
 
         `stored`: its stored body, by default that of the options and messages. `kind`: kind of the request in the request index,
         by default speech or text. `given`: the answer, or its beginning. `where` and `voice_where` name the fields of prompt and
@@ -153,8 +163,12 @@ class Gateway:
         )
         if isinstance(given, TextPart):
             spec = self._with_length_of_given(spec)
-        stream = await self._submit_spec(spec, blob)
-        return ActiveRequest(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+        return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken)
+
+    async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
+        """Raises: Overloaded, NoWorker, RedisUnreachable. If the caller is cancelled, no request remains."""
+        stream = await self._submit_spec(chat.spec, chat.blob)
+        return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
     def _leading_silence_param(self) -> dict[str, str]:
         """The limit of leading silence, stored with the request so that audio positions are the same at every gateway."""

@@ -100,7 +100,7 @@ class ChatEndpoint:
         async with active.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = ChatEnvelope.of(answer.spec, self._gateway.model)
-            headers, kind, is_streamed = active.headers(_ignored(body, active)), _audio_format(body, "wav"), body.stream
+            headers, kind, is_streamed = active.chat.headers(_ignored(body, active)), _audio_format(body, "wav"), body.stream
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
             self._ignored_log.note(answer.spec.id, body.warned())
             del body
@@ -201,5 +201,5 @@ def _check_format(body: ChatBody) -> None:
 
 
 def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
-    unused = ["audio"] if body.audio is not None and not active.spoken else []
+    unused = ["audio"] if body.audio is not None and not active.chat.spoken else []
     return sorted([*(given.where for given in CHAT.ignored(body)), *unused])

@@ -108,7 +108,7 @@ class SpeechStream:
         """`continues`: the piece follows another one, so its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         messages = (Message(role="user", content=prompt),)
-        active = await self._gateway.submit_chat(
+        chat = await self._gateway.prepare_chat(
             self._options,
             messages,
             request_id,
@@ -117,6 +117,7 @@ class SpeechStream:
             voice_where="voice",
             continues=continues,
         )
+        active = await self._gateway.submit_prepared(chat)
         await self._answer.enter_async_context(active.answer)
         return active
 
@@ -151,7 +152,7 @@ class SpeechEndpoint:
         async with AsyncExitStack() as answer:
             speech = SpeechStream(self._gateway, body, pieces, answer)
             active = await speech.begin(request_id_of(scope))
-            headers = active.headers(sorted(given.where for given in SPEECH.ignored(body)))
+            headers = active.chat.headers(sorted(given.where for given in SPEECH.ignored(body)))
             file = self._file(speech.audio(active), body)
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))

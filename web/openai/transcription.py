@@ -1,10 +1,16 @@
-"""POST /v1/audio/transcriptions: speech to text; and the same for other modules. Knows no stage."""
+"""POST /v1/audio/transcriptions: speech to text; and the same for other modules. Knows no stage.
+
+Models answer silence and noise with invented words. So audio without speech has an empty
+transcription, for which no request is submitted.
+"""
 
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+import numpy as np
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -12,10 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
+from fleet.core.request import RequestSpec
 from fleet.processing import AudioPart, Message, Recording, TextPart
 from fleet.processing.base import AudioSource
+from fleet.processing.speech_presence import has_speech
 from web.gateway.answer import AnswerStream, TextPiece
-from web.gateway.gateway import ActiveRequest, Gateway
+from web.gateway.gateway import Gateway, PreparedChat
 from web.gateway.stored_body import stored_body
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
@@ -24,6 +32,7 @@ from web.http.forms import open_form
 from web.http.json_response import json_response
 from web.http.middleware import request_id_of
 from web.http.sse import event, send_stream
+from web.offload import prepare_in_thread
 from web.schema.audio import TranscriptionForm, ignored_of, parse_transcription
 from web.schema.chat import ChatOptions
 from web.schema.fields.common import ONE_FILE
@@ -96,29 +105,38 @@ class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
-    """Transcribe a recording. If the caller is cancelled, no request remains.
+    """Transcribe a recording; without speech, "". If the caller is cancelled, no request remains.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
-    active = await submit_transcription(gateway, recording, new_request_id(), language=language)
+    chat = await _prepare(gateway, recording, new_request_id(), language=language)
+    if not await _is_spoken(chat):
+        return ""
+    active = await gateway.submit_prepared(chat)
     async with active.answer as answer:
         return "".join([text async for text in _texts(answer)])
 
 
-async def submit_transcription(
+async def _prepare(
     gateway: Gateway,
     audio: AudioSource,
     request_id: RequestId,
     *,
     temperature: float | None = None,
     language: str | None = None,
-) -> ActiveRequest:
-    """Submit a transcription, greedy by default. Raises: the errors of `Gateway.submit`."""
+) -> PreparedChat:
+    """Prepare a transcription, greedy by default. Raises: the errors of `Gateway.prepare_chat`."""
     prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
     options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
     stored = stored_body(options, (Message(role="user", content=prompt),))
-    return await gateway.submit_chat(options, messages, request_id, stored=stored, where="file")
+    return await gateway.prepare_chat(options, messages, request_id, stored=stored, where="file")
+
+
+async def _is_spoken(chat: PreparedChat) -> bool:
+    (clip,) = chat.spec.audio
+    samples = np.frombuffer(chat.blob or b"", np.float32)
+    return await prepare_in_thread(False, has_speech, samples, clip.rate_hz)
 
 
 class TranscriptionEndpoint:
@@ -143,40 +161,69 @@ class TranscriptionEndpoint:
         await until_disconnect(receive, answer)
 
     async def _answer(self, form_fields: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        active = await submit_transcription(
-            self._gateway, file, request_id_of(scope), temperature=form_fields.temperature, language=form_fields.language
-        )
-        headers = active.headers(sorted(ignored_of(form_fields)))
+        request_id = request_id_of(scope)
+        chat = await _prepare(self._gateway, file, request_id, temperature=form_fields.temperature, language=form_fields.language)
         del file
         body_memory_of(scope).free()
+        headers = chat.headers(sorted(ignored_of(form_fields)))
+        if not await _is_spoken(chat):
+            transcript = Transcript(text="", spec=chat.spec, usage=self._usage_of_silence(chat))
+            if form_fields.stream:
+                await send_stream(send, headers, _done(transcript))
+                return
+            await _response(form_fields, transcript, headers)(scope, receive, send)
+            return
+        active = await self._gateway.submit_prepared(chat)
         async with active.answer as answer:
             if form_fields.stream:
                 await send_stream(send, headers, _events(answer))
                 return
             text = "".join([text async for text in _texts(answer)])
-            await _response(form_fields, answer, text, headers)(scope, receive, send)
+            transcript = Transcript(text=text, spec=chat.spec, usage=_usage(answer))
+            await _response(form_fields, transcript, headers)(scope, receive, send)
+
+    def _usage_of_silence(self, chat: PreparedChat) -> TranscriptionTokenUsage:
+        """Return the usage of a prompt that has no answer."""
+        num_audio = self._gateway.frontend.num_prompt_audio_tokens(chat.spec)
+        return _token_usage(len(chat.spec.prompt_ids), num_audio, 0)
 
 
-def _response(form_fields: TranscriptionForm, answer: AnswerStream, text: str, headers: dict[str, str]) -> Response:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    text: str
+    spec: RequestSpec
+    usage: TranscriptionTokenUsage
+
+    @property
+    def duration_s(self) -> float:
+        return round(sum(clip.num_samples / clip.rate_hz for clip in self.spec.audio), 3)
+
+
+def _response(form_fields: TranscriptionForm, transcript: Transcript, headers: dict[str, str]) -> Response:
     if form_fields.response_format == "text":
-        return PlainTextResponse(text, headers=headers)
-    transcription: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
+        return PlainTextResponse(transcript.text, headers=headers)
+    body: msgspec.Struct = Transcription(text=transcript.text, usage=transcript.usage)
     if form_fields.response_format == "verbose_json":
-        transcription = _verbose(form_fields, answer, text)
-    return json_response(transcription, headers=headers)
+        body = _verbose(form_fields, transcript)
+    return json_response(body, headers=headers)
 
 
-def _verbose(form_fields: TranscriptionForm, answer: AnswerStream, text: str) -> VerboseTranscription:
-    seconds = round(sum(clip.num_samples / clip.rate_hz for clip in answer.spec.audio), 3)
+def _verbose(form_fields: TranscriptionForm, transcript: Transcript) -> VerboseTranscription:
+    text, seconds = transcript.text, transcript.duration_s
     raw = text.encode()
     segment = TranscriptionSegment(
-        end=seconds, text=text, temperature=form_fields.temperature or 0.0,
+        end=seconds,
+        text=text,
+        temperature=form_fields.temperature or 0.0,
         compression_ratio=round(len(raw) / len(zlib.compress(raw)), 3),
-    )  # fmt: skip
+    )
     return VerboseTranscription(
-        language=form_fields.language or UNKNOWN_LANGUAGE, duration=seconds, text=text, segments=[segment] if text else [],
+        language=form_fields.language or UNKNOWN_LANGUAGE,
+        duration=seconds,
+        text=text,
+        segments=[segment] if text else [],
         usage=DurationUsage(seconds=seconds),
-    )  # fmt: skip
+    )
 
 
 async def _file_of(form: FormData) -> bytes:
@@ -211,12 +258,20 @@ async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
     yield event(TranscriptTextDone(text="".join(texts), usage=_usage(answer)))
 
 
+async def _done(transcript: Transcript) -> AsyncIterator[bytes]:
+    yield event(TranscriptTextDone(text=transcript.text, usage=transcript.usage))
+
+
 def _usage(answer: AnswerStream) -> TranscriptionTokenUsage:
     usage = answer.usage()
-    prompt = usage.prompt_tokens_details
+    audio_tokens = usage.prompt_tokens_details.audio_tokens
+    return _token_usage(usage.prompt_tokens, audio_tokens, usage.completion_tokens)
+
+
+def _token_usage(num_prompt: int, num_audio: int, num_answer: int) -> TranscriptionTokenUsage:
     return TranscriptionTokenUsage(
-        input_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        input_token_details=InputDetails(text_tokens=prompt.text_tokens, audio_tokens=prompt.audio_tokens),
+        input_tokens=num_prompt,
+        output_tokens=num_answer,
+        total_tokens=num_prompt + num_answer,
+        input_token_details=InputDetails(text_tokens=num_prompt - num_audio, audio_tokens=num_audio),
     )

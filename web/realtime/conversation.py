@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Message, Recording, TextPart
+from fleet.processing.voice_activity import RATE_HZ
 from web.realtime.audio.played_text import Span, played_speech, played_words
-from web.realtime.audio.turn_detector import RATE_HZ
 from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
 from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 

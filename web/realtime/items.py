@@ -8,8 +8,8 @@ import soxr
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from fleet.processing import TextPart
+from fleet.processing.voice_activity import RATE_HZ
 from web.gateway.gateway import Gateway
-from web.realtime.audio.turn_detector import RATE_HZ
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
 from web.realtime.protocol import server_events as say
 from web.realtime.protocol.capabilities import takes_text_only

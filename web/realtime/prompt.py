@@ -18,7 +18,8 @@ class Prompt:
     async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
         """Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable."""
         gateway.check_num_messages(len(self.messages))
-        return await gateway.submit_chat(self.options, self.messages, request_id, kind="voice", where="conversation")
+        chat = await gateway.prepare_chat(self.options, self.messages, request_id, kind="voice", where="conversation")
+        return await gateway.submit_prepared(chat)
 
     def shortened(self) -> "Prompt | None":
         """Drop the oldest third of the turns and retain the instructions; None if there is nothing left to drop."""

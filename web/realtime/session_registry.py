@@ -17,10 +17,10 @@ from fleet.control.client import HeldVoice, Saved
 from fleet.core.background import start
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
+from fleet.processing import voice_activity
 from web.gateway.gateway import Gateway
 from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
 from web.realtime.admission import Admission
-from web.realtime.audio import vad
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import SharedAudio
 from web.realtime.protocol.server_events import SessionCreated, new_id
@@ -93,7 +93,7 @@ class SessionEntry:
 
 class SessionRegistry:
     def __init__(self, gateway: Gateway, clock: Clock | None = None) -> None:
-        vad.model()
+        voice_activity.model()
         self._gateway = gateway
         self._voice = gateway.config.voice
         self._clock = clock or Clock()

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.core.errors import BadInput, FleetError, InputTooLarge
+from fleet.processing.speech_presence import has_speech
+from fleet.processing.voice_activity import RATE_HZ
 from fleet.processing.voice_onset import VoicedSearch
 from web.http.errors import error_type
+from web.offload import prepare_in_thread
 from web.openai.transcription import transcribe
 from web.realtime.audio.input_buffer import AudioInputBuffer
-from web.realtime.audio.turn_detector import RATE_HZ, TurnEvent, TurnPaused, TurnResumed, TurnRules, TurnStarted, TurnStopped
+from web.realtime.audio.turn_detector import TurnEvent, TurnPaused, TurnResumed, TurnRules, TurnStarted, TurnStopped
 from web.realtime.context import SessionContext
 from web.realtime.conversation import Clip, Item, Part
 from web.realtime.items import MIN_CLIP_MS
@@ -28,7 +31,8 @@ from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, 
 log = logging.getLogger("fleet.web")
 
 FALSE_ALARM_MS = 500
-"""An interruption by shorter speech without words, such as a cough, is a false alarm."""
+"""Audio with less voice is a turn only if it holds speech, and if it interrupts, words: it may be a
+cough or the onset of a hum."""
 
 
 class BufferEmpty(BadInput):
@@ -235,23 +239,20 @@ class TurnManager:
         pcm, now = self.buffer.take(turn.start, stopped.end), self._clock.now()
         silent_s = (self.buffer.position - stopped.voiced_end) / RATE_HZ
         timestamps = TurnTimestamps(voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now)
-        if not self._num_unverified and not self._may_be_false_alarm(stopped):
+        if not self._num_unverified and stopped.voiced_ms >= FALSE_ALARM_MS:
             self._end_turn(turn, pcm, timestamps)
             return
         self._num_unverified += 1
         self._spawn(self._verify(turn, pcm, stopped, timestamps))
 
-    def _may_be_false_alarm(self, stopped: TurnStopped) -> bool:
-        return self._responses.interrupted is not None and stopped.voiced_ms < FALSE_ALARM_MS
-
     async def _verify(self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps) -> None:
-        """Add the turn if it holds words. If the user has continued meanwhile, the last turn decides what follows.
+        """Add the turn if it is one. If the user has continued meanwhile, the last turn decides what follows.
 
-        Only here does a response wait for a transcript: after longer speech it begins immediately. Turns are verified in order.
+        After longer speech the response begins immediately. Turns are verified in order.
         """
         try:
             async with self._verifying:
-                is_turn = not self._may_be_false_alarm(stopped) or await self._has_words(pcm)
+                is_turn = stopped.voiced_ms >= FALSE_ALARM_MS or await self._is_turn(pcm)
         finally:
             self._num_unverified -= 1
         has_continued = self.is_user_speaking or self._num_unverified > 0
@@ -261,8 +262,20 @@ class TurnManager:
             self._transcribe_if_idle()
         elif is_turn:
             self._end_turn(turn, pcm, timestamps)
-        elif not has_continued:
-            self._responses.resume_interrupted()
+        else:
+            self._responses.discard_speculative()
+            if not has_continued:
+                self._responses.resume_interrupted()
+
+    async def _is_turn(self, pcm: bytes) -> bool:
+        """Return True for speech; during a response only if the model recognizes words in it.
+
+        Speech is found within milliseconds. Only a short interruption waits for a transcript.
+        """
+        if self._responses.interrupted is not None:
+            return await self._has_words(pcm)
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32_768)
+        return await prepare_in_thread(False, has_speech, samples, RATE_HZ)
 
     async def _has_words(self, pcm: bytes) -> bool:
         """Return False also if the model cannot transcribe audio."""

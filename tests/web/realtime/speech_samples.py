@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import Voice
@@ -30,3 +31,8 @@ def silence(ms: int) -> bytes:
 def blocks(pcm: bytes, ms: int = 20) -> list[bytes]:
     size = 2 * RATE_HZ * ms // 1000
     return [pcm[start : start + size] for start in range(0, len(pcm), size)]
+
+
+def spoken(num_samples: int) -> NDArray[np.int16]:
+    """Return the question, repeated up to a length."""
+    return np.resize(np.frombuffer(speech(QUESTION), "<i2"), num_samples)

@@ -5,13 +5,14 @@ import hashlib
 
 import numpy as np
 
+from fleet.processing.voice_activity import FRAME_SAMPLES, VadState, speech_probabilities
 from tests.support import REPO
 from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
 from web.realtime.audio.input_buffer import AudioInputBuffer
-from web.realtime.audio.turn_detector import FRAME_SAMPLES, TurnEvent, TurnPaused, TurnRules, TurnStarted, TurnStopped
-from web.realtime.audio.vad import Vad, VadBatcher, speech_probabilities
+from web.realtime.audio.turn_detector import TurnEvent, TurnPaused, TurnRules, TurnStarted, TurnStopped
+from web.realtime.audio.vad import VadBatcher
 
-FOLDER = REPO / "web" / "realtime" / "audio" / "vad_model"
+FOLDER = REPO / "fleet" / "processing" / "vad_model"
 SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",
@@ -75,21 +76,22 @@ def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
     spoken = np.frombuffer(speech(QUESTION), "<i2").astype(np.float32) / np.float32(32768)
     streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
     alone = [
-        [speech_probabilities([vad], [frame])[0] for frame in stream] for vad, stream in ((Vad(), stream) for stream in streams)
+        [speech_probabilities([vad], [frame])[0] for frame in stream]
+        for vad, stream in ((VadState(), stream) for stream in streams)
     ]
-    vads = [Vad() for _ in streams]
+    vads = [VadState() for _ in streams]
     together = [speech_probabilities(vads, [stream[at] for stream in streams]) for at in range(20)]
     assert np.abs(np.array(alone).T - together).max() < 1e-4 and np.array(alone).max() > 0.9
 
 
 async def test_streams_share_a_batch_and_a_recording_does_not_wait() -> None:
     """The clock stands still."""
-    together, streams, frame = VadBatcher(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
+    together, streams, frame = VadBatcher(lambda: 100.0), [VadState() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
     assert np.allclose(others, first, atol=1e-6)
     assert all(vad.state.base is streams[1].state.base for vad in streams[1:]), "one call of the model for all"
-    recording, crowd = Vad(), [Vad() for _ in range(3)]
+    recording, crowd = VadState(), [VadState() for _ in range(3)]
     for number in range(40):
         asked = asyncio.ensure_future(together.probability(recording, frame, behind=number % 2 == 0))
         if number < 8:

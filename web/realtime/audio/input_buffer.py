@@ -10,8 +10,9 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from web.realtime.audio.turn_detector import FRAME_SAMPLES, RATE_HZ, TurnDetector, TurnEvent, TurnRules, TurnStopped
-from web.realtime.audio.vad import Samples, Vad
+from fleet.processing.base import Samples
+from fleet.processing.voice_activity import FRAME_SAMPLES, RATE_HZ, VadState
+from web.realtime.audio.turn_detector import TurnDetector, TurnEvent, TurnRules, TurnStopped
 
 Pcm = NDArray[np.int16]
 SLICE_S = 0.5
@@ -48,7 +49,7 @@ class AudioInputBuffer:
 
     def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
         self.position = 0
-        self.vad = Vad()
+        self.vad = VadState()
         self.detector: TurnDetector | None = None
         self._retained = bytearray()
         self._odd_byte = b""

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-RATE_HZ = 16_000
-FRAME_SAMPLES = 512
-FRAME_MS = 1000 * FRAME_SAMPLES // RATE_HZ
+from fleet.processing.voice_activity import FRAME_MS, FRAME_SAMPLES, RATE_HZ
+
 MIN_VOICED_FRAMES = 2
 """A click fills one frame; speech fills the next one too."""
 HYSTERESIS = 0.15
