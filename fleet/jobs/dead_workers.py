@@ -1,6 +1,6 @@
 """Jobs that a worker held when it was killed: failed as soon as another worker of this queue looks. Runs no job.
 
-A worker is dead if its process is known to be gone on this machine, or if its lease in Redis has lapsed. A worker of another
+A worker is dead if its process is known to have ended on this machine, or if its lease in Redis has lapsed. A worker of another
 machine is not judged by its process.
 """
 
@@ -18,7 +18,6 @@ from rq import Queue
 from rq.executions import Execution
 from rq.worker import BaseWorker
 
-from fleet.control.connect import text
 from fleet.control.jobs import DAMAGED
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ PROCESS = "process"
 """Field of rq's record of a worker."""
 
 
-class ProcessPlace(msgspec.Struct, frozen=True):
+class JobWorkerProcess(msgspec.Struct, frozen=True):
     """One process. `machine`: where its `pid` is known: one boot and one namespace of process ids. `started_s`: Unix time."""
 
     machine: str
@@ -39,8 +38,8 @@ class ProcessPlace(msgspec.Struct, frozen=True):
     started_s: float
 
 
-def this_process() -> ProcessPlace:
-    return ProcessPlace(_machine(), os.getpid(), psutil.Process().create_time())
+def this_process() -> JobWorkerProcess:
+    return JobWorkerProcess(_machine(), os.getpid(), psutil.Process().create_time())
 
 
 def _machine() -> str:
@@ -50,7 +49,7 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def is_known_dead(place: ProcessPlace) -> bool:
+def is_known_dead(place: JobWorkerProcess) -> bool:
     """Return True if the process ran on this machine and is gone, whether or not another one has its pid."""
     if place.machine != _machine():
         return False
@@ -80,13 +79,13 @@ def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
     return failed
 
 
-def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, ProcessPlace]:
+def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, JobWorkerProcess]:
     """Return the dead ones among the registered workers, by name."""
-    found: dict[str, ProcessPlace] = {}
+    found: dict[str, JobWorkerProcess] = {}
     for key in worker.all_keys(queue=queue):
         raw = queue.connection.hget(key, PROCESS)
         try:
-            place = msgspec.json.decode(cast(bytes, raw or b""), type=ProcessPlace)
+            place = msgspec.json.decode(cast(bytes, raw or b""), type=JobWorkerProcess)
         except msgspec.DecodeError:
             continue
         if is_known_dead(place):
@@ -94,7 +93,7 @@ def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, ProcessPlace
     return found
 
 
-def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, ProcessPlace], job_id: str, execution_id: str) -> bool:
+def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess], job_id: str, execution_id: str) -> bool:
     try:
         execution = Execution.fetch(execution_id, job_id, queue.connection)
         job = queue.fetch_job(job_id)
@@ -111,11 +110,11 @@ def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, ProcessPlace], jo
     return True
 
 
-def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, ProcessPlace]) -> None:
+def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess]) -> None:
     """Return the jobs that a dead worker took and did not begin, if no other worker may have taken them."""
     with queue.connection.pipeline() as pipe:
         pipe.watch(queue.intermediate_queue_key)
-        taken = [text(job_id) for job_id in cast("list[bytes]", pipe.lrange(queue.intermediate_queue_key, 0, -1))]
+        taken = [job_id.decode() for job_id in cast("list[bytes]", pipe.lrange(queue.intermediate_queue_key, 0, -1))]
         # Read after the list: who took one of its jobs was registered before.
         registered = [key for key in worker.all_keys(queue=queue) if pipe.exists(key)]
         alive = {key.removeprefix(worker.redis_worker_namespace_prefix) for key in registered} - set(dead)

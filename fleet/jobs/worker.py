@@ -50,7 +50,7 @@ class JobWorker(Worker):
         self._process = this_process()
 
     def serialize(self) -> dict[str, Any]:
-        """Return the worker's record, with which another worker can tell that its process is gone."""
+        """Return the worker's record, with the identity of its process, which other workers compare."""
         return {**super().serialize(), PROCESS: msgspec.json.encode(self._process).decode()}
 
     def fork_work_horse(self, job: RqJob, queue: Queue) -> None:

@@ -10,16 +10,16 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from fleet.control import jobs
-from fleet.jobs.dead_workers import PROCESS, ProcessPlace, fail_jobs_of_dead_workers, this_process
+from fleet.jobs.dead_workers import PROCESS, JobWorkerProcess, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
 
 NO_PID = 2**22 + 1
 """More than the largest process id."""
 HERE = this_process()
-GONE = ProcessPlace(HERE.machine, NO_PID, HERE.started_s)
-REUSED = ProcessPlace(HERE.machine, HERE.pid, HERE.started_s - 60)
-ELSEWHERE = ProcessPlace("another machine", NO_PID, HERE.started_s)
+GONE = JobWorkerProcess(HERE.machine, NO_PID, HERE.started_s)
+REUSED = JobWorkerProcess(HERE.machine, HERE.pid, HERE.started_s - 60)
+ELSEWHERE = JobWorkerProcess("another machine", NO_PID, HERE.started_s)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
         yield client
 
 
-def registered(connection: redis.Redis, place: ProcessPlace = HERE) -> JobWorker:
+def registered(connection: redis.Redis, place: JobWorkerProcess = HERE) -> JobWorker:
     """Register a worker whose process is at `place`."""
     worker = JobWorker([jobs.QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
     worker.register_birth()
@@ -55,7 +55,7 @@ def state(connection: redis.Redis, job_id: str) -> str:
 
 
 @pytest.mark.parametrize("place", [GONE, REUSED], ids=["no process", "another process of its pid"])
-def test_job_of_a_worker_whose_process_is_gone_fails_at_once(connection: redis.Redis, place: ProcessPlace) -> None:
+def test_job_of_a_worker_with_an_ended_process_fails_immediately(connection: redis.Redis, place: JobWorkerProcess) -> None:
     dead = registered(connection, place)
     job_id = begin(connection, dead)
     worker = registered(connection)
@@ -68,7 +68,7 @@ def test_job_of_a_worker_whose_process_is_gone_fails_at_once(connection: redis.R
 
 
 @pytest.mark.parametrize("place", [HERE, ELSEWHERE], ids=["here", "on another machine"])
-def test_job_of_a_worker_that_may_live_goes_on(connection: redis.Redis, place: ProcessPlace) -> None:
+def test_job_of_a_worker_that_may_live_is_left_alone(connection: redis.Redis, place: JobWorkerProcess) -> None:
     job_id = begin(connection, registered(connection, place))
     worker = registered(connection)
     assert fail_jobs_of_dead_workers(worker, worker.queues[0]) == []
@@ -88,7 +88,7 @@ def test_job_of_a_worker_on_another_machine_fails_when_its_lease_has_lapsed(conn
 
 @pytest.mark.parametrize("place", [GONE, ELSEWHERE], ids=["dead", "may live"])
 def test_job_taken_and_not_begun_returns_to_the_queue_if_no_living_worker_may_have_it(
-    connection: redis.Redis, place: ProcessPlace
+    connection: redis.Redis, place: JobWorkerProcess
 ) -> None:
     registered(connection, place)
     first, second = (jobs.submit(connection, "bench", {}).id for _ in range(2))

@@ -91,7 +91,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     # Without a fleet, the measure of layer spans is the anchor and places the span workers.
     "fleet.bench.spans": ("fleet.core", "fleet.config", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
-    "fleet.bench.span_hops_run": ("fleet.reporting", "fleet.spans", "fleet.transfer", "fleet.bench"),
+    "fleet.bench.span_hops_run": ("fleet.core", "fleet.reporting", "fleet.spans", "fleet.transfer", "fleet.bench"),
     "fleet.bench.spans_memory": ("fleet.core", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
     "fleet.bench.spans_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.spans", "fleet.stages", "fleet.worker",
                               "fleet.bench"),
