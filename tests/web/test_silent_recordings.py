@@ -66,8 +66,8 @@ def test_headers_of_an_empty_transcription_are_those_of_any(gateway: ServedGatew
 
 
 def test_speech_after_a_long_silence_is_transcribed_whole(gateway: ServedGateway) -> None:
-    spoken = np.frombuffer(speech(QUESTION), "<i2").astype(np.float32) / 32_768
-    file = wav(np.concatenate([np.zeros(2 * 24_000, np.float32), spoken / np.float32(50)]), 24_000)
+    spoken = np.frombuffer(speech(QUESTION), "<i2") / 32_768
+    file = wav(np.pad(spoken / 50, (2 * 24_000, 0)).astype(np.float32), 24_000)
     assert transcribe(gateway, file).json()["text"] == Script().text
     (spec, _) = gateway.client.submitted[0]
     heard_s = sum(clip.num_samples / clip.rate_hz for clip in spec.audio)
