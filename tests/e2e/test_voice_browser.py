@@ -158,7 +158,8 @@ def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, flee
         ask(page, "what is your name")
         expect(page.locator(".turn.assistant .words").nth(1)).to_contain_text("pocket")
         wait_until_played(page)
-        assert fleet.trace(answers(page)[1])["prompt"].startswith(f"{COUNT} {answer['text'].strip()}")
+        prompt = fleet.trace(answers(page)[1])["prompt"]
+        assert prompt.startswith(f"user:\n{COUNT}\nassistant:\n{answer['text'].strip()}"), prompt
 
 
 def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: VoiceFleet) -> None:

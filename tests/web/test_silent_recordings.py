@@ -61,8 +61,8 @@ def test_every_format_of_an_empty_transcription_is_complete(gateway: ServedGatew
 
 def test_headers_of_an_empty_transcription_are_those_of_any(gateway: ServedGateway) -> None:
     file = wav(np.zeros(RATE_HZ, np.float32), RATE_HZ)
-    headers = transcribe(gateway, file, whatever="1").headers
-    assert headers["x-fleet-ignored"] == "whatever" and "x-fleet-seed" in headers
+    headers = transcribe(gateway, file, user="1").headers
+    assert headers["x-fleet-ignored"] == "user" and "x-fleet-seed" in headers
 
 
 def test_speech_after_a_long_silence_is_transcribed_whole(gateway: ServedGateway) -> None:
