@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 import redis
 
-from fleet.bench.namespaces import find_obstacle
+from fleet.lab.measure.namespaces import find_obstacle
 from fleet.control.keys import PREFIX, row_of
 from tests.drawn import not_drawn
 from tests.run_cache import compute_once

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.models.eagle3.config import Eagle3Config
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.loss import TargetRows, TrainingRows, unrolled_loss
+from fleet.drafts.eagle3.config import Eagle3Config
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.loss import TargetRows, TrainingRows, unrolled_loss
 
 HIDDEN, VOCAB = 16, 40
 CONFIG = Eagle3Config(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.random
 
 import fleet.cli
-from fleet.core.parent_death import keeper_pid
+from fleet.process.parent_death import keeper_pid
 
 
 def describe() -> dict[str, Any]:

@@ -25,13 +25,13 @@ from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool
-from fleet.worker.head_follower import HeadMemory, follow_heads
+from fleet.drafts.exchange.follower import HeadMemory, follow_heads
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import read_peer_access
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registration import register_worker
-from fleet.worker.training_records import RedisRecords
+from fleet.drafts.exchange.records import RedisRecords
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.spans.addresses import SpanAddress, connect
-from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial, prove
-from fleet.spans.handshake import DialHandshake
-from fleet.spans.listener import SpanListener
-from fleet.spans.ring import BlockReads
+from fleet.spans.net.addresses import SpanAddress, connect
+from fleet.spans.net.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.dial import dial, prove
+from fleet.spans.net.handshake import DialHandshake
+from fleet.spans.net.listener import SpanListener
+from fleet.spans.net.ring import BlockReads
 from tests.support import wait_until
 
 KEY = b"k" * 32

@@ -14,29 +14,29 @@ from torch import Tensor
 
 from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import Sampling
-from fleet.core.span_messages import AnySpanMessage, Returned, SpanPass, SpanReport, SpanResult, decode_span_message
+from fleet.spans.protocol.messages import AnySpanMessage, Returned, SpanPass, SpanReport, SpanResult, decode_span_message
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import DelegatingChain, SpanArrival, SpanChain
+from fleet.spans.protocol.chain import DelegatingChain, SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.lm_engine import LMEngine
-from fleet.engine.torch.span_host import SpanHost
-from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.spans.host.compute import SpanHost
+from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.program import CausalTask
-from fleet.spans.connection import Arrival, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial
-from fleet.spans.listener import SpanListener
-from fleet.spans.ring import BlockReads
+from fleet.spans.net.connection import Arrival, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.dial import dial
+from fleet.spans.net.listener import SpanListener
+from fleet.spans.net.ring import BlockReads
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
 from fleet.stages.text import PREFILL
-from fleet.worker.loaded_spans import LoadedSpans
-from fleet.worker.route_setup import RouteFailure, RouteHop, RouteTerms, set_up_route
-from fleet.worker.span_hosting import SpanHosting
+from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.host.hosting import SpanHosting
 
 KEY = b"k" * 32
 ANCHOR = WorkerId("anchor")

@@ -12,7 +12,7 @@ from fleet.config import FleetConfig, load_config
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run
 from fleet.core.errors import FleetError
-from fleet.core.fleet_secret import FleetSecret
+from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
@@ -20,8 +20,8 @@ from fleet.stages.base import SpanBuilder
 from fleet.worker.main import WorkerProcess, build_options, build_stage
 from fleet.worker.peers import PeerAccess
 from fleet.worker.registered_process import RegisteredProcess
-from fleet.worker.span_memory import layer_sizes
-from fleet.worker.span_process import SpanWorkerProcess
+from fleet.spans.host.memory import layer_sizes
+from fleet.spans.host.process import SpanWorkerProcess
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 

@@ -22,7 +22,7 @@ import pytest
 import redis
 
 from fleet.control.server import ServerOptions, find_server, server_command
-from fleet.core.free_ports import free_port
+from fleet.process.free_ports import free_port
 
 REPO = Path(__file__).resolve().parents[1]
 POLL_S = 0.01

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from fleet.config.safety import is_loopback
 from fleet.config.schema import WebConfig
-from fleet.core.lan_address import EVERYWHERE, lan_address
+from fleet.process.lan_address import EVERYWHERE, lan_address
 
 
 def startup_lines(

@@ -12,7 +12,7 @@ def bench(context: typer.Context) -> None:
 
     Example: fleet bench --help
     """
-    from fleet.bench.main import run
+    from fleet.lab.measure.main import run
 
     status = run(context.args)
     raise typer.Exit(status or 0)

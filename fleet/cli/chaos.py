@@ -1,4 +1,4 @@
-"""`fleet chaos`: passes its options on to `fleet.chaos`. Knows no schedule and no verdict."""
+"""`fleet chaos`: passes its options on to `fleet.lab.faults`. Knows no schedule and no verdict."""
 
 import sys
 from pathlib import Path
@@ -100,9 +100,9 @@ def chaos(
 
       fleet chaos --soak 20000 --check --json soak.json --png soak.png
     """
-    from fleet.chaos.main import run
-    from fleet.chaos.options import ChaosOptions, SoakOptions
-    from fleet.chaos.soak import run_soak
+    from fleet.lab.faults.main import run
+    from fleet.lab.faults.options import ChaosOptions, SoakOptions
+    from fleet.lab.faults.soak import run_soak
 
     overrides, command = tuple(set_ or ()), tuple(sys.argv[1:])
     if soak is None:

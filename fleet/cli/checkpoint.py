@@ -14,7 +14,7 @@ from typing import IO
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
-from fleet.core.private import make_private_folder
+from fleet.process.private import make_private_folder
 from fleet.graphs import get_graph
 
 AUTO, TINY = "auto", "tiny"

@@ -11,7 +11,7 @@ from fleet.config.deployment import open_config
 from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, read_settings
 from fleet.control.embedded import embedded_url
 from fleet.core.errors import ConfigError
-from fleet.core.private import close_to_others, make_private_folder, others_may_replace
+from fleet.process.private import close_to_others, make_private_folder, others_may_replace
 
 if TYPE_CHECKING:
     from redis import Redis

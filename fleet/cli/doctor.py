@@ -15,8 +15,8 @@ from fleet.config.placement import gpu_of, place_workers
 from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, run_checks
 from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, has_password
 from fleet.core.errors import ConfigError
-from fleet.core.fleet_secret import read_fleet_secret
-from fleet.core.private import OTHERS
+from fleet.process.fleet_secret import read_fleet_secret
+from fleet.process.private import OTHERS
 from fleet.transfer.agent import has_cuda_transports
 from fleet.transfer.reach import reach_of
 

@@ -11,8 +11,8 @@ import typer
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.errors import BadInput
-from fleet.core.speculation_figures import ORDERS, SpeculationFigures, StageDrafts
-from fleet.core.training_figures import TrainingState
+from fleet.drafts.figures.speculation import ORDERS, SpeculationFigures, StageDrafts
+from fleet.drafts.figures.training import TrainingState
 from fleet.graphs import Graph
 
 if TYPE_CHECKING:

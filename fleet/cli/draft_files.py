@@ -12,8 +12,8 @@ from fleet.core.errors import BadInput, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fleet.core.training_figures import DraftVersion
-    from fleet.models.eagle3.head import Eagle3Head
+    from fleet.drafts.figures.training import DraftVersion
+    from fleet.drafts.eagle3.head import Eagle3Head
 
 Format = Literal["speculators", "sglang"]
 EMBEDDINGS = (
@@ -25,9 +25,9 @@ EMBEDDINGS = (
 
 def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
     """Write a head of Fleet's own files in another program's format. Raises: ConfigError, BadInput."""
-    from fleet.models.eagle3.files import load_head
-    from fleet.models.eagle3.sglang import export_sglang
-    from fleet.models.eagle3.speculators import export_speculators
+    from fleet.drafts.eagle3.files import load_head
+    from fleet.drafts.eagle3.sglang import export_sglang
+    from fleet.drafts.eagle3.speculators import export_speculators
     from fleet.models.target_hash import hash_of_target
 
     _require_empty(out)
@@ -46,9 +46,9 @@ def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
 
 def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
     """Write a head of another program's format in Fleet's own. Raises: ConfigError, BadInput."""
-    from fleet.models.eagle3.files import save_head
-    from fleet.models.eagle3.sglang import import_sglang
-    from fleet.models.eagle3.speculators import import_speculators
+    from fleet.drafts.eagle3.files import save_head
+    from fleet.drafts.eagle3.sglang import import_sglang
+    from fleet.drafts.eagle3.speculators import import_speculators
     from fleet.models.target_hash import hash_of_target
     from fleet.stages.builders import layer_counter
 
@@ -68,10 +68,10 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
     Raises: ConfigError if it is damaged or belongs to another target.
     """
     from fleet.core.clock import now_us
-    from fleet.core.training_figures import DraftVersion
-    from fleet.models.eagle3.files import WEIGHTS_FILE, load_head, save_head
+    from fleet.drafts.figures.training import DraftVersion
+    from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
     from fleet.models.target_hash import hash_of_target
-    from fleet.train.engine import VERSIONS
+    from fleet.drafts.trainer.engine import VERSIONS
 
     head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
     part = config.drafts_dir / VERSIONS / f".{folder.name}.part"
@@ -89,7 +89,7 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
 
 def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
     """Return the folder of a version. Raises: BadInput if it is not on this host."""
-    from fleet.train.engine import VERSIONS
+    from fleet.drafts.trainer.engine import VERSIONS
 
     folder = config.drafts_dir / VERSIONS / version.sha256
     if not folder.is_dir():

@@ -33,9 +33,9 @@ from fleet.cli.fork_protocol import (
 from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
-from fleet.core.private import make_private_folder
-from fleet.core.process_title import RESERVE
-from fleet.core.unix_sockets import address_of
+from fleet.process.private import make_private_folder
+from fleet.process.title import RESERVE
+from fleet.process.unix_sockets import address_of
 
 log = logging.getLogger(__name__)
 

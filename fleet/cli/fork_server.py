@@ -30,10 +30,10 @@ from fleet.cli.fork_protocol import (
     receive,
     send,
 )  # fmt: skip
-from fleet.core.gc_freeze import freeze_gc
-from fleet.core.parent_death import die_with_pipe, set_keeper
-from fleet.core.process_title import set_process_title
-from fleet.core.unix_sockets import address_of
+from fleet.process.gc_freeze import freeze_gc
+from fleet.process.parent_death import die_with_pipe, set_keeper
+from fleet.process.title import set_process_title
+from fleet.process.unix_sockets import address_of
 
 IDLE_POLL_S = 0.1
 MAX_DESCRIPTORS = 1 << 20

@@ -13,7 +13,7 @@ import yaml
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
-from fleet.core.span_routes import SpanRoutes, routes_of
+from fleet.spans.protocol.routes import SpanRoutes, routes_of
 from fleet.graphs import DEFAULT_GRAPH
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 
 import psutil
 
-from fleet.core.parent_death import signalled_with_parent
+from fleet.process.parent_death import signalled_with_parent
 
 CANNOT_START_S = 60.0
 STABLE_AFTER_S = 10.0

@@ -1,4 +1,4 @@
-"""`fleet pocket`: train and evaluate the small model that ships with Fleet; implemented in `fleet.pocket`."""
+"""`fleet pocket`: train and evaluate the small model that ships with Fleet; implemented in `fleet.lab.pocket`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ app = typer.Typer(name="pocket", no_args_is_help=True, help="Train and evaluate 
 def train(
     steps: Annotated[list[str] | None, typer.Argument(metavar="[STEP]...", help="Only these steps of the recipe.")] = None,
     work: Annotated[Path, typer.Option(help="Folder of data and trained parts, from which a run resumes.")] = Path(
-        ".fleet/pocket"
+        ".fleet/lab/pocket"
     ),
     device: Annotated[str, typer.Option(help="Device of the trainings: cpu, cuda, cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads of a training.")] = 1,
@@ -33,7 +33,7 @@ def train(
     Example: fleet pocket train --threads 2 --workers 2
     """
     with _pocket_extra():
-        from fleet.pocket import recipe
+        from fleet.lab.pocket import recipe
     options = recipe.RecipeOptions(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
     recipe.run_steps(options, steps or [])
 
@@ -42,7 +42,7 @@ def train(
 def list_steps() -> None:
     """List the steps of the recipe in order, with the steps that each depends on."""
     with _pocket_extra():
-        from fleet.pocket.recipe import STEPS
+        from fleet.lab.pocket.recipe import STEPS
     for name, step in STEPS.items():
         print(f"{name:<11} {step.description}" + (f" (after {', '.join(step.after)})" if step.after else ""))
 
@@ -66,11 +66,11 @@ def evaluate(
     with _pocket_extra():
         from rich.console import Console
 
-        from fleet.pocket.judge.options import options_of
-        from fleet.pocket.judge.plot import draw
-        from fleet.pocket.judge.report import write_report
-        from fleet.pocket.judge.run import run
-        from fleet.pocket.judge.show import show
+        from fleet.lab.pocket.judge.options import options_of
+        from fleet.lab.pocket.judge.plot import draw
+        from fleet.lab.pocket.judge.report import write_report
+        from fleet.lab.pocket.judge.run import run
+        from fleet.lab.pocket.judge.show import show
     options = options_of(parts or (), questions, own_sampling=own_sampling, sounds=sounds, api_key=read_settings().api_key)
     report = run(url, options)
     show(report, Console())
@@ -90,7 +90,7 @@ def demo(
     Example: fleet pocket demo recordings
     """
     with _pocket_extra():
-        from fleet.pocket.judge.demo import demonstrate
+        from fleet.lab.pocket.judge.demo import demonstrate
     demonstrate(url, out_dir, print, api_key=read_settings().api_key)
 
 

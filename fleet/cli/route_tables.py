@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fleet.core.byte_sizes import format_byte_size
-from fleet.core.span_routes import HopView, RouteView, SpanRoutes
+from fleet.spans.protocol.routes import HopView, RouteView, SpanRoutes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

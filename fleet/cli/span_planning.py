@@ -10,8 +10,8 @@ import torch
 
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size
 from fleet.core.errors import ConfigError
-from fleet.core.span_buffers import PassLimits
-from fleet.core.span_plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
+from fleet.spans.protocol.buffers import PassLimits
+from fleet.spans.protocol.plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
 from fleet.engine.torch.build import DTYPES
 from fleet.graphs import Stage
 from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers

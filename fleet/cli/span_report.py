@@ -7,8 +7,8 @@ from rich.console import Console
 
 from fleet.cli.span_planning import MadePlan
 from fleet.core.byte_sizes import format_byte_size
-from fleet.core.span_plan import PlannedSpan
-from fleet.reporting.tables import bar_of, table_of
+from fleet.spans.protocol.plan import PlannedSpan
+from fleet.lab.report.tables import bar_of, table_of
 
 WIDTH = 110
 """Columns of the table where the output is no terminal."""

@@ -16,7 +16,7 @@ from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import new_request_id
 
 if TYPE_CHECKING:
-    from fleet.capture.run import RunProgress
+    from fleet.drafts.capture.run import RunProgress
     from fleet.core.request import RequestSpec
     from fleet.processing import Frontend
 
@@ -94,9 +94,9 @@ def forget(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 
 async def _run(deployment: Deployment, pool: Path | None, corpus: int | None, name: str) -> "RunProgress":
-    from fleet.capture.pool import answered
-    from fleet.capture.run import CapturedRun
-    from fleet.capture.source import CaptureSource
+    from fleet.drafts.capture.pool import answered
+    from fleet.drafts.capture.run import CapturedRun
+    from fleet.drafts.capture.source import CaptureSource
     from fleet.control.client import FleetClient
     from fleet.processing import load_frontend
 
@@ -120,8 +120,8 @@ async def _run(deployment: Deployment, pool: Path | None, corpus: int | None, na
 
 
 def _specs(deployment: Deployment, frontend: "Frontend", pool: Path | None, corpus: int | None) -> "Iterator[RequestSpec]":
-    from fleet.capture.pool import prepare, read_pool
-    from fleet.pocket.corpus.generate import dialogues
+    from fleet.drafts.capture.pool import prepare, read_pool
+    from fleet.lab.pocket.corpus.generate import dialogues
     from fleet.processing import Message, TextPart
 
     if pool is not None:

@@ -19,9 +19,9 @@ from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
 from fleet.config.schema import WebConfig
-from fleet.core.free_ports import free_ports
-from fleet.core.lan_address import EVERYWHERE, lan_address
-from fleet.core.private import write_private
+from fleet.process.free_ports import free_ports
+from fleet.process.lan_address import EVERYWHERE, lan_address
+from fleet.process.private import write_private
 
 if TYPE_CHECKING:
     from fleet.cli.keeper import ProcessStarter

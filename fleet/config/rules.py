@@ -18,7 +18,7 @@ from fleet.config.vllm_rules import (
     vllm_settings_are_used,
 )
 from fleet.core.ids import StageName
-from fleet.core.speculation_figures import EAGLE3, OFF
+from fleet.drafts.figures.speculation import EAGLE3, OFF
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]

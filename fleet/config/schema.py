@@ -16,8 +16,8 @@ from fleet.config.values import Number, Whole
 from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.speculation_figures import OFF
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.drafts.figures.speculation import OFF
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
 KV_PAGES = 1024

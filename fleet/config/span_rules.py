@@ -10,7 +10,7 @@ from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
 from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.layer_spans import LayerSpan, RoutePlan, plan_route, topology_of
+from fleet.spans.protocol.layers import LayerSpan, RoutePlan, plan_route, topology_of
 from fleet.graphs import Stage
 
 

@@ -13,8 +13,8 @@ from typing import TypeGuard, cast
 from urllib.parse import urlsplit
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.speculation_figures import OFF
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.drafts.figures.speculation import OFF
 
 MAX_PORT = 65535
 _MAX_HOST_LEN = 253

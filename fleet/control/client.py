@@ -27,7 +27,7 @@ from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
-from fleet.core.background import keep_running
+from fleet.process.background import keep_running
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fleet.core.errors import ConfigError
-from fleet.core.private import OTHERS, OTHERS_WRITE, close_to_others, make_private_folder, write_private
+from fleet.process.private import OTHERS, OTHERS_WRITE, close_to_others, make_private_folder, write_private
 
 SOCKET, PASSWORD, LOCK = "redis.sock", "password", "server.lock"
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107

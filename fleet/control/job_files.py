@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.jobs import REPORT_FILES
-from fleet.core.private import make_private_folder
+from fleet.process.private import make_private_folder
 
 FOLDER = "jobs"
 JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -16,7 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.speculation_figures import CONFIGURED, ORDERS
+from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.core.telemetry import WorkerOrder
 from fleet.graphs import Graph
 

@@ -15,7 +15,7 @@ from fleet.config.roles import Role
 from fleet.control import scripts
 from fleet.control.connect import connect_for_a_call, run
 from fleet.control.outage import Outage
-from fleet.core.parent_death import keeper_pid
+from fleet.process.parent_death import keeper_pid
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import answer_of, number, pairs, run_async, text
 from fleet.core.errors import NotFound
 from fleet.core.ids import RoleName, WorkerId
-from fleet.core.training_figures import DraftVersion, TrainingState, decode_training, decode_version, encode_version
+from fleet.drafts.figures.training import DraftVersion, TrainingState, decode_training, decode_version, encode_version
 from fleet.graphs.training import TRAINER
 
 Outcome = Literal["acknowledged", "shed", "failed"]

@@ -9,8 +9,8 @@ import msgspec
 
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
-from fleet.core.span_figures import SpanPart
-from fleet.core.speculation_figures import SpeculationFigures
+from fleet.spans.protocol.figures import SpanPart
+from fleet.drafts.figures.speculation import SpeculationFigures
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")

@@ -18,9 +18,9 @@ from fleet.core.ids import RequestId, Walk
 from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
 from fleet.core.session_parts import SessionLimits
-from fleet.core.span_figures import SpanFigures
-from fleet.core.speculation_figures import OFF, SpeculationFigures
-from fleet.core.training_figures import TrainingFigures
+from fleet.spans.protocol.figures import SpanFigures
+from fleet.drafts.figures.speculation import OFF, SpeculationFigures
+from fleet.drafts.figures.training import TrainingFigures
 
 Arrays = Mapping[str, np.ndarray]
 TOKEN = "token"

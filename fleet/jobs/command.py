@@ -13,7 +13,7 @@ from rq import get_current_job
 
 from fleet.control.job_files import make_folder
 from fleet.control.jobs import note_progress
-from fleet.core.parent_death import signalled_with_parent
+from fleet.process.parent_death import signalled_with_parent
 from fleet.core.telemetry import JobProgress
 from fleet.jobs.measured import TEMPORARY, Measured
 

@@ -24,7 +24,7 @@ from fleet.control.job_files import folder_of, remove_old_folders
 from fleet.control.jobs import QUEUE, kept_ids
 from fleet.control.outage import Outage, is_away
 from fleet.core.errors import NotFound
-from fleet.core.parent_death import signalled_with_parent
+from fleet.process.parent_death import signalled_with_parent
 from fleet.jobs.dead_workers import PROCESS, REMEDY, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from fleet.core.errors import ConfigError
-from fleet.core.span_plan import ModelSizes
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.models.checkpoint import file_of_each_weight, naming
 
 TOLERANCE = 0.01

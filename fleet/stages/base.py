@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from fleet.core.ids import EdgeName, StageName, Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
-from fleet.core.span_messages import Returned
+from fleet.spans.protocol.messages import Returned
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import RouteSlot
-from fleet.train.records import TrainingRecords
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.drafts.trainer.records import TrainingRecords
 
 if TYPE_CHECKING:
-    from fleet.engine.torch.span_model import SpanLayers
+    from fleet.spans.torch.model import SpanLayers
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):

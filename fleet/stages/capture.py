@@ -11,7 +11,7 @@ from fleet.core.errors import BadInput
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import CAPTURE, FEATURES, TRAINED
-from fleet.models.eagle3.config import default_layer_ids
+from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.models.target_hash import hash_of_target
 from fleet.stages.base import NO_OUTPUT, BuildOptions, EdgeItem, LoggedOutput, TaskAdapter
 

@@ -9,11 +9,11 @@ from typing import cast
 import torch
 
 from fleet.core.errors import ConfigError
-from fleet.core.speculation_figures import EAGLE3, NGRAM, SUFFIX
+from fleet.drafts.figures.speculation import EAGLE3, NGRAM, SUFFIX
 from fleet.engine.base import Engine
-from fleet.engine.span_chain import RouteSlot
+from fleet.spans.protocol.chain import RouteSlot
 from fleet.engine.torch.build import ComputeDevice, open_device
-from fleet.engine.torch.drafters import Drafter, NgramDrafter, SuffixDrafter
+from fleet.drafts.drafters import Drafter, NgramDrafter, SuffixDrafter
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
@@ -21,14 +21,14 @@ from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
 from fleet.engine.torch.program import DraftedProgram, DraftedTask, GraphProgram, GraphTaskT, Program, TaskT
-from fleet.engine.torch.span_passes import SpanPasses, SpanPassOptions, SpanProgram
-from fleet.engine.torch.speculation import Speculation
+from fleet.spans.anchor.passes import SpanPasses, SpanPassOptions, SpanProgram
+from fleet.drafts.speculation import Speculation
 from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import CheckpointReader
-from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
-from fleet.models.eagle3.drafter import HeadDrafter, check_fit
-from fleet.models.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
-from fleet.models.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.drafter import HeadDrafter, check_fit
+from fleet.drafts.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
+from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.models.target_hash import hash_of_target
 from fleet.stages.base import BuildOptions, HeadExchange
 

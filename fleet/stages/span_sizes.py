@@ -13,8 +13,8 @@ import torch
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
-from fleet.core.span_buffers import PassLimits, buffer_bytes
-from fleet.core.span_plan import ModelSizes
+from fleet.spans.protocol.buffers import PassLimits, buffer_bytes
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.load import read_config

@@ -7,10 +7,10 @@ import numpy as np
 
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import RouteSlot
+from fleet.spans.protocol.chain import RouteSlot
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import start
 from fleet.graphs.text import LM, TEXT

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import read_config
-from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
 from fleet.models.target_hash import hash_of_target
 from fleet.processing.context_length import read_num_positions
 

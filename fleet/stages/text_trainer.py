@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import load_span
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text_head import head_config
 from fleet.stages.training import build_trainer
-from fleet.train.samples import TargetParts
+from fleet.drafts.trainer.samples import TargetParts
 
 
 def build(options: BuildOptions) -> BuiltStage:

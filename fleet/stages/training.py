@@ -12,15 +12,15 @@ from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import PUBLISH, TRAIN, TRAINED
-from fleet.models.eagle3.config import Eagle3Config
-from fleet.models.eagle3.files import pack_head, packed_bytes, unpack_head
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.vocabulary import choose_vocabulary
+from fleet.drafts.eagle3.config import Eagle3Config
+from fleet.drafts.eagle3.files import pack_head, packed_bytes, unpack_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.vocabulary import choose_vocabulary
 from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, HeadExchange, LoggedOutput, TaskAdapter
-from fleet.train.engine import ANSWER_START, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
-from fleet.train.replay import ReplayBuffer
-from fleet.train.samples import TargetParts
-from fleet.train.trainer import Trainer, TrainerSettings
+from fleet.drafts.trainer.engine import ANSWER_START, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import TargetParts
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 
 
 def build_trainer(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleet.control.connect import text
-from fleet.core.fleet_secret import FleetSecret, span_connection_key
-from fleet.spans.addresses import SpanAddress, address_text, parse_address
+from fleet.process.fleet_secret import FleetSecret, span_connection_key
+from fleet.spans.net.addresses import SpanAddress, address_text, parse_address
 
 Service = Literal["span", "session"]
 TOKEN_BYTES = 32

@@ -19,12 +19,12 @@ from fleet.config.values import AUTO
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
-from fleet.core.gc_freeze import freeze_gc
+from fleet.process.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.core.layer_spans import Topology, topology_of
+from fleet.spans.protocol.layers import Topology, topology_of
 from fleet.core.log_labels import Labels
-from fleet.core.span_messages import Returned
-from fleet.core.span_plan import ModelSizes
+from fleet.spans.protocol.messages import Returned
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.graphs import Stage
 from fleet.graphs.training import TRAINER
 from fleet.stages.base import (
@@ -42,7 +42,7 @@ from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import pool_on_gpu, share_pool
-from fleet.worker.head_follower import HeadFollower, HeadMemory, follow_heads
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
 from fleet.worker.lease import Lease
 from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
@@ -50,13 +50,13 @@ from fleet.worker.peers import PeerAccess, read_peer_access
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
-from fleet.worker.route_division import AutomaticDivision, GivenDivision
-from fleet.worker.route_keeper import RouteKeeper, RouteSettings
+from fleet.spans.anchor.division import AutomaticDivision, GivenDivision
+from fleet.spans.anchor.keeper import RouteKeeper, RouteSettings
 from fleet.worker.session_service import SessionService
-from fleet.worker.span_blocks import block_reads
-from fleet.worker.span_check import check_spans
-from fleet.worker.span_memory import layer_sizes
-from fleet.worker.training_records import RedisRecords
+from fleet.spans.blocks import block_reads
+from fleet.spans.anchor.check import check_spans
+from fleet.spans.host.memory import layer_sizes
+from fleet.drafts.exchange.records import RedisRecords
 
 log = logging.getLogger(__name__)
 
@@ -427,7 +427,7 @@ def run_worker(
     folder = checkpoint or Path(config.checkpoint)
     check_spans(config, serves.stage, folder)
     if serves.hosts_spans:
-        from fleet.worker.span_process import SpanWorkerProcess
+        from fleet.spans.host.process import SpanWorkerProcess
 
         options = build_options(config, serves.stage, folder)
         fingerprint = fingerprint_of(folder)

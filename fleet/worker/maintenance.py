@@ -9,19 +9,19 @@ import psutil
 
 from fleet.control import scripts
 from fleet.core.errors import BadInput
-from fleet.core.head_holders import encode_held
+from fleet.drafts.figures.head_holders import encode_held
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.pulls import PullTally
-from fleet.core.span_figures import encode_figures
-from fleet.core.speculation_figures import encode_speculation
-from fleet.core.training_figures import encode_training
+from fleet.spans.protocol.figures import encode_figures
+from fleet.drafts.figures.speculation import encode_speculation
+from fleet.drafts.figures.training import encode_training
 from fleet.engine.base import Engine
 from fleet.transfer.base import Transfer
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.grants import GrantIntake
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.head_follower import HeadFollower
-from fleet.worker.head_watch import HeadWatch
+from fleet.drafts.exchange.follower import HeadFollower
+from fleet.drafts.exchange.watch import HeadWatch
 from fleet.worker.outbox import Outbox
 from fleet.worker.pending_calls import ignore_reply
 from fleet.worker.receiver import Receiver

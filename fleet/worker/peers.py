@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.config import FleetConfig
-from fleet.core.fleet_secret import FleetSecret, Record, read_fleet_secret
+from fleet.process.fleet_secret import FleetSecret, Record, read_fleet_secret
 from fleet.core.ids import WorkerId
 from fleet.transfer.base import Transfer
 from fleet.transfer.reach import LOCAL, Reach, reach_of

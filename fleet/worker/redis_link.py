@@ -21,11 +21,11 @@ from fleet.control.scripts import Arg, Call
 from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
-from fleet.core.fleet_secret import FleetSecret
-from fleet.core.head_holders import HeldHead, decode_held
+from fleet.process.fleet_secret import FleetSecret
+from fleet.drafts.figures.head_holders import HeldHead, decode_held
 from fleet.core.hops import HopCounts
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
-from fleet.core.training_figures import DraftVersion, decode_version
+from fleet.drafts.figures.training import DraftVersion, decode_version
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
 from fleet.control.outage import cause_of
 from fleet.core.errors import BadInput, NotFound, NoWorker, RedisUnreachable, SessionInterrupted, from_code
-from fleet.core.fleet_secret import FleetSecret
+from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.session_messages import (
     PURPOSE,
@@ -36,8 +36,8 @@ from fleet.core.session_messages import (
     encode_session_message,
 )
 from fleet.core.session_parts import check_parts
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial
+from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.dial import dial
 from fleet.worker.endpoints import endpoint_of
 
 TIMEOUT_S = 60.0

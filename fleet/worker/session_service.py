@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, FleetError, SessionInterrupted, UnknownWireVersion
-from fleet.core.fleet_secret import FleetSecret, span_connection_key
+from fleet.process.fleet_secret import FleetSecret, span_connection_key
 from fleet.core.ids import StageName, WorkerId
 from fleet.core.session_messages import (
     PURPOSE,
@@ -29,8 +29,8 @@ from fleet.core.session_messages import (
 )
 from fleet.core.session_parts import KEYS, POSITIONS, TAPPED, SessionLimits, check_info, check_part, check_parts
 from fleet.engine.base import Engine, SavedSession, SessionCopied
-from fleet.spans.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.listener import SpanListener
+from fleet.spans.net.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.listener import SpanListener
 from fleet.worker.endpoints import endpoint_fields, new_token
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import TransferError
-from fleet.spans.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
-from fleet.spans.frames import BLOCK_AT, PREFIX
-from fleet.spans.ring import BLOCK, BlockPort, BlockReads, RingSpace
+from fleet.spans.net.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
+from fleet.spans.net.frames import BLOCK_AT, PREFIX
+from fleet.spans.net.ring import BLOCK, BlockPort, BlockReads, RingSpace
 from tests.span_peers import KEY, WAIT_S, connected, dial_as, serving, take_arrivals, take_closed, take_frames
 from tests.support import cli_env, wait_until
 
@@ -22,9 +22,9 @@ SIZES = (0, 1, 999, 1000, 5000, 16_000, 16_001, 12_000, 3, 15_999, 70_000, 1000)
 
 PEER = """
 import sys
-from fleet.spans.connection import FrameReceived, SpanArrivals
-from fleet.spans.listener import SpanListener
-from fleet.spans.ring import BlockReads
+from fleet.spans.net.connection import FrameReceived, SpanArrivals
+from fleet.spans.net.listener import SpanListener
+from fleet.spans.net.ring import BlockReads
 arrivals = SpanArrivals(BlockReads(min_bytes=1000))
 listener = SpanListener("127.0.0.1", arrivals=arrivals, key=b"%s", own_name="acceptor")
 print(listener.address[1], flush=True)

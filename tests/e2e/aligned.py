@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from fleet.pocket.judge.align import align
-from fleet.pocket.judge.listen import extent
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.shape import VOICES
-from fleet.pocket.speech.analysis import HOP_S, NUM_MELS, analyse
-from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.lab.pocket.judge.align import align
+from fleet.lab.pocket.judge.listen import extent
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.shape import VOICES
+from fleet.lab.pocket.speech.analysis import HOP_S, NUM_MELS, analyse
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 from tests.web.voice.probe import Pcm
 
 

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import redis
 
-from fleet.api_client.client import ApiClient
+from fleet.lab.client.client import ApiClient
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys
 from fleet.control.connect import text

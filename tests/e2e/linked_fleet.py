@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from fleet.bench.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
+from fleet.lab.measure.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys
 from fleet.control.connect import connect, text

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleet.api_client.client import ApiClient
-from fleet.chaos.clients import Gateways
-from fleet.chaos.faults import InjectedFault
-from fleet.chaos.requests import make_save_tasks
-from fleet.chaos.save_report import SaveReport, report_saves
-from fleet.chaos.saves import SaveLoad, SaveSurroundings
-from fleet.chaos.schedule import FaultKind
-from fleet.chaos.session_files import SessionFiles
+from fleet.lab.client.client import ApiClient
+from fleet.lab.faults.clients import Gateways
+from fleet.lab.faults.faults import InjectedFault
+from fleet.lab.faults.requests import make_save_tasks
+from fleet.lab.faults.save_report import SaveReport, report_saves
+from fleet.lab.faults.saves import SaveLoad, SaveSurroundings
+from fleet.lab.faults.schedule import FaultKind
+from fleet.lab.faults.session_files import SessionFiles
 from fleet.core.ids import WorkerId
 from tests.e2e.fleets import PATIENCE_S
 from tests.e2e.span_fleets import SpanFleet

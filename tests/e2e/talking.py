@@ -11,7 +11,7 @@ import numpy as np
 import soxr
 from playwright.sync_api import Page, expect
 
-from fleet.api_client.chat import ChatCall, ChatMessage, OutputAudio
+from fleet.lab.client.chat import ChatCall, ChatMessage, OutputAudio
 from fleet.config.schema import WebConfig
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.fleets import ProcessFleet, fleet_up

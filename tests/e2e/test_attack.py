@@ -14,8 +14,8 @@ import psutil
 import pytest
 import redis
 
-from fleet.api_client.chat import read_stream
-from fleet.api_client.errors import StreamError
+from fleet.lab.client.chat import read_stream
+from fleet.lab.client.errors import StreamError
 from fleet.control import keys
 from fleet.control.connect import connect
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench import interference, kv_pages
-from fleet.bench.main import run
-from fleet.bench.report import BenchFile, BenchReport
+from fleet.lab.measure import interference, kv_pages
+from fleet.lab.measure.main import run
+from fleet.lab.measure.report import BenchFile, BenchReport
 from tests.unit.test_bench_run import PNG
 
 SMALL = ("graph=text", "checkpoint=tiny", "device=cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.voice_sessions_result import VoiceSessionsResult
+from fleet.lab.measure.voice_sessions_result import VoiceSessionsResult
 from tests.support import run_cli
 
 SESSIONS, TURNS = 6, 2

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from fleet.chaos.report import Verdict
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
-from fleet.chaos.soak_report import SoakVerdict
+from fleet.lab.faults.report import Verdict
+from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
+from fleet.lab.faults.soak_report import SoakVerdict
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import REPO, run_cli, set_options

@@ -20,7 +20,7 @@ from fleet.cli.checkpoint import write_tiny
 from fleet.cli.main import app
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
-from fleet.core.free_ports import free_port
+from fleet.process.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, set_options, start_cli, wait_until
 

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from fleet.control import jobs
 from fleet.control.server import find_server
-from fleet.core.free_ports import free_port
+from fleet.process.free_ports import free_port
 from tests.e2e.gateways import Switch
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.support import redis_answers, start_cli, wait_until

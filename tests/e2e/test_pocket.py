@@ -15,12 +15,12 @@ import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 
-from fleet.pocket.corpus import spoken
-from fleet.pocket.judge.demo import PICTURE, SCENES
-from fleet.pocket.judge.recognise import Recogniser
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.shape import VOICES
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
+from fleet.lab.pocket.corpus import spoken
+from fleet.lab.pocket.judge.demo import PICTURE, SCENES
+from fleet.lab.pocket.judge.recognise import Recogniser
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.shape import VOICES
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
 
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")

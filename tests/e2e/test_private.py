@@ -18,7 +18,7 @@ import redis
 from fleet.control import keys
 from fleet.control.connect import pairs, text
 from fleet.control.embedded import embedded_url, read_password
-from fleet.core.free_ports import free_port
+from fleet.process.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, worker_ids
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until

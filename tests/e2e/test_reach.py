@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleet.core.free_ports import free_port
+from fleet.process.free_ports import free_port
 from tests.support import run_cli, set_options, start_cli
 
 pytestmark = pytest.mark.one_file_in(4, "processes")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
 from tests.e2e.span_fleets import SPAN_ROLE, SpanFleet, automatic_fleet, compare_disturbed_streams
 from tests.support import wait_until

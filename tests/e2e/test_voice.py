@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from fleet.api_client.client import ApiClient
+from fleet.lab.client.client import ApiClient
 from tests.e2e.fleets import fleet_up
 from tests.support import wait_until
 from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence, speech

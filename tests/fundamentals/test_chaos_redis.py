@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from fleet.chaos.patience import patiently
-from fleet.chaos.redis_faults import RedisFaults
-from fleet.chaos.redis_servers import RedisServers, find_clock_library, redis_servers
-from fleet.chaos.relay import Relay
-from fleet.chaos.schedule import REDIS, Fault, FaultKind
+from fleet.lab.faults.patience import patiently
+from fleet.lab.faults.redis_faults import RedisFaults
+from fleet.lab.faults.redis_servers import RedisServers, find_clock_library, redis_servers
+from fleet.lab.faults.relay import Relay
+from fleet.lab.faults.schedule import REDIS, Fault, FaultKind
 from fleet.control.connect import connect
 from fleet.control.outage import code_of
 from tests.support import wait_until

@@ -5,7 +5,7 @@ import redis
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.training_figures import DraftVersion, decode_version, encode_version
+from fleet.drafts.figures.training import DraftVersion, decode_version, encode_version
 from tests.fundamentals.control_plane import Control
 
 ACTIVE, STANDBY = WorkerId("trainer@test:5:a"), WorkerId("trainer@test:6:b")

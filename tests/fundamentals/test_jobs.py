@@ -14,7 +14,7 @@ from rq.job import Job as RqJob
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from fleet.bench.options import BenchOptions, parse
+from fleet.lab.measure.options import BenchOptions, parse
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient

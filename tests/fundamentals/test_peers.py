@@ -13,7 +13,7 @@ from fleet.config import FleetConfig, load_config
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.errors import TransferError, VersionSkew
-from fleet.core.fleet_secret import read_fleet_secret
+from fleet.process.fleet_secret import read_fleet_secret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer

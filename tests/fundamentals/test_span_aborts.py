@@ -9,7 +9,7 @@ import pytest
 
 from fleet.control.client import FleetClient
 from fleet.worker.main import WorkerProcess
-from fleet.worker.span_process import SpanWorkerProcess
+from fleet.spans.host.process import SpanWorkerProcess
 from tests.fundamentals.test_abort import assert_every_key_expires
 from tests.harness import gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads

@@ -18,13 +18,13 @@ from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.control.dead_letters import read_letters
 from fleet.core.errors import FleetError, NoWorker
-from fleet.core.fleet_secret import FleetSecret
+from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.span_routes import SpanRoutes, routes_of
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.routes import SpanRoutes, routes_of
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
-from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
 from fleet.worker.peers import PeerAccess

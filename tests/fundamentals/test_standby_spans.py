@@ -10,7 +10,7 @@ from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.core.errors import ConfigError
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads

@@ -9,7 +9,7 @@ import redis
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys
 from fleet.core.errors import VersionSkew
-from fleet.core.fleet_secret import FleetSecret
+from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.worker.main import WorkerProcess, build_stage

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.bench.twin import Answers, SlowTwin
+from fleet.lab.measure.twin import Answers, SlowTwin
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine

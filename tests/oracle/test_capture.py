@@ -18,10 +18,10 @@ from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, E
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import THINKER
 from fleet.graphs.training import CAPTURE, TRAINED
-from fleet.models.eagle3.config import default_layer_ids
+from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build as build_thinker
-from fleet.train.captured import sample_of
+from fleet.drafts.trainer.captured import sample_of
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, answers_of, stage, write_model

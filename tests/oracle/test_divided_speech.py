@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.core.span_messages import AnySpanMessage, SpanResult, SpanTapped
+from fleet.spans.protocol.messages import AnySpanMessage, SpanResult, SpanTapped
 from fleet.graphs.qwen3_omni import TALKER, THINKER
 from tests.oracle.divided_speech import (
     TALKERS,

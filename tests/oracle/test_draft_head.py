@@ -12,18 +12,18 @@ import torch
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.core.request import Sampling
-from fleet.engine.torch.drafters import ComputedRows
+from fleet.drafts.drafters import ComputedRows
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import get_graph
-from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
-from fleet.models.eagle3.drafter import HeadDrafter
-from fleet.models.eagle3.files import save_head
-from fleet.models.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.drafter import HeadDrafter
+from fleet.drafts.eagle3.files import save_head
+from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.models.target_hash import hash_of_target
 from fleet.stages.base import BuildOptions, BuiltStage, SpeculationOptions
-from fleet.train.replay import ReplayBuffer
-from fleet.train.samples import DraftSample, TargetParts
-from fleet.train.trainer import Trainer, TrainerSettings
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, SMALL, answers_of, stage, write_model
 from tests.oracle.twins import (

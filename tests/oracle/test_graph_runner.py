@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fleet.bench.twin import Answers
+from fleet.lab.measure.twin import Answers
 from fleet.core.errors import EngineError
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
-from fleet.engine.torch.drafters import SuffixDrafter
+from fleet.drafts.drafters import SuffixDrafter
 from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.pass_queue import LocalPasses
-from fleet.engine.torch.speculation import Speculation
+from fleet.drafts.speculation import Speculation
 from fleet.graphs import EACH, get_graph
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.bench.twin import Answers
+from fleet.lab.measure.twin import Answers
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import StageName
 from fleet.graphs import ALL, EACH, ChunkPolicy

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
 import fleet.models.qwen3_omni.talker as talker_module
-from fleet.bench.twin import Answers
+from fleet.lab.measure.twin import Answers
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.engine.torch.sampling import RowSampling, draw

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fleet.bench.twin import SlowTwin
+from fleet.lab.measure.twin import SlowTwin
 from fleet.config import load_config
 from fleet.core.ids import StageName
 from fleet.engine.base import EngineOutput

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import RequestId, StageName, Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineRequest
 from fleet.engine.torch.attention_fast import FastLayout
@@ -27,7 +27,7 @@ from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import tiles
 from fleet.engine.torch.program import Forwarded
-from fleet.engine.torch.span_model import SpanComputer, last_rows
+from fleet.spans.torch.model import SpanComputer, last_rows
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 from fleet.models.checkpoint import INDEX, CheckpointReader, WeightReader, file_of_each_weight
 from fleet.models.qwen3_omni.config import DividedStage, read_config

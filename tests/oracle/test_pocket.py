@@ -11,8 +11,8 @@ import soxr
 
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.config import load_config
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Voice
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Voice
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
 from tests.harness import thread_fleet

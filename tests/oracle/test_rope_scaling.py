@@ -24,8 +24,8 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineRequest
-from fleet.engine.torch.drafters import Drafter, MatchingDrafter, NgramDrafter, Proposer
-from fleet.engine.torch.speculation import Speculation
+from fleet.drafts.drafters import Drafter, MatchingDrafter, NgramDrafter, Proposer
+from fleet.drafts.speculation import Speculation
 from fleet.models.causal_lm.load import load_model
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe

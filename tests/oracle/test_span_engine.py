@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
-from fleet.spans.ring import BlockReads
+from fleet.spans.net.ring import BlockReads
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
-from fleet.core.span_messages import SpanFetched
+from fleet.spans.protocol.messages import SpanFetched
 from fleet.engine.base import SavedSession, SessionCopied
 from fleet.graphs.qwen3_omni import THINKER
 from fleet.stages.qwen3_omni.thinker import ThinkerAdapter, feature_extractor

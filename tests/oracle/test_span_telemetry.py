@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleet.core.request import Sampling
-from fleet.core.span_figures import PassSums, SpanFigures
+from fleet.spans.protocol.figures import PassSums, SpanFigures
 from tests.oracle.test_span_engine import HEAD_ON_ANCHOR, PROMPT, SMALL_QWEN, THREE_LAYERS, driven
 from tests.oracle.test_text_engine import write_model
 from tests.span_route import SpanWorkerThread, TextDriver, route_of

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.models.causal_lm import span
 from fleet.models.causal_lm.span_trial import small_config, try_division
 from fleet.stages.base import AnchorOptions, BuildOptions

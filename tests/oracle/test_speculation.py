@@ -15,16 +15,16 @@ import pytest
 from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
-import fleet.engine.torch.drafter_choice as drafter_choice
-from fleet.bench.twin import SlowTwin
+import fleet.drafts.choice as drafter_choice
+from fleet.lab.measure.twin import SlowTwin
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineOutput
 from fleet.engine.torch.answer import AnsweringTask
-from fleet.engine.torch.drafters import AskedDraft, Drafter, MatchingDrafter, NgramDrafter, Proposer, SuffixDrafter
+from fleet.drafts.drafters import AskedDraft, Drafter, MatchingDrafter, NgramDrafter, Proposer, SuffixDrafter
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.sampling import RowSampling, draw
-from fleet.engine.torch.speculation import Speculation
+from fleet.drafts.speculation import Speculation
 from fleet.graphs import get_graph
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer

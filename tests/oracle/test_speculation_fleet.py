@@ -7,7 +7,7 @@ import pytest
 
 from fleet.control.client import FleetClient
 from fleet.core.ids import EdgeName
-from fleet.core.speculation_figures import SpeculationFigures
+from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.graphs import get_graph
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, THINKER
 from fleet.graphs.text import LM

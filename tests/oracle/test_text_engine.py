@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.bench.twin import SlowTwin
+from fleet.lab.measure.twin import SlowTwin
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.bench.twin import Answers, Policy, SlowTwin, declared_policy
+from fleet.lab.measure.twin import Answers, Policy, SlowTwin, declared_policy
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.pocket import shape
-from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
-from fleet.pocket.speech.codes import Codebook, fit
-from fleet.pocket.speech.pulses import synthesise
-from fleet.pocket.speech.wordlock import SentenceFrames
-from fleet.pocket.train.codec import LOOKAHEAD_SAMPLES, Codec, Example, code2wav, decode, pitch_right, wave_loss
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
+from fleet.lab.pocket.speech.codes import Codebook, fit
+from fleet.lab.pocket.speech.pulses import synthesise
+from fleet.lab.pocket.speech.wordlock import SentenceFrames
+from fleet.lab.pocket.train.codec import LOOKAHEAD_SAMPLES, Codec, Example, code2wav, decode, pitch_right, wave_loss
 
 NUM_FRAMES = 12
 

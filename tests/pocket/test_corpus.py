@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from fleet.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, encode, families, is_right, memory, sentences
-from fleet.pocket.corpus.families import TABLES, list_exchanges
-from fleet.pocket.corpus.salad import repeat, salad
-from fleet.pocket.corpus.text import number
+from fleet.lab.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, encode, families, is_right, memory, sentences
+from fleet.lab.pocket.corpus.families import TABLES, list_exchanges
+from fleet.lab.pocket.corpus.salad import repeat, salad
+from fleet.lab.pocket.corpus.text import number
 
 NUM_DRAWN = 9_000
 MAX_ANSWER_WORDS, MAX_QUESTION_WORDS = 12, 12

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from fleet.pocket.judge.demo import PICTURE, SCENES
+from fleet.lab.pocket.judge.demo import PICTURE, SCENES
 from tests.support import REPO
 
 POCKET = REPO / "fleet" / "pocket"

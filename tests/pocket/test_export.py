@@ -13,11 +13,11 @@ from fleet.config.schema import Limits
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import Sampling
-from fleet.pocket import export as subject
-from fleet.pocket import shape
-from fleet.pocket.corpus import ChatTurn
-from fleet.pocket.export import PLACES, export
-from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
+from fleet.lab.pocket import export as subject
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.corpus import ChatTurn
+from fleet.lab.pocket.export import PLACES, export
+from fleet.lab.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from tests.oracle.oracle import from_pretrained

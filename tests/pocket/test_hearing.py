@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files
-from fleet.pocket import shape
-from fleet.pocket.corpus import encode
-from fleet.pocket.hearing import recordings
-from fleet.pocket.hearing.augment import add_noise, augment, coloured
-from fleet.pocket.hearing.features import log_mel
-from fleet.pocket.hearing.recordings import Recordings, load
-from fleet.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
-from fleet.pocket.train.joint import SampleSource, audio_loss, spoken_turns, text_losses, transcription
-from fleet.pocket.train.listening import (
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.corpus import encode
+from fleet.lab.pocket.hearing import recordings
+from fleet.lab.pocket.hearing.augment import add_noise, augment, coloured
+from fleet.lab.pocket.hearing.features import log_mel
+from fleet.lab.pocket.hearing.recordings import Recordings, load
+from fleet.lab.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
+from fleet.lab.pocket.train.joint import SampleSource, audio_loss, spoken_turns, text_losses, transcription
+from fleet.lab.pocket.train.listening import (
     FIRST_ROW,
     Clips,
     ListeningThinker,
@@ -32,8 +32,8 @@ from fleet.pocket.train.listening import (
     solve_projection,
     symbol_rows,
 )
-from fleet.pocket.train.thinker import decoder_block, pack
-from fleet.pocket.train.tower import BLANK, Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
+from fleet.lab.pocket.train.thinker import decoder_block, pack
+from fleet.lab.pocket.train.tower import BLANK, Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
 from fleet.stages.qwen3_omni.thinker import feature_extractor
 
 PAD, START, END = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("pad", "start", "end"))

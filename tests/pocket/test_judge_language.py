@@ -5,12 +5,12 @@ from collections import defaultdict
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.pocket.corpus import dialogues, sentences
-from fleet.pocket.corpus.families import TABLES
-from fleet.pocket.judge.bigram import END, START, arpa
-from fleet.pocket.judge.grammar import can_produce, jsgf, templates
-from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.words import MISSING, TEACHER_PRONUNCIATION, dictionary_text, known_words, unsayable
+from fleet.lab.pocket.corpus import dialogues, sentences
+from fleet.lab.pocket.corpus.families import TABLES
+from fleet.lab.pocket.judge.bigram import END, START, arpa
+from fleet.lab.pocket.judge.grammar import can_produce, jsgf, templates
+from fleet.lab.pocket.judge.questions import distinct
+from fleet.lab.pocket.judge.words import MISSING, TEACHER_PRONUNCIATION, dictionary_text, known_words, unsayable
 
 
 def test_recogniser_has_every_corpus_word() -> None:

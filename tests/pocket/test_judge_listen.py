@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.pocket.corpus import ChatTurn, Dialogue
-from fleet.pocket.judge import speech_out
-from fleet.pocket.judge.align import align
-from fleet.pocket.judge.ask import ChatReply
-from fleet.pocket.judge.listen import extent
-from fleet.pocket.judge.options import JudgeOptions
-from fleet.pocket.judge.pitch import carried_errors, errors, within
-from fleet.pocket.judge.recognise import Recogniser
-from fleet.pocket.judge.report import Figure
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.shape import VOICES
-from fleet.pocket.speech.analysis import Track, analyse
-from fleet.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
+from fleet.lab.pocket.corpus import ChatTurn, Dialogue
+from fleet.lab.pocket.judge import speech_out
+from fleet.lab.pocket.judge.align import align
+from fleet.lab.pocket.judge.ask import ChatReply
+from fleet.lab.pocket.judge.listen import extent
+from fleet.lab.pocket.judge.options import JudgeOptions
+from fleet.lab.pocket.judge.pitch import carried_errors, errors, within
+from fleet.lab.pocket.judge.recognise import Recogniser
+from fleet.lab.pocket.judge.report import Figure
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.shape import VOICES
+from fleet.lab.pocket.speech.analysis import Track, analyse
+from fleet.lab.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
 TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "good morning to you too")
 OTHERS = ("hello how can i help you", "a triangle has three sides")

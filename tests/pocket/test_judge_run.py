@@ -15,20 +15,20 @@ import soundfile
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fleet.api_client.errors import ApiError
+from fleet.lab.client.errors import ApiError
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus.dialogue import DONT_KNOW
-from fleet.pocket.judge import speech_in
-from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
-from fleet.pocket.judge.options import JudgeOptions
-from fleet.pocket.judge.plot import draw
-from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgeReport, write_report
-from fleet.pocket.judge.run import run
-from fleet.pocket.judge.show import show
-from fleet.pocket.shape import VOICES
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
-from fleet.reporting.machine import describe_machine
+from fleet.lab.pocket.corpus.dialogue import DONT_KNOW
+from fleet.lab.pocket.judge import speech_in
+from fleet.lab.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
+from fleet.lab.pocket.judge.options import JudgeOptions
+from fleet.lab.pocket.judge.plot import draw
+from fleet.lab.pocket.judge.questions import distinct
+from fleet.lab.pocket.judge.report import Figure, JudgeReport, write_report
+from fleet.lab.pocket.judge.run import run
+from fleet.lab.pocket.judge.show import show
+from fleet.lab.pocket.shape import VOICES
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+from fleet.lab.report.machine import describe_machine
 from tests.support import HttpHandler, serve_http
 
 SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)

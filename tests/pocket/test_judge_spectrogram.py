@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.pocket.judge.spectrogram import DEPTH_DB, HOP_SAMPLES, TOP_HZ, Panel, draw, levels_db
-from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.lab.pocket.judge.spectrogram import DEPTH_DB, HOP_SAMPLES, TOP_HZ, Panel, draw, levels_db
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 
 def test_spectrogram_of_tone_is_one_line() -> None:

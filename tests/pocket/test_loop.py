@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fleet.pocket.train import loop
-from fleet.pocket.train.loop import Schedule, train
+from fleet.lab.pocket.train import loop
+from fleet.lab.pocket.train.loop import Schedule, train
 
 SCHEDULE = Schedule(steps=120, learning_rate=0.1, warmup=4, evaluate_every=40)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fleet.core.errors import BadInput
-from fleet.pocket.recipe import STEPS, RecipeOptions, run_steps
-from fleet.pocket.train.loop import Schedule
+from fleet.lab.pocket.recipe import STEPS, RecipeOptions, run_steps
+from fleet.lab.pocket.train.loop import Schedule
 
 
 def test_recipe_steps_follow_their_inputs() -> None:

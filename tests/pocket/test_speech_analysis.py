@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.pocket.speech.analysis import (
+from fleet.lab.pocket.speech.analysis import (
     HOP_SAMPLES,
     LOUDNESS_FLOOR,
     NUM_FEATURES,
@@ -15,7 +15,7 @@ from fleet.pocket.speech.analysis import (
     mel_filters,
     silence,
 )
-from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 
 def buzz(pitch_hz: float, seconds: float = 0.6) -> NDArray[np.float32]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
-from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
+from fleet.lab.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
+from fleet.lab.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
 
 
 def frames(count: int, seed: int) -> NDArray[np.float16]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS, analyse, contour_hz
-from fleet.pocket.speech.pulses import SAMPLES_PER_FRAME, pulse_samples, synthesise
+from fleet.lab.pocket.speech.analysis import NUM_FEATURES, NUM_MELS, analyse, contour_hz
+from fleet.lab.pocket.speech.pulses import SAMPLES_PER_FRAME, pulse_samples, synthesise
 
 
 def vowel(num_frames: int, noise_db: float = -20.0) -> NDArray[np.float16]:

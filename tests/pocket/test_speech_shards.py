@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.pocket.corpus import encode, sentences
-from fleet.pocket.shape import VOICES
-from fleet.pocket.speech.codes import Codebook, fit
-from fleet.pocket.speech.shards import build, encode_missing, fit_codebook, load_spoken, load_utterances
+from fleet.lab.pocket.corpus import encode, sentences
+from fleet.lab.pocket.shape import VOICES
+from fleet.lab.pocket.speech.codes import Codebook, fit
+from fleet.lab.pocket.speech.shards import build, encode_missing, fit_codebook, load_spoken, load_utterances
 
 SIZE = 4
 

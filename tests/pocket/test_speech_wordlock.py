@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fleet.pocket.corpus import encode
-from fleet.pocket.speech.analysis import NUM_FEATURES, Track, silence
-from fleet.pocket.speech.wordlock import HOPS_PER_FRAME, SILENT_AFTER, SILENT_BEFORE, lock, pointer, speech_end_s
+from fleet.lab.pocket.corpus import encode
+from fleet.lab.pocket.speech.analysis import NUM_FEATURES, Track, silence
+from fleet.lab.pocket.speech.wordlock import HOPS_PER_FRAME, SILENT_AFTER, SILENT_BEFORE, lock, pointer, speech_end_s
 
 
 def track(num_hops: int, pitch_hz: float = 125.0) -> Track:

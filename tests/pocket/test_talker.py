@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from fleet.core.errors import ConfigError
-from fleet.pocket.corpus import Split, encode, sentences
-from fleet.pocket.shape import CODEC_IDS, CONTROL_IDS, HIDDEN, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, model_config, text_table
-from fleet.pocket.speech.shards import CODES, Utterance
-from fleet.pocket.train import talker as talker_module
-from fleet.pocket.train.pointer import PointerTargets, pointer_accuracy
-from fleet.pocket.train.talker import TalkerPart
-from fleet.pocket.train.talker_batch import AUDIO_ROW, END, NOISE, Prefixes, Sampler, corrupt_codes, make_batch, text_side
-from fleet.pocket.train.talker_forward import Lean, Tapped, new_talker
-from fleet.pocket.train.talker_speak import speak
+from fleet.lab.pocket.corpus import Split, encode, sentences
+from fleet.lab.pocket.shape import CODEC_IDS, CONTROL_IDS, HIDDEN, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, model_config, text_table
+from fleet.lab.pocket.speech.shards import CODES, Utterance
+from fleet.lab.pocket.train import talker as talker_module
+from fleet.lab.pocket.train.pointer import PointerTargets, pointer_accuracy
+from fleet.lab.pocket.train.talker import TalkerPart
+from fleet.lab.pocket.train.talker_batch import AUDIO_ROW, END, NOISE, Prefixes, Sampler, corrupt_codes, make_batch, text_side
+from fleet.lab.pocket.train.talker_forward import Lean, Tapped, new_talker
+from fleet.lab.pocket.train.talker_speak import speak
 
 TEXT = "say hello to mary"
 TABLE = text_table()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.pocket.corpus import sentences
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice, letters_a, word_starts
+from fleet.lab.pocket.corpus import sentences
+from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice, letters_a, word_starts
 from tests.support import REPO, cli_env
 
 
@@ -43,7 +43,7 @@ def test_word_starts_at_the_end_of_its_predecessor(teacher: Teacher) -> None:
 def test_speech_of_same_texts_in_same_order_is_identical() -> None:
     code = (
         "import hashlib\n"
-        "from fleet.pocket.teacher import Teacher, Voice\n"
+        "from fleet.lab.pocket.teacher import Teacher, Voice\n"
         "voices = [Voice(), Voice(name='en-gb-x-rp+f2')]\n"
         "speeches = [Teacher().speak(text, voice) for text in ('good night', 'c a t') for voice in voices]\n"
         "print([(hashlib.sha256(speech.samples.tobytes()).hexdigest(), speech.word_starts_s) for speech in speeches])\n"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus import SYMBOLS, decode, encode, spoken
-from fleet.pocket.corpus.text import number
+from fleet.lab.pocket.corpus import SYMBOLS, decode, encode, spoken
+from fleet.lab.pocket.corpus.text import number
 
 words = st.from_regex(r"[a-z][a-z']{0,8}", fullmatch=True)
 texts = st.lists(words, max_size=8).map(" ".join)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleet.pocket import shape
-from fleet.pocket.corpus import ChatTurn, Dialogue, decode, dialogues, encode
-from fleet.pocket.train import thinker as subject
-from fleet.pocket.train.thinker import (
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.corpus import ChatTurn, Dialogue, decode, dialogues, encode
+from fleet.lab.pocket.train import thinker as subject
+from fleet.lab.pocket.train.thinker import (
     Sample,
     ThinkerModel,
     answer,

@@ -17,9 +17,9 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, RequestId
 from fleet.models.qwen3_omni.tiny_tokenizer import write_json
-from fleet.pocket import shape
-from fleet.pocket.corpus import SYMBOLS, decode, encode, spoken
-from fleet.pocket.tokenizer import build_tokenizer, write_files
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.corpus import SYMBOLS, decode, encode, spoken
+from fleet.lab.pocket.tokenizer import build_tokenizer, write_files
 from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
 from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.qwen3_omni import num_audio_positions

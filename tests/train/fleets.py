@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.capture.run import CapturedRun
-from fleet.capture.source import AnsweredPrompt, CaptureSource
+from fleet.drafts.capture.run import CapturedRun
+from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.control.client import FleetClient
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec

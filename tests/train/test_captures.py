@@ -48,7 +48,7 @@ async def test_b2_rows_without_room_are_refused_and_not_sent_through_redis(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.ARENA_BYTES", 4096)
-    monkeypatch.setattr("fleet.capture.source.NO_ROOM_PAUSE_S", 0.0)
+    monkeypatch.setattr("fleet.drafts.capture.source.NO_ROOM_PAUSE_S", 0.0)
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         with pytest.raises(SampleRefused, match=r"not transferred: .*\(transfer\.\w+_mib\)"):
             await training.source.capture(prompt(1))

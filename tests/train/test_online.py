@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.train.online import OnlineRun, SampleChannel, WindowLoader, build_online_training
-from fleet.train.samples import DraftSample
-from fleet.train.trainer import Trainer, TrainerSettings, WindowRecord
+from fleet.drafts.trainer.online import OnlineRun, SampleChannel, WindowLoader, build_online_training
+from fleet.drafts.trainer.samples import DraftSample
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings, WindowRecord
 from tests.unit.test_draft_trainer import greedy_sample, make_trainer
 
 SETTINGS = TrainerSettings(window_samples=2, batch_samples=2, num_steps=2)

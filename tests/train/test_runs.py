@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet.capture.run import CapturedRun, RunProgress, RunState
-from fleet.capture.source import AnsweredPrompt
+from fleet.drafts.capture.run import CapturedRun, RunProgress, RunState
+from fleet.drafts.capture.source import AnsweredPrompt
 from fleet.core.errors import EngineError, FleetError
 from fleet.graphs.training import TRAINER
-from fleet.train.engine import CHECKPOINTS
-from fleet.train.samples import DraftSample
-from fleet.train.trainer import Trainer, WindowRecord
+from fleet.drafts.trainer.engine import CHECKPOINTS
+from fleet.drafts.trainer.samples import DraftSample
+from fleet.drafts.trainer.trainer import Trainer, WindowRecord
 from tests.support import await_until
 from tests.train.fleets import NUM_AT_ONCE, TrainingFleet, prompt, training_fleet
 
@@ -85,7 +85,7 @@ async def test_sample_that_has_no_room_is_refused_and_the_run_continues(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.ARENA_BYTES", 64 << 10)
-    monkeypatch.setattr("fleet.capture.source.NO_ROOM_PAUSE_S", 0.0)
+    monkeypatch.setattr("fleet.drafts.capture.source.NO_ROOM_PAUSE_S", 0.0)
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         done = await run(training.run_over([prompt(1), prompt(2, length=60), prompt(3)]))
         assert (done.state, done.trained, done.refused) == (RunState.FINISHED, 2, 1)
@@ -136,7 +136,7 @@ async def test_b7_error_of_the_trainer_fails_the_run(
     def failing(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("fleet.train.trainer.Trainer.train_on", failing)
+    monkeypatch.setattr("fleet.drafts.trainer.trainer.Trainer.train_on", failing)
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(pool(3))
         with pytest.raises(EngineError, match="out of memory"):

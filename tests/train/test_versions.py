@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.capture.source import AnsweredPrompt
+from fleet.drafts.capture.source import AnsweredPrompt
 from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.core.speculation_figures import SpeculationFigures
-from fleet.core.training_figures import DraftVersion
+from fleet.drafts.figures.speculation import SpeculationFigures
+from fleet.drafts.figures.training import DraftVersion
 from fleet.graphs.text import LM
 from fleet.graphs.training import TRAINER
-from fleet.models.eagle3.files import save_head
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.train.engine import VERSIONS
-from fleet.worker.head_watch import FEWEST_DRAFTS
+from fleet.drafts.eagle3.files import save_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.trainer.engine import VERSIONS
+from fleet.drafts.exchange.watch import FEWEST_DRAFTS
 from fleet.worker.loop import WorkerLoop
 from tests.harness import answer
 from tests.support import await_until

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from fleet.core import background
-from fleet.core.threads import full_thread_pool
+from fleet.process import background
+from fleet.process.threads import full_thread_pool
 
 
 async def wait_forever() -> None:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fleet.bench.engines import ON_VLLM, TORCH, VLLM, EngineComparison, EngineSpeed
-from fleet.bench.main import run
+from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM, EngineComparison, EngineSpeed
+from fleet.lab.measure.main import run
 from fleet.engine.vllm import start as vllm_start
 
 

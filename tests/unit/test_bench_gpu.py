@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from fleet.bench import gpu
-from fleet.bench.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
-from fleet.bench.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
-from fleet.bench.main import run
-from fleet.bench.weight_reads import WeightReads
+from fleet.lab.measure import gpu
+from fleet.lab.measure.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
+from fleet.lab.measure.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
+from fleet.lab.measure.main import run
+from fleet.lab.measure.weight_reads import WeightReads
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.engine.torch.experts import Experts, ExpertWeights, grouped_experts, looped_experts
 from fleet.graphs import DEFAULT_GRAPH, get_graph
 from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
 from fleet.models.random_weights import RandomWeightReader
-from fleet.reporting.machine import describe_machine
-from fleet.reporting.progress import Meter
+from fleet.lab.report.machine import describe_machine
+from fleet.lab.report.progress import Meter
 from fleet.stages.full_size import Expected
 from tests.support import REPO, cli_env
 

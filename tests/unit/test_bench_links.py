@@ -8,13 +8,13 @@ import msgspec
 import psutil
 import pytest
 
-from fleet.bench.errors import BenchError
-from fleet.bench.link_protocol import LinkFlow
-from fleet.bench.links import NAMES
-from fleet.bench.links_result import LinkedSteps, LinksResult
-from fleet.bench.main import run
-from fleet.bench.namespaces import PREFIX, RELAY_MODULE, LinkedNamespaces, linked_namespaces, remove_abandoned
-from fleet.bench.report import BenchFile
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.link_protocol import LinkFlow
+from fleet.lab.measure.links import NAMES
+from fleet.lab.measure.links_result import LinkedSteps, LinksResult
+from fleet.lab.measure.main import run
+from fleet.lab.measure.namespaces import PREFIX, RELAY_MODULE, LinkedNamespaces, linked_namespaces, remove_abandoned
+from fleet.lab.measure.report import BenchFile
 from tests.support import command_line, wait_until
 
 SEND = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(bytes(100), (sys.argv[1], 9))"

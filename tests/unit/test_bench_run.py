@@ -11,22 +11,22 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.api_client.client import ApiClient
-from fleet.api_client.errors import ApiError, ApiRefused
-from fleet.bench.deployment import own_overrides
-from fleet.bench.errors import BenchError
-from fleet.bench.hop import measure_hops
-from fleet.bench.load import run_phase
-from fleet.bench.main import run
-from fleet.bench.options import parse
-from fleet.bench.reference import run_in_subprocess
-from fleet.bench.report import BenchFile, BenchReport, draw, judge, show, write_report
-from fleet.bench.twin_run import run as run_twin
+from fleet.lab.client.client import ApiClient
+from fleet.lab.client.errors import ApiError, ApiRefused
+from fleet.lab.measure.deployment import own_overrides
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.hop import measure_hops
+from fleet.lab.measure.load import run_phase
+from fleet.lab.measure.main import run
+from fleet.lab.measure.options import parse
+from fleet.lab.measure.reference import run_in_subprocess
+from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, show, write_report
+from fleet.lab.measure.twin_run import run as run_twin
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
-from fleet.reporting.machine import describe_machine
-from fleet.reporting.stats import Ratio
+from fleet.lab.report.machine import describe_machine
+from fleet.lab.report.stats import Ratio
 from tests.support import HttpHandler, free_port, serve_http, wait_until
 from tests.unit.test_bench_statistics import STREAM, reference_work, result, serving
 
@@ -225,7 +225,7 @@ def test_server_that_is_no_fleet_is_refused(gateway: CannedGateway) -> None:
 
 def test_failed_reference_process_reports_its_error() -> None:
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
-        run_in_subprocess("fleet.bench.no_such_module", [], reference_work(), lambda: None)
+        run_in_subprocess("fleet.lab.measure.no_such_module", [], reference_work(), lambda: None)
 
 
 def test_twin_answers_each_request_alone() -> None:

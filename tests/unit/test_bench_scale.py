@@ -6,19 +6,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.main import run
-from fleet.bench.options import parse
-from fleet.bench.report import BenchFile, BenchReport, draw
-from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
-from fleet.bench.scale_costs import STEPS, sizes_for
-from fleet.bench.scale_costs_result import Replay, ScaleCosts, Sizes
-from fleet.bench.scale_expected import expected_content
-from fleet.bench.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, measure_replay
-from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
+from fleet.lab.measure.main import run
+from fleet.lab.measure.options import parse
+from fleet.lab.measure.report import BenchFile, BenchReport, draw
+from fleet.lab.measure.scale import STEP_KEY, STEP_MS, paced, specs_of
+from fleet.lab.measure.scale_costs import STEPS, sizes_for
+from fleet.lab.measure.scale_costs_result import Replay, ScaleCosts, Sizes
+from fleet.lab.measure.scale_expected import expected_content
+from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, measure_replay
+from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
-from fleet.reporting.machine import describe_machine
+from fleet.lab.report.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
 from tests.unit.test_bench_run import shown

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.main import run
-from fleet.bench.report import BenchFile
-from fleet.bench.span_hops import HOST, SMALL_SIZES_KIB, TARGET, TCP, THRESHOLD_KIB, HopSamples, SpanHopsResult, TransportHops
-from fleet.spans.ring import MIN_BLOCK_BYTES
+from fleet.lab.measure.main import run
+from fleet.lab.measure.report import BenchFile
+from fleet.lab.measure.span_hops import HOST, SMALL_SIZES_KIB, TARGET, TCP, THRESHOLD_KIB, HopSamples, SpanHopsResult, TransportHops
+from fleet.spans.net.ring import MIN_BLOCK_BYTES
 
 
 @pytest.mark.one_in(5, "benchmarks")

@@ -5,14 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.main import run
-from fleet.bench.options import parse
-from fleet.bench.report import BenchFile
-from fleet.bench.spans import divisible_config, halves, write_config, write_random
-from fleet.bench.spans_memory import SMALL, LimitedProcess, TooLargeResult
-from fleet.bench.spans_process import span_group
-from fleet.bench.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
-from fleet.bench.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
+from fleet.lab.measure.main import run
+from fleet.lab.measure.options import parse
+from fleet.lab.measure.report import BenchFile
+from fleet.lab.measure.spans import divisible_config, halves, write_config, write_random
+from fleet.lab.measure.spans_memory import SMALL, LimitedProcess, TooLargeResult
+from fleet.lab.measure.spans_process import span_group
+from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
+from fleet.lab.measure.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
 from fleet.core.errors import FleetError
 
 MIB = 2**20

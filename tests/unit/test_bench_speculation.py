@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.main import run
-from fleet.bench.report import BenchFile
-from fleet.bench.speculation_result import LOSS_TARGET, SPEEDS, DraftedRuns, SpeculationResult, TrainedHead
-from fleet.core.speculation_figures import DRAFTERS, EAGLE3, OFF
+from fleet.lab.measure.main import run
+from fleet.lab.measure.report import BenchFile
+from fleet.lab.measure.speculation_result import LOSS_TARGET, SPEEDS, DraftedRuns, SpeculationResult, TrainedHead
+from fleet.drafts.figures.speculation import DRAFTERS, EAGLE3, OFF
 
 
 @pytest.mark.one_in(5, "benchmarks")

@@ -5,17 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.answer_timing import AnswerTiming
-from fleet.bench.errors import BenchError
-from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
-from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
-from fleet.bench.report import BenchFile, BenchReport, draw, judge, write_report
-from fleet.bench.serving import encode_call, stage_bounds
-from fleet.bench.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
+from fleet.lab.measure.answer_timing import AnswerTiming
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
+from fleet.lab.measure.interference import Gap, Interference, LongPrompt, Side, gaps_of
+from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, write_report
+from fleet.lab.measure.serving import encode_call, stage_bounds
+from fleet.lab.measure.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
 from fleet.config import FleetConfig, load_config
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
-from fleet.reporting.machine import describe_machine
+from fleet.lab.report.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import PNG, shown
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.api_client.chat import StreamRecording
-from fleet.api_client.errors import StreamError
-from fleet.bench.agreement import compare
-from fleet.bench.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback, time_answer
-from fleet.bench.hop import HopResult
-from fleet.bench.load import LoadPhase
-from fleet.bench.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
-from fleet.bench.serving import Serving, stage_bounds
-from fleet.bench.serving_report import against_baseline, against_twin
+from fleet.lab.client.chat import StreamRecording
+from fleet.lab.client.errors import StreamError
+from fleet.lab.measure.agreement import compare
+from fleet.lab.measure.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback, time_answer
+from fleet.lab.measure.hop import HopResult
+from fleet.lab.measure.load import LoadPhase
+from fleet.lab.measure.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
+from fleet.lab.measure.serving import Serving, stage_bounds
+from fleet.lab.measure.serving_report import against_baseline, against_twin
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
-from fleet.reporting.stats import Ratio, percentile, summarise
+from fleet.lab.report.stats import Ratio, percentile, summarise
 
 SAMPLES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench.main import run
-from fleet.bench.report import BenchFile
-from fleet.bench.training_result import CapturedRounds, TrainingCosts
+from fleet.lab.measure.main import run
+from fleet.lab.measure.report import BenchFile
+from fleet.lab.measure.training_result import CapturedRounds, TrainingCosts
 
 
 @pytest.mark.one_in(5, "benchmarks")

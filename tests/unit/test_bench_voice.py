@@ -14,12 +14,12 @@ import pytest
 import soundfile
 from websockets.sync.server import ServerConnection, serve
 
-from fleet.api_client.client import ApiClient, ResourcesInUse
-from fleet.api_client.errors import ApiError
-from fleet.bench.barge_in import BargeIn, BargeInResult, measure_barge_in
-from fleet.bench.errors import BenchError
-from fleet.bench.options import parse
-from fleet.bench.voice import SILENCE_MS, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
+from fleet.lab.client.client import ApiClient, ResourcesInUse
+from fleet.lab.client.errors import ApiError
+from fleet.lab.measure.barge_in import BargeIn, BargeInResult, measure_barge_in
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.options import parse
+from fleet.lab.measure.voice import SILENCE_MS, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
 AUDIO = b64encode(TONE[:2400].tobytes()).decode()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fleet.capture.room import CaptureSlots
+from fleet.drafts.capture.room import CaptureSlots
 from fleet.core.errors import TransferError
 
 

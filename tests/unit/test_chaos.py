@@ -15,25 +15,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fleet.api_client.errors import StreamError
-from fleet.chaos.answer import Difference, ReceivedAnswer, first_difference, longest_gap_s, read_answer
-from fleet.chaos.clients import Gateways, ResumableStream
-from fleet.chaos.errors import ChaosError
-from fleet.chaos.faults import InjectedFault
-from fleet.chaos.load import ChaosLoad, Outcome
-from fleet.chaos.options import ChaosOptions, chaos_overrides, make_plan
-from fleet.chaos.pauses import longest_gap_within_s
-from fleet.chaos.plot import draw as draw_picture
-from fleet.chaos.recovery import Recovery
-from fleet.chaos.report import ChaosSetup, Verdict, judge, show
-from fleet.chaos.requests import is_sampled, make_bodies
-from fleet.chaos.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, Moment, draw_faults
-from fleet.chaos.voice import ChaosSession, ChaosTurn
-from fleet.chaos.watch import Residue
+from fleet.lab.client.errors import StreamError
+from fleet.lab.faults.answer import Difference, ReceivedAnswer, first_difference, longest_gap_s, read_answer
+from fleet.lab.faults.clients import Gateways, ResumableStream
+from fleet.lab.faults.errors import ChaosError
+from fleet.lab.faults.faults import InjectedFault
+from fleet.lab.faults.load import ChaosLoad, Outcome
+from fleet.lab.faults.options import ChaosOptions, chaos_overrides, make_plan
+from fleet.lab.faults.pauses import longest_gap_within_s
+from fleet.lab.faults.plot import draw as draw_picture
+from fleet.lab.faults.recovery import Recovery
+from fleet.lab.faults.report import ChaosSetup, Verdict, judge, show
+from fleet.lab.faults.requests import is_sampled, make_bodies
+from fleet.lab.faults.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, Moment, draw_faults
+from fleet.lab.faults.voice import ChaosSession, ChaosTurn
+from fleet.lab.faults.watch import Residue
 from fleet.config import FleetConfig, load_config
 from fleet.core.errors import BadInput
-from fleet.reporting.files import write_json
-from fleet.reporting.machine import describe_machine
+from fleet.lab.report.files import write_json
+from fleet.lab.report.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import CannedGateway, fake_gateway
 

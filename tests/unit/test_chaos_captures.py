@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.chaos.captures import wrong_samples
-from fleet.train.state import TrainedSamples
+from fleet.lab.faults.captures import wrong_samples
+from fleet.drafts.trainer.state import TrainedSamples
 
 WHOLE = TrainedSamples(contained=("a", "b", "c", "held out"), windows=(("a", "b"), (), ("c",)))
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleet.api_client.errors import ApiRefused, ApiUnreachable
-from fleet.chaos import clients
-from fleet.chaos.clients import Gateways
+from fleet.lab.client.errors import ApiRefused, ApiUnreachable
+from fleet.lab.faults import clients
+from fleet.lab.faults.clients import Gateways
 from fleet.core.errors import GatewayStopping
 from tests.support import HttpHandler, serve_http, wait_until
 from web.http.errors import envelope_of

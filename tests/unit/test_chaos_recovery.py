@@ -1,6 +1,6 @@
 """Recovery from a fault, extracted from the events."""
 
-from fleet.chaos.recovery import Recovery, recovery_of
+from fleet.lab.faults.recovery import Recovery, recovery_of
 from fleet.core import events as ev
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 

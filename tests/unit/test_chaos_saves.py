@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.chaos.clients import Gateways
-from fleet.chaos.errors import ChaosError
-from fleet.chaos.faults import InjectedFault
-from fleet.chaos.requests import make_save_tasks
-from fleet.chaos.save_clock import SaveClock
-from fleet.chaos.save_report import is_struck, reason_lines, report_saves
-from fleet.chaos.saves import Save, SavedConversation, SaveLoad, SaveSurroundings, SaveTask
-from fleet.chaos.schedule import REDIS, FaultKind
-from fleet.chaos.session_files import damage_of
+from fleet.lab.faults.clients import Gateways
+from fleet.lab.faults.errors import ChaosError
+from fleet.lab.faults.faults import InjectedFault
+from fleet.lab.faults.requests import make_save_tasks
+from fleet.lab.faults.save_clock import SaveClock
+from fleet.lab.faults.save_report import is_struck, reason_lines, report_saves
+from fleet.lab.faults.saves import Save, SavedConversation, SaveLoad, SaveSurroundings, SaveTask
+from fleet.lab.faults.schedule import REDIS, FaultKind
+from fleet.lab.faults.session_files import damage_of
 from fleet.config import load_config
 from fleet.core.errors import FleetError, NotFound
 from fleet.core.session_messages import SessionInfo

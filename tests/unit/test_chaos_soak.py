@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.chaos.errors import ChaosError
-from fleet.chaos.options import SoakOptions
-from fleet.chaos.soak_load import SoakCounts
-from fleet.chaos.soak_report import CALM, END, QUARTER, SoakVerdict, changes_between, draw, has_passed, is_calm, show
-from fleet.chaos.soak_samples import ProcessSample, SoakSample, process_kind
-from fleet.chaos.watch import Residue
-from fleet.reporting.machine import describe_machine
+from fleet.lab.faults.errors import ChaosError
+from fleet.lab.faults.options import SoakOptions
+from fleet.lab.faults.soak_load import SoakCounts
+from fleet.lab.faults.soak_report import CALM, END, QUARTER, SoakVerdict, changes_between, draw, has_passed, is_calm, show
+from fleet.lab.faults.soak_samples import ProcessSample, SoakSample, process_kind
+from fleet.lab.faults.watch import Residue
+from fleet.lab.report.machine import describe_machine
 
 TOTAL, MIB = 1000, 1 << 20
 

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import ConfigError, TransferError
-from fleet.core.head_holders import HeldHead
+from fleet.drafts.figures.head_holders import HeldHead
 from fleet.core.ids import StageName, WorkerId
-from fleet.models.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, load_head, pack_head, save_head, unpack_head
-from fleet.spans.ring import BlockPort, BlockReads
-from fleet.train.state import MOMENTS_FILE, STATE_FILE, TrainedSamples, read_samples, restore_trainer, save_trainer
-from fleet.worker.head_follower import HeadFollower, HeadMemory
+from fleet.drafts.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, load_head, pack_head, save_head, unpack_head
+from fleet.spans.net.ring import BlockPort, BlockReads
+from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, TrainedSamples, read_samples, restore_trainer, save_trainer
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory
 from tests.draft_heads import make_head
 from tests.support import wait_until
 from tests.unit.test_draft_trainer import greedy_sample, make_trainer

@@ -31,8 +31,8 @@ from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner
 from fleet.graphs.qwen3_omni import PREFILL
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial
+from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.dial import dial
 from fleet.worker.endpoints import endpoint_of
 from fleet.worker.session_client import SessionFile
 from fleet.worker.session_service import SessionService

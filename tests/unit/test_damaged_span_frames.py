@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleet.core.errors import BadInput
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.span_messages import (
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.messages import (
     AnySpanMessage,
     SpanExtent,
     SpanFetch,
@@ -28,20 +28,20 @@ from fleet.core.span_messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.engine.span_chain import SpanChain
+from fleet.spans.protocol.chain import SpanChain
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.span_copies import SpanCopies, SpanCopy
-from fleet.engine.torch.span_model import SpanRows
-from fleet.engine.torch.span_passes import RunningPass
-from fleet.spans.chain import ConnectedChain
-from fleet.spans.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.frames import SpanFrame
+from fleet.spans.anchor.copies import SpanCopies, SpanCopy
+from fleet.spans.torch.model import SpanRows
+from fleet.spans.anchor.passes import RunningPass
+from fleet.spans.anchor.connections import ConnectedChain
+from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.frames import SpanFrame
 from fleet.stages.base import BuiltSpan
-from fleet.worker.loaded_spans import LoadedSpans
-from fleet.worker.span_hosting import SpanHosting
-from fleet.worker.span_purposes import FROM_ANCHOR
+from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.host.hosting import SpanHosting
+from fleet.spans.protocol.purposes import FROM_ANCHOR
 from tests.span_peers import WAIT_S, dial_as, serving
 
 WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4

@@ -9,9 +9,9 @@ import torch
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
-from fleet.models.eagle3.config import Eagle3Config
-from fleet.models.eagle3.files import WEIGHTS_FILE, save_head
-from fleet.models.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.config import Eagle3Config
+from fleet.drafts.eagle3.files import WEIGHTS_FILE, save_head
+from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.stages.text_head import head_config
 from tests.support import call_cli, set_options
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fleet.core.errors import ConfigError, SampleRefused
-from fleet.models.eagle3.config import Eagle3Config
-from fleet.models.eagle3.files import load_head
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.vocabulary import choose_vocabulary
-from fleet.train.replay import ReplayBuffer
-from fleet.train.samples import DraftSample, TargetParts
-from fleet.train.state import MOMENTS_FILE, STATE_FILE, restore_trainer, save_trainer
-from fleet.train.trainer import Trainer, TrainerSettings, WindowRecord
+from fleet.drafts.eagle3.config import Eagle3Config
+from fleet.drafts.eagle3.files import load_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.vocabulary import choose_vocabulary
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, restore_trainer, save_trainer
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings, WindowRecord
 
 CONFIG = Eagle3Config(
     hidden_size=32, num_layers=7, layer_ids=(2, 3, 4), num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet.core.speculation_figures import EAGLE3, OFF, SUFFIX
-from fleet.engine.torch.drafter_choice import FIRST_TERM, LAST_TERM, DrafterChoice
+from fleet.drafts.figures.speculation import EAGLE3, OFF, SUFFIX
+from fleet.drafts.choice import FIRST_TERM, LAST_TERM, DrafterChoice
 
 Speeds = dict[str, float]
 """Tokens/s of each drafter relative to those without drafts."""

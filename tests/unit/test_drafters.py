@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fleet.engine.torch.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, longest_matches
+from fleet.drafts.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, longest_matches
 
 
 def test_ngram_continues_as_after_the_same_tokens_before() -> None:

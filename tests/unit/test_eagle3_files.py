@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.models.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, build_head, in_dtype, load_head, save_head
+from fleet.drafts.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, build_head, in_dtype, load_head, save_head
 from tests.draft_heads import CONFIG, VOCABULARY, make_head
 
 Weights = dict[str, Tensor]

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fleet.core.errors import ConfigError
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.loss import UnrolledSteps
-from fleet.models.eagle3.sglang import export_sglang, import_sglang
-from fleet.models.eagle3.speculators import export_speculators, import_speculators
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.loss import UnrolledSteps
+from fleet.drafts.eagle3.sglang import export_sglang, import_sglang
+from fleet.drafts.eagle3.speculators import export_speculators, import_speculators
 from tests.draft_heads import CONFIG, VOCABULARY, embedding, make_head, make_sample
 
 NUM_LAYERS = CONFIG.num_layers

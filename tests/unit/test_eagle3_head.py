@@ -14,11 +14,11 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.engine.torch.layout import Extent, Layout
-from fleet.models.eagle3.config import default_layer_ids
-from fleet.models.eagle3.drafting import draft_tokens, read_taps
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.loss import TrainingRows, UnrolledSteps, unrolled_loss
-from fleet.models.eagle3.vocabulary import choose_vocabulary, ids_of, mask_of, offsets_of
+from fleet.drafts.eagle3.config import default_layer_ids
+from fleet.drafts.eagle3.drafting import draft_tokens, read_taps
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.loss import TrainingRows, UnrolledSteps, unrolled_loss
+from fleet.drafts.eagle3.vocabulary import choose_vocabulary, ids_of, mask_of, offsets_of
 from tests.draft_heads import CONFIG, HIDDEN, VOCABULARY, embedding, make_head, make_sample, train
 
 LAYER, NUM_STEPS, LENGTH = 1, 4, 13

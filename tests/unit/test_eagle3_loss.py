@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fleet.core.errors import SampleRefused
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.loss import DraftCounts, TargetRows, TrainingRows, UnrolledSteps, divergences, unrolled_loss
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.loss import DraftCounts, TargetRows, TrainingRows, UnrolledSteps, divergences, unrolled_loss
 from tests.draft_heads import HIDDEN, VOCAB, VOCABULARY, embedding, make_head, make_sample, train
 
 STEPS = 3
@@ -144,7 +144,7 @@ def test_sample_without_an_answer_has_no_loss() -> None:
 
 
 def test_target_rows_of_hidden_rows_equal_those_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.models.eagle3.loss.CHUNK_ROWS", 4)
+    monkeypatch.setattr("fleet.drafts.eagle3.loss.CHUNK_ROWS", 4)
     hidden, head_VH = torch.randn(11, HIDDEN, dtype=torch.float64), embedding()
     chunked = TargetRows.of_hidden(hidden, lambda rows: rows @ head_VH.T, VOCABULARY)
     whole = TargetRows.of_logits(hidden @ head_VH.T, VOCABULARY)

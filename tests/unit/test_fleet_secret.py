@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.core.fleet_secret import SIGNED, FleetSecret, read_fleet_secret
+from fleet.process.fleet_secret import SIGNED, FleetSecret, read_fleet_secret
 from fleet.core.ids import WorkerId
 
 TEXT = b"0123456789abcdef0123456789abcdef"

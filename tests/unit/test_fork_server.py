@@ -166,7 +166,7 @@ async def test_folder_that_cannot_be_used_leaves_new_processes(forks: Forks, cap
 
 
 def test_process_tied_by_a_pipe_is_killed_even_while_it_is_stopped() -> None:
-    code = "import os, sys, signal; from fleet.core.parent_death import die_with_pipe; die_with_pipe(int(sys.argv[1])); "
+    code = "import os, sys, signal; from fleet.process.parent_death import die_with_pipe; die_with_pipe(int(sys.argv[1])); "
     read_end, write_end = os.pipe()
     command = [sys.executable, "-c", code + "os.kill(os.getpid(), signal.SIGSTOP)", str(read_end)]
     with subprocess.Popen(command, env=cli_env(), pass_fds=[read_end]) as process:

@@ -2,7 +2,7 @@
 
 import socket
 
-from fleet.core.free_ports import OUTGOING_PORTS, free_ports
+from fleet.process.free_ports import OUTGOING_PORTS, free_ports
 
 
 def test_free_ports_differ_and_are_never_given_to_a_client() -> None:

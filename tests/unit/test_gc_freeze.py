@@ -5,7 +5,7 @@ import sys
 
 from tests.support import cli_env
 
-FROZEN = "import soxr, triton\nfrom fleet.core.gc_freeze import freeze_gc\nfreeze_gc()\n"
+FROZEN = "import soxr, triton\nfrom fleet.process.gc_freeze import freeze_gc\nfreeze_gc()\n"
 
 
 def test_process_with_frozen_objects_reports_no_leaks_at_exit() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fleet.core.ids import RequestId
-from fleet.engine.torch.drafters import AskedDraft, ComputedRows
+from fleet.drafts.drafters import AskedDraft, ComputedRows
 from fleet.engine.torch.kv_pool import PageTable
-from fleet.engine.torch.pass_costs import PassTimes
-from fleet.models.eagle3.drafter import HeadDrafter
+from fleet.drafts.pass_costs import PassTimes
+from fleet.drafts.eagle3.drafter import HeadDrafter
 
 REQUEST = RequestId("r")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.core.speculation_figures import SpeculationFigures
-from fleet.worker.head_watch import FEWEST_DRAFTS, MOST_DRAFTS, HeadWatch
+from fleet.drafts.figures.speculation import SpeculationFigures
+from fleet.drafts.exchange.watch import FEWEST_DRAFTS, MOST_DRAFTS, HeadWatch
 
 
 def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:

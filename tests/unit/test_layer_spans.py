@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import WorkerId
-from fleet.core.layer_spans import LayerSpan, RoutePlan, Topology, plan_route, topology_of
+from fleet.spans.protocol.layers import LayerSpan, RoutePlan, Topology, plan_route, topology_of
 
 NUM_LAYERS = 28
 

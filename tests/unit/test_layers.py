@@ -13,11 +13,11 @@ from tests.support import REPO, cli_env
 
 OURS = ("fleet", "web")
 CLIENT = "fleet.control.client"
-BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing", "fleet.capture")
+BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing", "fleet.drafts.capture")
 OFFLOAD = ("web.offload", "web.refused_work")
 BELOW_ENDPOINTS = (*BELOW_WEB, *OFFLOAD, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
-MEASURING = ("fleet.api_client", "fleet.reporting")
+MEASURING = ("fleet.lab.client", "fleet.lab.report")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.core": (),
@@ -30,10 +30,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.control": ("fleet.core", "fleet.config", "fleet.graphs"),
     CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
     "fleet.transfer": ("fleet.core", "fleet.config"),
-    "fleet.spans": ("fleet.core", "fleet.engine.span_chain", "fleet.transfer"),
+    "fleet.spans": ("fleet.core", "fleet.spans.protocol.chain", "fleet.transfer"),
     "fleet.engine": ("fleet.core", "fleet.engine.base"),
     "fleet.engine.torch": (
-        "fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.span_chain", "fleet.engine.span_log",
+        "fleet.core", "fleet.config", "fleet.engine.base", "fleet.spans.protocol.chain", "fleet.spans.protocol.pass_log",
         "fleet.engine.torch",
     ),
     # Tokens are drawn by the same functions on both engines.
@@ -43,14 +43,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws. A tiny checkpoint is
     # written with the tokenizer that reads it.
     "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch", "fleet.engine.vllm", "fleet.processing.tokenizer"),
-    "fleet.train": ("fleet.core", "fleet.graphs.training", "fleet.engine.base", "fleet.models.eagle3", "fleet.train"),
+    "fleet.drafts.trainer": ("fleet.core", "fleet.graphs.training", "fleet.engine.base", "fleet.drafts.eagle3", "fleet.drafts.trainer"),
     "fleet.processing": ("fleet.core", "fleet.config"),
-    "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.train", "fleet.processing"),
+    "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.drafts.trainer", "fleet.processing"),
     "fleet.worker": (
         "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
-        "fleet.models", "fleet.processing", "fleet.spans", "fleet.stages", "fleet.train.records",
+        "fleet.models", "fleet.processing", "fleet.spans", "fleet.stages", "fleet.drafts.trainer.records",
     ),
-    "fleet.capture": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.processing"),
+    "fleet.drafts.capture": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.processing"),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
     "web.ports": BELOW_WEB,
     "web.refused_work": ("fleet.core",),
@@ -64,67 +64,67 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_WEB, "web"),
     "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", "fleet.control.outage", CLIENT),
-    "fleet.api_client": ("fleet.core",),
-    "fleet.reporting": ("fleet.core",),
+    "fleet.lab.client": ("fleet.core",),
+    "fleet.lab.report": ("fleet.core",),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
-    "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, *MEASURING, "fleet.bench"),
+    "fleet.lab.measure": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, *MEASURING, "fleet.lab.measure"),
     # The engine benchmark refuses where vLLM is missing, and runs vLLM's own entry point in a process of its own.
-    "fleet.bench.engines": ("fleet.core", "fleet.config", "fleet.engine.vllm.start", *MEASURING, "fleet.bench"),
-    "fleet.bench.engines_run": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.worker", "fleet.bench"),
-    "fleet.bench.vllm_generate": ("fleet.core", "fleet.stages.base"),
-    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
-    "fleet.bench.pair": ("fleet.core", "fleet.control", "fleet.worker.redis_link"),
-    "fleet.bench.transfer": ("fleet.transfer", *MEASURING, "fleet.bench"),
+    "fleet.lab.measure.engines": ("fleet.core", "fleet.config", "fleet.engine.vllm.start", *MEASURING, "fleet.lab.measure"),
+    "fleet.lab.measure.engines_run": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.worker", "fleet.lab.measure"),
+    "fleet.lab.measure.vllm_generate": ("fleet.core", "fleet.stages.base"),
+    "fleet.lab.measure.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.lab.measure"),
+    "fleet.lab.measure.pair": ("fleet.core", "fleet.control", "fleet.worker.redis_link"),
+    "fleet.lab.measure.transfer": ("fleet.transfer", *MEASURING, "fleet.lab.measure"),
     # The measure of a device runs the stages themselves, without a fleet.
-    "fleet.bench.gpu": ("fleet.core", "fleet.graphs", "fleet.stages.full_size", "fleet.reporting", "fleet.bench"),
-    "fleet.bench.gpu_measures": (
-        "fleet.core", "fleet.graphs", "fleet.engine", "fleet.stages.base", "fleet.stages.full_size", "fleet.reporting",
-        "fleet.bench",
+    "fleet.lab.measure.gpu": ("fleet.core", "fleet.graphs", "fleet.stages.full_size", "fleet.lab.report", "fleet.lab.measure"),
+    "fleet.lab.measure.gpu_measures": (
+        "fleet.core", "fleet.graphs", "fleet.engine", "fleet.stages.base", "fleet.stages.full_size", "fleet.lab.report",
+        "fleet.lab.measure",
     ),
-    "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
+    "fleet.lab.measure.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.lab.measure"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
-    "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
-    "fleet.bench.scale_fleet": ("fleet.core", "fleet.config", "fleet.control", "fleet.bench"),
-    "fleet.bench.scale_load": ("fleet.core", "fleet.control", "fleet.reporting", "fleet.bench"),
-    "fleet.bench.scale_replay": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.bench"),
-    "fleet.bench.scale_costs": ("fleet.core", "fleet.config", "fleet.control", "fleet.conductor.driver", "fleet.bench"),
-    "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
+    "fleet.lab.measure.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.lab.measure"),
+    "fleet.lab.measure.scale_fleet": ("fleet.core", "fleet.config", "fleet.control", "fleet.lab.measure"),
+    "fleet.lab.measure.scale_load": ("fleet.core", "fleet.control", "fleet.lab.report", "fleet.lab.measure"),
+    "fleet.lab.measure.scale_replay": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.lab.measure"),
+    "fleet.lab.measure.scale_costs": ("fleet.core", "fleet.config", "fleet.control", "fleet.conductor.driver", "fleet.lab.measure"),
+    "fleet.lab.measure.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.lab.measure"),
     # Without a fleet, the measure of layer spans is the anchor and places the span workers.
-    "fleet.bench.spans": ("fleet.core", "fleet.config", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
-    "fleet.bench.span_hops_run": ("fleet.core", "fleet.reporting", "fleet.spans", "fleet.transfer", "fleet.bench"),
-    "fleet.bench.spans_memory": ("fleet.core", "fleet.models.causal_lm", "fleet.reporting", "fleet.bench"),
-    "fleet.bench.spans_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.spans", "fleet.stages", "fleet.worker",
-                              "fleet.bench"),
-    "fleet.bench.spans_recording": ("fleet.core", "fleet.engine.span_chain", "fleet.bench"),
-    "fleet.bench.spans_compute": ("fleet.core", "fleet.engine", "fleet.stages.base", "fleet.bench"),
+    "fleet.lab.measure.spans": ("fleet.core", "fleet.config", "fleet.models.causal_lm", "fleet.lab.report", "fleet.lab.measure"),
+    "fleet.lab.measure.span_hops_run": ("fleet.core", "fleet.lab.report", "fleet.spans", "fleet.transfer", "fleet.lab.measure"),
+    "fleet.lab.measure.spans_memory": ("fleet.core", "fleet.models.causal_lm", "fleet.lab.report", "fleet.lab.measure"),
+    "fleet.lab.measure.spans_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.spans", "fleet.stages", "fleet.worker",
+                              "fleet.lab.measure"),
+    "fleet.lab.measure.spans_recording": ("fleet.core", "fleet.spans.protocol.chain", "fleet.lab.measure"),
+    "fleet.lab.measure.spans_compute": ("fleet.core", "fleet.engine", "fleet.stages.base", "fleet.lab.measure"),
     # The measure of training orders exchanges of the head, as an operator does.
-    "fleet.bench.training": ("fleet.core", "fleet.config", "fleet.control.embedded", CLIENT, *MEASURING, "fleet.bench"),
+    "fleet.lab.measure.training": ("fleet.core", "fleet.config", "fleet.control.embedded", CLIENT, *MEASURING, "fleet.lab.measure"),
     # The measure of speculation runs a stage itself, and asks the questions of Pocket's corpus.
-    "fleet.bench.speculation": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", "fleet.pocket.corpus",
-                                *MEASURING, "fleet.bench"),
-    "fleet.bench.speculation_head": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.graphs", "fleet.models.eagle3",
-                                     "fleet.stages.base", "fleet.train", "fleet.worker", "fleet.bench"),
-    "fleet.bench.engine_answers": ("fleet.core", "fleet.engine.base", "fleet.stages.base"),
-    "fleet.bench.speculation_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.stages.base", "fleet.worker",
-                                    "fleet.bench"),
-    "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
-    "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
-    "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.bench"),
+    "fleet.lab.measure.speculation": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", "fleet.lab.pocket.corpus",
+                                *MEASURING, "fleet.lab.measure"),
+    "fleet.lab.measure.speculation_head": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.graphs", "fleet.drafts.eagle3",
+                                     "fleet.stages.base", "fleet.drafts.trainer", "fleet.worker", "fleet.lab.measure"),
+    "fleet.lab.measure.engine_answers": ("fleet.core", "fleet.engine.base", "fleet.stages.base"),
+    "fleet.lab.measure.speculation_run": ("fleet.core", "fleet.config", "fleet.engine", "fleet.stages.base", "fleet.worker",
+                                    "fleet.lab.measure"),
+    "fleet.lab.measure.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
+    "fleet.lab.measure.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.lab.measure"),
+    "fleet.lab.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.lab.measure"),
     # Chaos puts the benchmark's load on a fleet; two of its modules read Redis: keys in use, and log lines.
-    "fleet.chaos": ("fleet.core", "fleet.config", *MEASURING, "fleet.bench", "fleet.chaos"),
-    "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
-    "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
-    "fleet.chaos.patience": ("fleet.core", "fleet.control"),
-    "fleet.chaos.redis_servers": ("fleet.core", "fleet.control", "fleet.chaos"),
-    "fleet.chaos.soak_samples": ("fleet.control", "fleet.chaos"),
+    "fleet.lab.faults": ("fleet.core", "fleet.config", *MEASURING, "fleet.lab.measure", "fleet.lab.faults"),
+    "fleet.lab.faults.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.lab.faults"),
+    "fleet.lab.faults.event_log": ("fleet.core", "fleet.control", "fleet.lab.faults"),
+    "fleet.lab.faults.patience": ("fleet.core", "fleet.control"),
+    "fleet.lab.faults.redis_servers": ("fleet.core", "fleet.control", "fleet.lab.faults"),
+    "fleet.lab.faults.soak_samples": ("fleet.control", "fleet.lab.faults"),
     # Conversations are saved by the client of `fleet session`.
-    "fleet.chaos.session_files": (
-        "fleet.core", "fleet.config", "fleet.control", "fleet.worker.peers", "fleet.worker.session_client", "fleet.chaos",
+    "fleet.lab.faults.session_files": (
+        "fleet.core", "fleet.config", "fleet.control", "fleet.worker.peers", "fleet.worker.session_client", "fleet.lab.faults",
     ),
     # Captures are those of a training run; what the trainer has of them is read from its checkpoint.
-    "fleet.chaos.captures": ("fleet.core", "fleet.config", "fleet.capture", "fleet.control.client", "fleet.processing",
-                             "fleet.train", *MEASURING, "fleet.bench.prompts", "fleet.chaos"),
-    "fleet.chaos.options": ("fleet.core", "fleet.config", "fleet.graphs", *MEASURING, "fleet.chaos"),
+    "fleet.lab.faults.captures": ("fleet.core", "fleet.config", "fleet.drafts.capture", "fleet.control.client", "fleet.processing",
+                             "fleet.drafts.trainer", *MEASURING, "fleet.lab.measure.prompts", "fleet.lab.faults"),
+    "fleet.lab.faults.options": ("fleet.core", "fleet.config", "fleet.graphs", *MEASURING, "fleet.lab.faults"),
     "fleet.cli": OURS,
     "fleet": (),
 }  # fmt: skip
@@ -140,8 +140,8 @@ NO_TORCH = (
     "fleet.spans",
     "web",
 )
-NOT_SERVING = ("fleet.bench", "fleet.chaos", "fleet.pocket")
-KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/pocket/", "tests/")
+NOT_SERVING = ("fleet.lab.measure", "fleet.lab.faults", "fleet.lab.pocket")
+KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/lab/pocket/", "tests/")
 MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
@@ -151,15 +151,15 @@ OWN_LIBRARY = {
         "fleet.worker",
         "fleet.jobs",
         "fleet.cli",
-        "fleet.chaos.patience",
-        "fleet.chaos.redis_servers",
+        "fleet.lab.faults.patience",
+        "fleet.lab.faults.redis_servers",
     ),
     "nixl": ("fleet.transfer",),
     "vllm": (
         "fleet.engine.vllm",
         "fleet.models.qwen3_omni.vllm_plugin",
         "fleet.models.qwen3_omni.vllm_thinker",
-        "fleet.bench.vllm_generate",
+        "fleet.lab.measure.vllm_generate",
     ),
 }
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
@@ -308,10 +308,10 @@ def test_imported_libraries_are_declared() -> None:
     declared = {distribution(text) for text in project["dependencies"]}
     of_extra = {name: {distribution(text) for text in texts} for name, texts in project["optional-dependencies"].items()}
     extra_of = {
-        "fleet/pocket/": of_extra["pocket"],
+        "fleet/lab/pocket/": of_extra["pocket"],
         "fleet/engine/vllm/": of_extra["vllm"],
         "fleet/models/qwen3_omni/vllm_": of_extra["vllm"],
-        "fleet/bench/vllm_generate.py": of_extra["vllm"],
+        "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
         "tests/": of_extra["pocket"] | of_extra["test"],
         "tests/vllm/": of_extra["vllm"],

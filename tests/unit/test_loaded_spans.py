@@ -5,9 +5,9 @@ import threading
 from typing import Any, cast
 
 from fleet.core.errors import ConfigError, FleetError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuiltSpan
-from fleet.worker.loaded_spans import LoadedSpans
+from fleet.spans.host.loaded import LoadedSpans
 
 WAIT_S = 10.0
 

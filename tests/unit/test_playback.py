@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.bench.playback import START_S, PlaybackClock
+from fleet.lab.measure.playback import START_S, PlaybackClock
 
 RATE_HZ = 1_000
 

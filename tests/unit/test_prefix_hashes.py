@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.engine.torch.prefix_hashes import Keys, PrefixHashes, RowKeys
+from fleet.spans.torch.prefix_hashes import Keys, PrefixHashes, RowKeys
 
 NUMBERS = st.integers(0, 2**64 - 1)
 KEYS = st.lists(NUMBERS, max_size=40)

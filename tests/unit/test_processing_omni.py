@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from fleet import pocket
+from fleet.lab import pocket
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge, UnsupportedValue
 from fleet.core.ids import EdgeName, RequestId

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fleet.config.schema import SpansConfig
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.span_plan import ModelSizes
-from fleet.worker.route_division import (
+from fleet.spans.protocol.plan import ModelSizes
+from fleet.spans.anchor.division import (
     JOIN_GRACE_S,
     LOSS_GRACE_S,
     AutomaticDivision,

@@ -12,7 +12,7 @@ from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.models.causal_lm.load import load_model
 from fleet.models.checkpoint import CheckpointReader
-from fleet.pocket.export import part_of
+from fleet.lab.pocket.export import part_of
 from tests.unit.test_layers import PICKLES, SOURCES, parsed, relative
 
 LOADERS = (*PICKLES, "torch", "torch.jit", "torch.hub", "joblib")

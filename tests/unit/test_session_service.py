@@ -9,8 +9,8 @@ from fleet.core.ids import StageName, WorkerId
 from fleet.core.session_messages import PURPOSE, SaveSession, SessionEnd, decode_session_message, encode_session_message
 from fleet.core.session_parts import SessionLayout, SessionLimits
 from fleet.engine.base import Engine
-from fleet.spans.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.dial import dial
+from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.dial import dial
 from fleet.worker import session_service
 from fleet.worker.endpoints import endpoint_of
 from fleet.worker.session_service import SessionService

@@ -4,10 +4,10 @@ import pytest
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
-from fleet.spans.ring import MIN_BLOCK_BYTES
+from fleet.spans.net.ring import MIN_BLOCK_BYTES
 from fleet.transfer.agent import Agent
 from fleet.transfer.reach import LOCAL, Reach
-from fleet.worker import span_blocks
+from fleet.spans import blocks as span_blocks
 
 LM, NETWORK = StageName("lm"), Reach(("eth0",))
 

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from fleet.spans import connection as connection_module
-from fleet.spans.addresses import address_text
-from fleet.spans.connection import (
+from fleet.spans.net import connection as connection_module
+from fleet.spans.net.addresses import address_text
+from fleet.spans.net.connection import (
     CLOSED_BY_PEER,
     CLOSED_HERE,
     Arrival,
@@ -24,8 +24,8 @@ from fleet.spans.connection import (
     FrameReceived,
     SpanArrivals,
 )
-from fleet.spans.dial import dial
-from fleet.spans.frames import MAGIC, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PREFIX, ByteSource
+from fleet.spans.net.dial import dial
+from fleet.spans.net.frames import MAGIC, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PREFIX, ByteSource
 from tests.span_peers import (
     KEY,
     WAIT_S,
@@ -285,9 +285,9 @@ def test_peer_that_resets_the_connection_ends_it_once_while_sending(served: List
 
 DIALER = f"""
 import sys
-from fleet.spans.addresses import parse_address
-from fleet.spans.connection import SpanArrivals
-from fleet.spans.dial import dial
+from fleet.spans.net.addresses import parse_address
+from fleet.spans.net.connection import SpanArrivals
+from fleet.spans.net.dial import dial
 arrivals = SpanArrivals()
 dial(parse_address(sys.argv[1]), key={KEY!r}, own_name="child", purpose="neighbour", arrivals=arrivals, timeout_s=30)
 arrivals.take(600)

@@ -8,8 +8,8 @@ from rich.console import Console, Group
 
 from fleet.cli.route_tables import BAR_WIDTH, duration, route_tables
 from fleet.core.ids import StageName
-from fleet.core.span_figures import WINDOW_PASSES, PassSums, PassTally, SpanFigures, decode_figures, encode_figures
-from fleet.core.span_routes import NOT_NEEDED, SpanRoutes, routes_of
+from fleet.spans.protocol.figures import WINDOW_PASSES, PassSums, PassTally, SpanFigures, decode_figures, encode_figures
+from fleet.spans.protocol.routes import NOT_NEEDED, SpanRoutes, routes_of
 from fleet.core.telemetry import WorkerView
 from tests.web.divided import (
     ANCHOR,

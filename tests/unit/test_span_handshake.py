@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import SpanUnreachable
-from fleet.core.free_ports import free_port
-from fleet.core.unix_sockets import listen_at
-from fleet.spans.addresses import SpanAddress, address_text, connect, parse_address
-from fleet.spans.connection import SpanArrivals
-from fleet.spans.dial import dial
-from fleet.spans.handshake import (
+from fleet.process.free_ports import free_port
+from fleet.process.unix_sockets import listen_at
+from fleet.spans.net.addresses import SpanAddress, address_text, connect, parse_address
+from fleet.spans.net.connection import SpanArrivals
+from fleet.spans.net.dial import dial
+from fleet.spans.net.handshake import (
     CHALLENGE,
     ENVELOPE,
     HELLO,
@@ -35,7 +35,7 @@ from fleet.spans.handshake import (
     MessageBuffer,
     encode_message,
 )
-from fleet.spans.listener import MAX_HANDSHAKES, SpanListener
+from fleet.spans.net.listener import MAX_HANDSHAKES, SpanListener
 from tests.span_peers import KEY, WAIT_S, ListenerUnderTest, connected, dial_as, is_ended, serving, take_frames
 from tests.support import wait_until
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fleet.core.span_messages import SpanExtent, SpanPass
-from fleet.engine.span_log import SpanLog
+from fleet.spans.protocol.messages import SpanExtent, SpanPass
+from fleet.spans.protocol.pass_log import SpanLog
 
 WIDTH = 4
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.core.span_messages import SpanExtent, SpanPass
-from fleet.engine.span_log import SpanLog
+from fleet.spans.protocol.messages import SpanExtent, SpanPass
+from fleet.spans.protocol.pass_log import SpanLog
 
 ROW_BYTES = 8
 UNLIMITED = 10**9

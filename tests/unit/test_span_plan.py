@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fleet.core.span_plan import ModelSizes, PlannedSpan, further_worker_bytes, plan_spans
+from fleet.spans.protocol.plan import ModelSizes, PlannedSpan, further_worker_bytes, plan_spans
 
 LAYER, EMBEDDING, HEAD, KV, BUFFER = 100, 300, 300, 20, 10
 

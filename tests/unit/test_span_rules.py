@@ -13,7 +13,7 @@ from fleet.core.ids import StageName
 from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.worker.main import run_worker
-from fleet.worker.span_check import check_spans
+from fleet.spans.anchor.check import check_spans
 
 LM = StageName("lm")
 SPAN_FORMS = "0:13 (layers 0 to 13), 14:output (layer 14 to the last, and the output head) or 14:last (without the head)"

@@ -19,8 +19,8 @@ from fleet.config.span_rules import problems_of_spans
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size, parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.layer_spans import LayerSpan, plan_route
-from fleet.core.span_buffers import PROCESS_BYTES, PassLimits, buffer_bytes
+from fleet.spans.protocol.layers import LayerSpan, plan_route
+from fleet.spans.protocol.buffers import PROCESS_BYTES, PassLimits, buffer_bytes
 from fleet.graphs.text import LM
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.models.checkpoint import INDEX, SINGLE

@@ -9,14 +9,14 @@ import pytest
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
-from fleet.core.speculation_figures import EAGLE3, OFF, SpeculationFigures, decode_speculation, encode_speculation
-from fleet.engine.torch.drafters import AskedDraft, Drafter, NgramDrafter
+from fleet.drafts.figures.speculation import EAGLE3, OFF, SpeculationFigures, decode_speculation, encode_speculation
+from fleet.drafts.drafters import AskedDraft, Drafter, NgramDrafter
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.pass_costs import BUCKETS, FEWEST_BETWEEN, FEWEST_MEASURES, PassCosts, PassTimes, bucket_of
+from fleet.drafts.pass_costs import BUCKETS, FEWEST_BETWEEN, FEWEST_MEASURES, PassCosts, PassTimes, bucket_of
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.engine.torch.passes import PassDone
-from fleet.engine.torch.speculation import REST, Speculation
+from fleet.drafts.speculation import REST, Speculation
 
 NUM_PASSES, MOSTLY = 4000, 0.96
 """Every 32nd pass may measure another number, where that wastes little time."""

@@ -9,8 +9,8 @@ import pytest
 import soundfile
 import soxr
 
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import Voice
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.teacher import Voice
 from fleet.processing.speech_presence import WINDOW_FRAMES, has_speech
 from fleet.processing.voice_activity import FRAME_SAMPLES
 from tests.noises import Wave, as_pcm16, at_level, chords, clicks, hum, noise, taps

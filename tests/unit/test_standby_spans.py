@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.ids import WorkerId
-from fleet.worker.route_setup import RouteHop
-from fleet.worker.standby_spans import choose_standby_spans
+from fleet.spans.anchor.setup import RouteHop
+from fleet.spans.anchor.standby import choose_standby_spans
 
 SPANS = ("0:3", "4:7", "8:output")
 

@@ -12,7 +12,7 @@ from fleet.processing.tokenizer import MAX_WORD_CHARS, TOKENIZER, load_tokenizer
 from tests.support import REPO
 from tests.web.checkpoint import write_frontend_files
 
-POCKET = REPO / "fleet/pocket/checkpoints/pocket"
+POCKET = REPO / "fleet/checkpoints/pocket"
 LETTERS = "ab '0129-\n\N{GRINNING FACE}\N{COMBINING ACUTE ACCENT}<|>"
 LONG_TEXT = "hello world, " * 170
 

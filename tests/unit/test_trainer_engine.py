@@ -14,18 +14,18 @@ from fleet.core.captures import LAST_ROWS, TAPS
 from fleet.core.errors import ConfigError, SampleRefused
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
-from fleet.core.training_figures import DraftVersion
+from fleet.drafts.figures.training import DraftVersion
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import PUBLISH
-from fleet.models.eagle3.config import Eagle3Config
-from fleet.models.eagle3.files import load_head
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.train.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
-from fleet.train.records import LocalRecords
-from fleet.train.replay import ReplayBuffer
-from fleet.train.samples import DraftSample, TargetParts
-from fleet.train.state import MOMENTS_FILE, read_samples
-from fleet.train.trainer import Trainer, TrainerSettings
+from fleet.drafts.eagle3.config import Eagle3Config
+from fleet.drafts.eagle3.files import load_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.trainer.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
+from fleet.drafts.trainer.records import LocalRecords
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.state import MOMENTS_FILE, read_samples
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
 TRAIN = Walk("train")
@@ -303,7 +303,7 @@ def test_full_disk_delays_the_acknowledgement(tmp_path: Path, monkeypatch: pytes
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("fleet.train.engine.save_trainer", full)
+        patch.setattr("fleet.drafts.trainer.engine.save_trainer", full)
         assert bench.run() == [] and bench.engine.due_in_s() > 0
     bench.clock.now_s += 10
     assert names(bench.run()) == ["s0"]

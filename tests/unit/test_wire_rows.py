@@ -2,7 +2,7 @@
 
 import torch
 
-from fleet.engine.torch.wire_rows import rows_from_wire, rows_to_wire
+from fleet.spans.torch.wire_rows import rows_from_wire, rows_to_wire
 
 
 def test_rows_of_a_padded_tile_are_copied_so_that_the_tile_is_free() -> None:

@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
-from fleet.api_client.client import ApiClient, ResourcesInUse
-from fleet.bench.prompts import PROMPTS
+from fleet.lab.client.client import ApiClient, ResourcesInUse
+from fleet.lab.measure.prompts import PROMPTS
 from fleet.core.hand_off import VLLM_LEASE_S
 from tests.e2e.fleets import fleet_up
 from tests.support import wait_until

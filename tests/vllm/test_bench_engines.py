@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.bench import engines
-from fleet.bench.engines import ON_VLLM, TORCH, VLLM
-from fleet.bench.main import run
-from fleet.bench.report import BenchFile
+from fleet.lab.measure import engines
+from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM
+from fleet.lab.measure.main import run
+from fleet.lab.measure.report import BenchFile
 from tests.support import set_options
 
 

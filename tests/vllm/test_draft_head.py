@@ -15,17 +15,17 @@ import torch
 from fleet.core.request import Sampling
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
-from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
-from fleet.models.eagle3.files import save_head
-from fleet.models.eagle3.head import Eagle3Head
-from fleet.models.eagle3.speculators import export_speculators
-from fleet.models.eagle3.vocabulary import choose_vocabulary
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.files import save_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.speculators import export_speculators
+from fleet.drafts.eagle3.vocabulary import choose_vocabulary
 from fleet.models.target_hash import hash_of_target
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import SpeculationOptions
-from fleet.train.replay import ReplayBuffer
-from fleet.train.samples import DraftSample, TargetParts
-from fleet.train.trainer import Trainer, TrainerSettings
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import answers_of, greedy, stage
 from tests.support import REPO

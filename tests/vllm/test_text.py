@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from fleet.bench.prompts import PROMPTS
+from fleet.lab.measure.prompts import PROMPTS
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
 from tests.vllm.reference import TIE, ReferenceModel, ReferenceText

@@ -4,7 +4,7 @@ import msgspec
 
 from fleet.core.clock import now_us
 from fleet.core.ids import StageName
-from fleet.core.span_figures import PassSums, SpanFigures, SpanPart
+from fleet.spans.protocol.figures import PassSums, SpanFigures, SpanPart
 from fleet.core.telemetry import WorkerView
 from tests.web.plausible import HOSTILE, worker_id
 

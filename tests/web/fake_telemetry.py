@@ -30,7 +30,7 @@ from fleet.core.request_trace import (
     TaskBrief,
     TraceEvent,
 )
-from fleet.core.speculation_figures import OFF, StageDrafts
+from fleet.drafts.figures.speculation import OFF, StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     DeadLetterView,

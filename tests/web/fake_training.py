@@ -6,7 +6,7 @@ import msgspec
 
 from fleet.control.training import OUTCOMES, Outcome, TrainingClient
 from fleet.core.errors import NotFound
-from fleet.core.training_figures import DraftVersion, TrainingState
+from fleet.drafts.figures.training import DraftVersion, TrainingState
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fleet.config.schema import FleetConfig
-from fleet.core.gc_freeze import freeze_gc
+from fleet.process.gc_freeze import freeze_gc
 from fleet.processing import load_frontend
 from tests.web.checkpoint import write_frontend_files
 from tests.web.conftest import Loaded, serving_app

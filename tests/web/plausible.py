@@ -24,7 +24,7 @@ from fleet.core.request_trace import (
     TaskTrace,
     TraceEvent,
 )
-from fleet.core.speculation_figures import SpeculationFigures
+from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.core.telemetry import (
     SERIES_KEPT_S,
     SERIES_STEP_S,

@@ -19,7 +19,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from fleet.bench.options import parse as parse_bench
+from fleet.lab.measure.options import parse as parse_bench
 from fleet.cli.deployment import open_deployment
 from fleet.cli.main import app
 from fleet.config.settings import read_settings
@@ -30,7 +30,7 @@ DOCUMENTS = (
     REPO / "README.md",
     *sorted((REPO / "fleet").glob("*.md")),
     *sorted((REPO / "fleet" / "docs").glob("*.md")),
-    REPO / "fleet" / "pocket" / "checkpoints" / "pocket" / "README.md",
+    REPO / "fleet" / "checkpoints" / "pocket" / "README.md",
     REPO / "deploy" / "README.md",
 )
 LOCAL = "http://localhost:8000"

@@ -31,7 +31,7 @@ from tests.web.gateway_target import GatewayTarget, gateway_target, new_address
 MAX_STALL_S = 0.05
 MAX_TRIES = 4
 """A stall that an input causes comes each time; one by chance does not."""
-POCKET = REPO / "fleet/pocket/checkpoints/pocket"
+POCKET = REPO / "fleet/checkpoints/pocket"
 NUM_CHARS = 262_000
 """Slightly fewer characters than are refused before they are encoded."""
 

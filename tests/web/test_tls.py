@@ -15,7 +15,7 @@ from cryptography import x509
 from fleet.config import load_config
 from fleet.config.schema import FleetConfig, WebConfig
 from fleet.core.errors import ConfigError
-from fleet.core.lan_address import lan_address
+from fleet.process.lan_address import lan_address
 from tests.support import free_port, wait_until
 from tests.web.conftest import Loaded
 from tests.web.test_serve import start_with

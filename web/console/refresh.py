@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-from fleet.core.background import keep_running
+from fleet.process.background import keep_running
 from fleet.core.errors import FleetError
 from web.gateway.gateway import Gateway
 

@@ -15,8 +15,8 @@ from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.core.request_trace import STATES, RequestFilter, RequestRow
-from fleet.core.span_routes import routes_of
-from fleet.core.speculation_figures import StageDrafts
+from fleet.spans.protocol.routes import routes_of
+from fleet.drafts.figures.speculation import StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     WORKER_ORDERS,

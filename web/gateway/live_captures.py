@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from fleet.capture.source import AnsweredPrompt, CaptureSource
+from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.config import FleetConfig
 from fleet.core.request import RequestSpec
 from web.ports import FleetPort

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from fleet.core.hops import BOUNDS_US
 from fleet.core.ids import stage_of
-from fleet.core.span_routes import routes_of
+from fleet.spans.protocol.routes import routes_of
 from fleet.core.telemetry import EdgeTransfer, RoleView, Transfers, WorkerView
 from web.ports import FleetPort
 

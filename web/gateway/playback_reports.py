@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from fleet.core.background import start
+from fleet.process.background import start
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
 from web.ports import FleetPort

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError
-from fleet.core.private import make_private_folder, write_private
+from fleet.process.private import make_private_folder, write_private
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)

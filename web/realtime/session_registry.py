@@ -14,7 +14,7 @@ import msgspec
 
 from fleet.config.schema import LeaseConfig
 from fleet.control.client import HeldVoice, Saved
-from fleet.core.background import start
+from fleet.process.background import start
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from fleet.processing import voice_activity

@@ -31,7 +31,7 @@ from fleet.control.redis_status import memory_of
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.gc_freeze import freeze_gc
+from fleet.process.gc_freeze import freeze_gc
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)

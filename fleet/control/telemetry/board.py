@@ -26,7 +26,7 @@ from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName, RequestId, RoleName
 from fleet.core.pulls import KV, PullCounts
 from fleet.core.request_trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
-from fleet.core.speculation_figures import StageDrafts
+from fleet.drafts.figures.speculation import StageDrafts
 from fleet.core.telemetry import (
     DeadLetterView,
     FeedEntry,

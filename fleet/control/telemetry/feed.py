@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from fleet.control.connect import entry_order, stream_entries, text
-from fleet.core.background import keep_running
+from fleet.process.background import keep_running
 
 log = logging.getLogger(__name__)
 

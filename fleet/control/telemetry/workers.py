@@ -12,8 +12,8 @@ from fleet.control.connect import number, pairs, slices, text
 from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.core.pulls import PullCounts, decode_pulls
-from fleet.core.span_figures import SpanFigures, SpanPart, decode_figures
-from fleet.core.speculation_figures import WorkerDrafts, decode_speculation
+from fleet.spans.protocol.figures import SpanFigures, SpanPart, decode_figures
+from fleet.drafts.figures.speculation import WorkerDrafts, decode_speculation
 from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 
 Fields = Mapping[str, bytes]

@@ -43,7 +43,7 @@ from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import DraftedTask, Program, TaskT
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
 from fleet.engine.torch.session_transfer import SessionCopies
-from fleet.engine.torch.speculation import Speculation
+from fleet.drafts.speculation import Speculation
 
 log = logging.getLogger(__name__)
 LENDING_SHARE = 0.5

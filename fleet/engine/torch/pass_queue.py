@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError
-from fleet.core.span_figures import SpanFigures
+from fleet.spans.protocol.figures import SpanFigures
 from fleet.engine.torch.kv_pool import PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassDone, PassRunner

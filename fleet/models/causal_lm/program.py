@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of
 from fleet.engine.torch.layout import Layout

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
-from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
 from fleet.models.causal_lm.rope import Rotaries, read_scaling
 

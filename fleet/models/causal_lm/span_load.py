@@ -14,8 +14,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.span_plan import ModelSizes
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.experts import Experts, ExpertWeights
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import TextConfig

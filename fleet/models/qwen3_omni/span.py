@@ -10,12 +10,12 @@ from typing import Self
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.linear import linear
-from fleet.engine.torch.span_model import SpanLayers, SpanRows
+from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, decoder_config
 from fleet.models.qwen3_omni.decoder import Decoder

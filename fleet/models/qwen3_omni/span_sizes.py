@@ -9,8 +9,8 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from fleet.core.layer_spans import LayerSpan
-from fleet.core.span_plan import ModelSizes
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, read_config
 from fleet.models.qwen3_omni.full_size import weight_shapes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout

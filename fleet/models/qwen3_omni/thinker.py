@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of, record_answers
 from fleet.engine.torch.experts import Experts

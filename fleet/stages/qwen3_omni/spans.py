@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, decoder_config, read_config
 from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ChunkOrderError
 from fleet.core.ids import EdgeName, Walk
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import RouteSlot
+from fleet.spans.protocol.chain import RouteSlot
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import OmniConfig, read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING

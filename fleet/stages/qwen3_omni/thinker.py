@@ -10,10 +10,10 @@ from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName
-from fleet.core.layer_spans import LayerSpan
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.span_chain import RouteSlot
+from fleet.spans.protocol.chain import RouteSlot
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import installed_version, start

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, cast
 
-from fleet.models.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
 from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.target_hash import hash_of_target
 

@@ -14,7 +14,7 @@ from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.training import build_trainer
-from fleet.train.samples import TargetParts
+from fleet.drafts.trainer.samples import TargetParts
 
 
 def build(options: BuildOptions) -> BuiltStage:

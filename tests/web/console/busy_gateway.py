@@ -7,7 +7,7 @@ from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.ids import WorkerId
 from fleet.core.request_trace import EdgeTrace, RequestTrace
-from fleet.core.training_figures import DraftVersion, TrainingFigures, TrainingState
+from fleet.drafts.figures.training import DraftVersion, TrainingFigures, TrainingState
 from fleet.graphs import Graph
 from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers

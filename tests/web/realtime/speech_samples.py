@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import Voice
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.teacher import Voice
 
 RATE_HZ = 24_000
 QUESTION = "what day comes after monday"

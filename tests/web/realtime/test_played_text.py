@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import Voice
+from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.teacher import Voice
 from web.realtime.audio.played_text import SpeakingRate, find_silences, played_speech, played_words, speech_until
 from web.realtime.audio.playhead import Playhead
 

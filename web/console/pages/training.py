@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fleet.core.telemetry import WorkerView
-from fleet.core.training_figures import DraftVersion, TrainingState
+from fleet.drafts.figures.training import DraftVersion, TrainingState
 from web.console.charts import Chart, ChartLine, draw_path, find_top
 from web.console.page_context import LivePage, PageContext, Query
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from fleet.core.errors import quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
-from fleet.core.span_routes import HopView, RouteView, UnusedSpanWorker, routes_of
+from fleet.spans.protocol.routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
 from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path

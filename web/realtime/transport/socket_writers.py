@@ -11,7 +11,7 @@ from collections import deque
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from fleet.core.background import start
+from fleet.process.background import start
 from web.realtime.protocol.server_events import (
     AudioSerial,
     Error,

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafters, their choice and acceptance, EAGLE-3 heads, and their training while the fleet serves."""

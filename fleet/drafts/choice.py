@@ -1,0 +1,93 @@
+"""Choice of a drafter by measured speed: each is used in turn for some passes, then the fastest until the next comparison.
+
+Speeds are relative to passes without drafts of the same number of requests, so that measures of different load compare.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.drafts.figures.speculation import OFF
+from fleet.drafts.pass_costs import PassTimes
+
+WARM_UP_PASSES, TRIAL_PASSES = 16, 64
+"""Passes of a trial that are not counted, in which numbers of drafts are tried, and those that are."""
+FIRST_TERM, LAST_TERM = 1024, 16_384
+"""Passes until the next comparison; more each time that it confirms the choice."""
+WATCHED_PASSES, LOSS = 256, 0.1
+"""A drafter whose gain over so many passes is lower than in its trial by this share is compared again immediately."""
+LEAST_GAIN = 1.02
+"""Gain below which no drafter is used: a smaller one may be noise."""
+
+
+@dataclass(slots=True)
+class Gain:
+    """Speed with drafts relative to that without. `plain_s`: the time that the same tokens would have taken without drafts."""
+
+    plain_s: float = 0.0
+    taken_s: float = 0.0
+    num_passes: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.plain_s / self.taken_s if self.taken_s > 0 else 1.0
+
+    def add(self, plain_s: float, taken_s: float) -> None:
+        self.num_passes += 1
+        self.plain_s += plain_s
+        self.taken_s += taken_s
+
+
+class DrafterChoice:
+    """The drafter to use. `names`: those to choose from, besides none. Not thread-safe.
+
+    `name`: the present one, or `OFF`; `gains`: of each at its last trial.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = (OFF, *names)
+        self.gains: dict[str, float] = {}
+        self._plain, self._term = PassTimes(), FIRST_TERM
+        self._best = OFF
+        self._begin_trials()
+
+    def _begin_trials(self) -> None:
+        self._waiting = list(self._names)
+        self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self.name, self._gain, self._num_passes = self._waiting.pop(0), Gain(), 0
+        self._is_trial = True
+
+    def add(self, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """Count a decode pass of the present drafter, which may be another one afterwards."""
+        if self.name == OFF:
+            self._plain.add(num_requests, seconds)
+        plain_s = self._plain.of(num_requests)
+        if plain_s is None or len(self._names) == 1:
+            return
+        self._num_passes += 1
+        if not self._is_trial or self._num_passes > WARM_UP_PASSES:
+            self._gain.add(plain_s * num_tokens / num_requests, seconds)
+        if self._is_trial:
+            self._advance_trial()
+        elif self._num_passes >= self._term or self._has_lost():
+            self._begin_trials()
+
+    def _advance_trial(self) -> None:
+        if self._gain.num_passes < TRIAL_PASSES:
+            return
+        self.gains[self.name] = 1.0 if self.name == OFF else self._gain.value
+        if self._waiting:
+            self._begin_trial()
+            return
+        best = max(self._names, key=lambda name: LEAST_GAIN if name == OFF else self.gains[name])
+        self._term = min(2 * self._term, LAST_TERM) if best == self._best else FIRST_TERM
+        self.name = self._best = best
+        self._gain, self._num_passes, self._is_trial = Gain(), 0, False
+
+    def _has_lost(self) -> bool:
+        """Return True if the present drafter is clearly slower than at its trial."""
+        if self.name == OFF or self._gain.num_passes < WATCHED_PASSES:
+            return False
+        gain, self._gain = self._gain.value, Gain()
+        return gain < (1 - LOSS) * self.gains[self.name]

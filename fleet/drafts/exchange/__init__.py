@@ -1,0 +1,1 @@
+"""Versions of the draft head, from the trainer to the workers that use it."""

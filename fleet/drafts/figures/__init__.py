@@ -1,0 +1,1 @@
+"""Statistics of speculation and training, as workers publish them and readers see them. Pure."""

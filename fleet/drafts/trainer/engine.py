@@ -1,0 +1,485 @@
+"""The trainer as a worker's engine: captured rows in, an acknowledgement out once a durable checkpoint contains the sample.
+
+A sample is trained on at least once before the checkpoint that acknowledges it, and at most once as a new one: a successor that
+receives it again finds its id in the checkpoint. Windows are computed, and checkpoints written, in a thread, one after another,
+so that samples arrive meanwhile. Knows no Redis: what trainers share is in `TrainingRecords`.
+"""
+
+import hashlib
+import logging
+import math
+import secrets
+import shutil
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from fleet.core.clock import now_us
+from fleet.core.errors import BadInput, ConfigError, FleetError, SampleRefused
+from fleet.core.ids import RequestId, Walk
+from fleet.drafts.figures.training import DraftVersion, TrainingFigures
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.graphs.training import PUBLISH
+from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
+from fleet.drafts.trainer.captured import sample_of
+from fleet.drafts.trainer.records import TrainingRecords
+from fleet.drafts.trainer.samples import DraftSample
+from fleet.drafts.trainer.state import TrainedSamples, restore_trainer, save_samples, save_trainer
+from fleet.drafts.trainer.trainer import NotFinite, Trainer, WindowRecord
+
+log = logging.getLogger(__name__)
+
+WINDOWS, VERSION = "windows", "version"
+"""Arrays of an acknowledgement: windows in the checkpoint, and the number of the version that was made of it, 0: none."""
+ANSWER_START = "answer_start"
+"""Request parameter: index of the answer's first token."""
+CHECKPOINTS, VERSIONS = "checkpoints", "versions"
+IDLE_S = 0.1
+"""Time without a new sample after which those that there are count as a window."""
+RETRY_S = 5.0
+MOST_IDS, MOST_WINDOWS, MOST_HELD_OUT, MOST_LOSSES = 1024, 1024, 64, 100
+UNKNOWN = "?"
+"""In place of the name of a checkpoint: the trainer's state may contain samples that were not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSchedule:
+    """When windows are trained, checkpoints made and versions promoted; see `TrainingConfig`.
+
+    `num_slots`: of samples not acknowledged. `margin`: None: no version is promoted by the trainer.
+    """
+
+    num_slots: int
+    window_samples: int
+    passes: int
+    checkpoint_windows: int
+    held_out: float
+    margin: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_slots < self.window_samples:
+            raise ConfigError(
+                f"training.window_samples: {self.window_samples} is more than the trainer holds ({self.num_slots}); raise "
+                "stages.trainer.max_batch",
+                param="training.window_samples",
+            )
+
+    def holds_out(self, sample: DraftSample) -> bool:
+        """Return True for samples to compare versions by: always the same ones of equal texts."""
+        digest = hashlib.blake2b(sample.ids_N.numpy().tobytes(), digest_size=4).digest()
+        return int.from_bytes(digest, "little") < self.held_out * 2**32
+
+
+@dataclass(slots=True, kw_only=True)
+class _Arriving:
+    """A capture of which not all rows are here."""
+
+    request: EngineRequest
+    parts: list[Arrays] = field(default_factory=list[Arrays])
+    walk: Walk = Walk("")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """A sample that is not acknowledged. `is_contained`: the trainer's present state contains it."""
+
+    request: RequestId
+    walk: Walk
+    publish: str
+    is_contained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """A checkpoint on disk: its name, the samples in it, those to acknowledge, the windows, and the version to add, if any.
+
+    `present`: the version in use, and `present_acceptance` its simulated acceptance length on the same held-out samples.
+    """
+
+    name: str
+    samples: TrainedSamples
+    done: list[_Waiting]
+    windows: int
+    version: DraftVersion | None
+    present: DraftVersion | None
+    present_acceptance: float
+
+
+class TrainerEngine(Engine):
+    """One draft head in training. `folder`: of checkpoints and versions, shared by all trainers of the fleet.
+
+    Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is acknowledged once, after the records
+    name a checkpoint whose ids contain it.
+    """
+
+    def __init__(
+        self, trainer: Trainer, schedule: TrainingSchedule, folder: Path, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
+        self._trainer, self._schedule, self._folder, self._clock = trainer, schedule, folder, clock
+        self._records: TrainingRecords | None = None
+        self._name = UNKNOWN
+        """The checkpoint that the trainer's state continues."""
+        self._contained: tuple[str, ...] = ()
+        self._drawn: tuple[str, ...] = ()
+        self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
+        """The new samples of the window that is computed, and those of each window that the trainer's state contains."""
+        self._arriving: dict[RequestId, _Arriving] = {}
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._queue: OrderedDict[str, DraftSample] = OrderedDict()
+        self._held_out: OrderedDict[str, DraftSample] = OrderedDict()
+        self._outputs: list[EngineOutput] = []
+        self._thread = ThreadPoolExecutor(1, "fleet-trainer")
+        self._window: Future[WindowRecord] | None = None
+        self._saving: Future[_Saved] | None = None
+        self._owed, self._num_since = 0.0, 0
+        """Windows that the accepted samples are still worth, and those since the last checkpoint."""
+        self._arrived_s = self._retry_s = -math.inf
+        self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
+        self._shares: tuple[float, ...] = ()
+        self._acceptance: float | None = None
+        self._num_accepted = self._num_refused = self._num_saved = 0
+
+    @property
+    def trainer(self) -> Trainer:
+        """For who trains without a fleet."""
+        return self._trainer
+
+    def begin(self, records: TrainingRecords) -> None:
+        """Continue under other records: those of the next incarnation of the worker. Samples of the last one are forgotten."""
+        self._records = records
+        self._forget()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises: ConfigError if the last durable checkpoint is not in the folder; errors of Redis."""
+        if request.request_id in self._arriving or request.request_id in self._waiting:
+            raise BadInput(f"request {request.request_id} was submitted twice")
+        if not self._arriving and not self._waiting:
+            self._follow_checkpoint()
+        self._arriving[request.request_id] = _Arriving(request=request)
+
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
+        arriving = self._arriving.get(request_id)
+        if arriving is None:
+            return 0
+        arriving.walk = piece.walk
+        if piece.arrays:
+            arriving.parts.append(piece.arrays)
+        self._arrived_s = self._clock()
+        if piece.final:
+            del self._arriving[request_id]
+            try:
+                self._receive(arriving)
+            except FleetError as error:
+                self._num_refused += 1
+                self._outputs.append(EngineOutput(request_id=request_id, walk=piece.walk, error=error))
+        return 0
+
+    def _receive(self, arriving: _Arriving) -> None:
+        """Take a whole sample. Raises: SampleRefused."""
+        request = arriving.request
+        sample = sample_of(request.request_id, int(request.params[ANSWER_START]), arriving.parts)
+        sample.check(self._trainer.head.config)
+        if not self._trainer.buffer.may_ever_hold(sample):
+            raise SampleRefused(
+                f"sample {sample.sample_id}: {sample.num_bytes >> 20} MiB do not fit training.replay_mib; raise it"
+            )
+        waiting = _Waiting(request=request.request_id, walk=arriving.walk, publish=request.params.get(PUBLISH, ""))
+        self._num_accepted += 1
+        self._waiting[request.request_id] = waiting
+        if sample.sample_id in self._contained:
+            waiting.is_contained = True
+        elif self._schedule.holds_out(sample):
+            waiting.is_contained = True
+            self._held_out[sample.sample_id] = sample
+            while len(self._held_out) > MOST_HELD_OUT:
+                self._held_out.popitem(last=False)
+        else:
+            self._queue[sample.sample_id] = sample
+            self._owed += self._schedule.passes / self._schedule.window_samples
+
+    def pause(self, request_id: RequestId, *, paused: bool) -> None:
+        """Acknowledgements are single items: no credit can be missing."""
+
+    def is_ready(self) -> bool:
+        work = self._work
+        if self._outputs or (work is not None and work.done()):
+            return True
+        if work is not None or self._clock() < self._retry_s:
+            return False
+        self._fill_buffer()
+        return bool(self._window_size() or self._is_checkpoint_due())
+
+    @property
+    def _work(self) -> "Future[WindowRecord] | Future[_Saved] | None":
+        """Work of the thread, which does one thing at a time."""
+        return self._window or self._saving
+
+    def due_in_s(self) -> float:
+        if self.is_ready() or self._work is not None:
+            return 0.0
+        now_s = self._clock()
+        if now_s < self._retry_s:
+            return self._retry_s - now_s
+        # While samples arrive, only more of their rows can make it ready.
+        is_open = bool(self._waiting or self._num_since) and not self._arriving
+        return max(0.0, self._arrived_s + IDLE_S - now_s) if is_open else math.inf
+
+    def await_pass(self, timeout_s: float) -> bool:
+        return self._await_work(timeout_s)
+
+    def _await_work(self, timeout_s: float | None) -> bool:
+        work = cast("Future[Any] | None", self._work)
+        if work is None:
+            return False
+        wait([work], timeout_s)
+        return work.done()
+
+    def step(self) -> Sequence[EngineOutput]:
+        """Begin a window or a checkpoint, or handle the one that has ended; return refusals and acknowledgements."""
+        outputs, self._outputs = self._outputs, []
+        if self._window is not None and self._window.done():
+            window, self._window = self._window, None
+            self._end_window(window)
+        elif self._saving is not None and self._saving.done():
+            saving, self._saving = self._saving, None
+            outputs += self._end_save(saving)
+        elif self._work is None and self._clock() >= self._retry_s:
+            self._fill_buffer()
+            is_checkpoint_due = self._is_checkpoint_due()
+            if not is_checkpoint_due and (size := self._window_size()):
+                self._drawn = self._trainer.buffer.fresh_ids(size)
+                self._window = self._thread.submit(self._trainer.train_on, self._trainer.buffer.draw(size))
+            elif is_checkpoint_due:
+                done = [each for each in self._waiting.values() if each.is_contained]
+                assert self._records is not None, "a trainer without records"
+                present = self._records.version_in_use() if any(each.publish for each in done) else None
+                self._saving = self._thread.submit(self._save, done, self._samples_with(done), present)
+        return outputs
+
+    def _samples_with(self, done: Sequence[_Waiting]) -> TrainedSamples:
+        """Return the samples of a checkpoint in which these are new."""
+        contained = tuple(dict.fromkeys([*self._contained, *(waiting.request for waiting in done)]))[-MOST_IDS:]
+        return TrainedSamples(contained=contained, windows=tuple(self._new), first=self._trainer.num_windows - len(self._new) + 1)
+
+    def _fill_buffer(self) -> None:
+        while self._queue:
+            sample_id, sample = next(iter(self._queue.items()))
+            if not self._trainer.buffer.add(sample):
+                return
+            del self._queue[sample_id]
+
+    def _window_size(self) -> int:
+        """Return the number of samples of the next window: a whole one, or what there is while no more come; 0: none."""
+        buffer, whole = self._trainer.buffer, self._schedule.window_samples
+        is_due = buffer.num_fresh >= whole or self._owed >= 1
+        if len(buffer) >= whole and is_due:
+            return whole
+        return min(whole, len(buffer)) if self._is_settled() and (buffer.num_fresh or self._owed >= 1) else 0
+
+    def _is_settled(self) -> bool:
+        """Return True if no sample can come soon: all slots are taken, or none has come for a while."""
+        is_full = len(self._waiting) >= self._schedule.num_slots or bool(self._queue)
+        return is_full or (not self._arriving and self._clock() - self._arrived_s >= IDLE_S)
+
+    def _is_checkpoint_due(self) -> bool:
+        contained = [waiting for waiting in self._waiting.values() if waiting.is_contained]
+        if self._saves_first(contained):
+            return True
+        return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
+
+    def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
+        """Return True if a checkpoint comes before further windows. Half of the slots are freed once they wait for that only,
+        so that sources work while the trainer trains. A version is made after all windows.
+        """
+        if not contained or any(waiting.publish for waiting in contained):
+            return False
+        return self._num_since >= self._schedule.checkpoint_windows or 2 * len(contained) >= self._schedule.num_slots
+
+    def _end_window(self, window: Future[WindowRecord]) -> None:
+        """Count a window. The samples of one whose gradient is not finite are refused."""
+        try:
+            record = window.result()
+        except NotFinite as error:
+            log.warning("%s: its samples are refused", error)
+            for sample_id in error.sample_ids:
+                self._refuse(sample_id, f"sample {sample_id}: {error}")
+            return
+        self._losses.append(record.loss)
+        self._new.append(self._drawn)
+        self._shares = tuple(record.counts.acceptance_by_position)
+        self._owed = max(0.0, self._owed - len(record.sample_ids) / self._schedule.window_samples)
+        self._num_since += 1
+        for sample_id in record.sample_ids:
+            if (waiting := self._waiting.get(RequestId(sample_id))) is not None:
+                waiting.is_contained = True
+
+    def _refuse(self, sample_id: str, message: str) -> None:
+        self._trainer.buffer.remove(sample_id)
+        waiting = self._waiting.get(RequestId(sample_id))
+        if waiting is not None and not waiting.is_contained:
+            del self._waiting[waiting.request]
+            self._num_refused += 1
+            self._outputs.append(EngineOutput(request_id=waiting.request, walk=waiting.walk, error=SampleRefused(message)))
+
+    def _save(self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None) -> _Saved:
+        """Write a checkpoint, and the version of the head that a sample asks for. Runs in the thread. Raises: OSError."""
+        name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
+        folder, previous = self._folder / CHECKPOINTS / name, self._folder / CHECKPOINTS / self._name
+        if self._trainer.num_windows == self._num_saved and self._name and previous.is_dir():
+            save_samples(folder, samples, previous)
+        else:
+            save_trainer(self._trainer, folder, samples)
+        source = next((waiting.publish for waiting in done if waiting.publish), "")
+        version = self._write_version(source) if source else None
+        return _Saved(
+            name=name, samples=samples, done=done, windows=self._trainer.num_windows, version=version, present=present,
+            present_acceptance=self._acceptance_of(present) if version is not None else 0.0,
+        )  # fmt: skip
+
+    def _acceptance_of(self, present: DraftVersion | None) -> float:
+        """Return the acceptance of the version in use on the samples that are held out now; 0 without one, or its files."""
+        folder = self._folder / VERSIONS / present.sha256 if present is not None else None
+        if folder is None or not folder.is_dir() or not self._held_out:
+            return 0.0
+        head = load_head(folder, device=self._trainer.head.fc.device)
+        return self._trainer.evaluate(list(self._held_out.values()), head).simulated_acceptance_length
+
+    def _end_save(self, saving: Future[_Saved]) -> Sequence[EngineOutput]:
+        """Return the acknowledgements of the samples in a checkpoint; none if another trainer is active, or the disk is full."""
+        records = self._records
+        assert records is not None, "a trainer without records"
+        try:
+            saved = saving.result()
+        except OSError as error:
+            log.error("no checkpoint can be written to %s: %s; trying again", self._folder, error)
+            self._retry_s = self._clock() + RETRY_S
+            return ()
+        if not records.note_checkpoint(saved.name):
+            log.warning("another trainer is active: the checkpoint %s is not used", saved.name)
+            self._retry_s = self._clock() + RETRY_S
+            return ()
+        self._name, self._contained, self._num_saved, self._num_since = saved.name, saved.samples.contained, saved.windows, 0
+        version = records.add_version(saved.version) if saved.version is not None else None
+        if version is not None:
+            log.info(
+                "version %d of the draft head: %d windows, acceptance %s", version.number, version.windows, version.acceptance
+            )
+            self._promote_if_better(records, version, saved)
+        self._delete_others(saved.name)
+        number = version.number if version is not None else 0
+        arrays = {WINDOWS: np.array([saved.windows], np.int64), VERSION: np.array([number], np.int64)}
+        done = [each for each in saved.done if self._waiting.pop(each.request, None) is not None]
+        return [EngineOutput(request_id=each.request, walk=each.walk, arrays=arrays, final=True) for each in done]
+
+    def _promote_if_better(self, records: TrainingRecords, version: DraftVersion, saved: _Saved) -> None:
+        """Promote a version that guesses more held-out tokens in a row than the one in use, by the margin."""
+        margin, number = self._schedule.margin, saved.present.number if saved.present is not None else 0
+        if margin is None or version.acceptance is None:
+            return
+        compared = (
+            f"{version.acceptance:.2f} tokens in a row on held-out samples, version {number} has {saved.present_acceptance:.2f}"
+        )
+        if version.acceptance < saved.present_acceptance + margin:
+            log.info("version %d is not promoted: %s", version.number, compared)
+        elif records.promote(version, saved.present, compared):
+            log.info("version %d is promoted: %s", version.number, compared)
+
+    def _write_version(self, source: str) -> DraftVersion:
+        """Write the head as a version, in a folder that its hash names."""
+        head = self._trainer.head
+        if self._held_out:
+            self._acceptance = self._trainer.evaluate(list(self._held_out.values())).simulated_acceptance_length
+        folder = self._folder / VERSIONS / secrets.token_hex(8)
+        sha256 = save_head(head, folder)
+        place = self._folder / VERSIONS / sha256
+        if place.exists():
+            shutil.rmtree(folder)
+        else:
+            folder.rename(place)
+        return DraftVersion(
+            number=0, sha256=sha256, target=head.config.target_hash, num_bytes=(place / WEIGHTS_FILE).stat().st_size,
+            windows=self._trainer.num_windows, samples=self._num_accepted, acceptance=self._acceptance, source=source,
+            created_us=now_us(),
+        )  # fmt: skip
+
+    def _delete_others(self, name: str) -> None:
+        for folder in (self._folder / CHECKPOINTS).iterdir():
+            if folder.name != name:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _follow_checkpoint(self) -> None:
+        """Continue from the last durable checkpoint, if another trainer made it."""
+        if self._records is None or (name := self._records.checkpoint()) == self._name:
+            return
+        folder = self._folder / CHECKPOINTS / name
+        if name and not folder.is_dir():
+            raise ConfigError(
+                f"training.folder: the fleet's last checkpoint {name} is not in {folder.parent}; all trainers need one folder",
+                param="training.folder",
+            )
+        if name:
+            self._restored(restore_trainer(self._trainer, folder))
+            log.info("training continues from the checkpoint %s", name)
+        elif self._trainer.num_windows:
+            self._trainer.reset()
+            self._restored(TrainedSamples())
+        self._name, self._num_saved = name, self._trainer.num_windows
+
+    def _forget(self) -> None:
+        """Forget all samples, once the thread has ended what it does."""
+        self._await_work(None)
+        self._arriving.clear()
+        self._waiting.clear()
+        self._queue.clear()
+        self._trainer.buffer.clear()
+        self._outputs.clear()
+        self._window = self._saving = None
+        self._owed, self._num_since = 0.0, 0
+        self._name = UNKNOWN
+
+    def forget_samples(self) -> int:
+        """Forget every sample that is held to be trained on again, or to compare versions by; return their number.
+
+        Samples that wait to be acknowledged are refused unless the trainer's state contains them already.
+        """
+        num_samples = len(self._trainer.buffer) + len(self._held_out) + len(self._queue)
+        self._trainer.buffer.clear()
+        self._held_out.clear()
+        self._queue.clear()
+        for waiting in [each for each in self._waiting.values() if not each.is_contained]:
+            self._refuse(waiting.request, f"sample {waiting.request}: forgotten by order of an operator")
+        return num_samples
+
+    def finish(self, request_id: RequestId) -> None:
+        self.abort(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        self._arriving.pop(request_id, None)
+        if self._waiting.pop(request_id, None) is not None:
+            self._queue.pop(request_id, None)
+            self._trainer.buffer.remove(request_id)
+            self._held_out.pop(request_id, None)
+
+    def check(self) -> None:
+        """A failed window fails its samples only."""
+
+    def stats(self) -> EngineStats:
+        buffer = self._trainer.buffer
+        loss = self._losses[-1] if self._losses else None
+        figures = TrainingFigures(
+            windows=self._trainer.num_windows, loss=loss, accepted=self._num_accepted, refused=self._num_refused,
+            waiting=len(self._waiting), held_out=len(self._held_out), replay_samples=len(buffer), replay_bytes=buffer.num_bytes,
+            checkpoint=self._num_saved, acceptance=self._acceptance, losses=tuple(self._losses), shares=self._shares,
+        )  # fmt: skip
+        running = len(self._arriving) + len(self._waiting)
+        return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
+
+    def _restored(self, samples: TrainedSamples) -> None:
+        self._contained = samples.contained
+        self._new = deque(samples.windows, maxlen=MOST_WINDOWS)

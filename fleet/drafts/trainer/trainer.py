@@ -1,0 +1,157 @@
+"""The trainer of a draft head: windows of samples, one step of the optimizer for each. It knows no source of samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fleet.core.errors import ConfigError
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.eagle3.loss import DraftCounts, TrainingRows, unrolled_loss
+from fleet.drafts.trainer.replay import ReplayBuffer
+from fleet.drafts.trainer.samples import DraftSample, TargetParts, training_rows
+
+TRAINED_DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """Settings of training. A window has `window_samples` samples, computed `batch_samples` at a time.
+
+    `num_steps`, `decay`: of `unrolled_loss`. `warmup_windows`: over which the learning rate grows from 0, linearly.
+    Raises: ConfigError with the name of the field.
+    """
+
+    window_samples: int = 8
+    batch_samples: int = 2
+    num_steps: int = 5
+    decay: float = 0.8
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    max_grad_norm: float = 0.5
+    warmup_windows: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("window_samples", "batch_samples", "num_steps", "decay", "learning_rate", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"trainer: {name} must be above 0, not {getattr(self, name)}", param=name)
+        if self.window_samples % self.batch_samples:
+            raise ConfigError(
+                f"trainer: window_samples ({self.window_samples}) is no multiple of batch_samples ({self.batch_samples})",
+                param="window_samples",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """Record of one window, numbered from 1. `loss`: mean over its batches, before the step; `counts`: sums over its samples."""
+
+    window: int
+    loss: float
+    grad_norm: float
+    num_positions: int
+    counts: DraftCounts
+    sample_ids: tuple[str, ...]
+
+
+class NotFinite(ArithmeticError):
+    """The gradient of a window is not a number. `sample_ids`: those of the window."""
+
+    def __init__(self, message: str, sample_ids: Sequence[str]) -> None:
+        super().__init__(message)
+        self.sample_ids = sample_ids
+
+
+class Trainer:
+    """Trains a head with AdamW. `on_window` receives the record of each window.
+
+    Raises: ConfigError for a head in less than 32 bits, in which small updates are lost; serve a copy (`in_dtype`).
+    """
+
+    def __init__(
+        self, head: Eagle3Head, target: TargetParts, settings: TrainerSettings, buffer: ReplayBuffer,
+        on_window: Callable[[WindowRecord], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        if head.config.dtype not in TRAINED_DTYPES:
+            raise ConfigError(
+                f"trainer: a head is trained in {' or '.join(TRAINED_DTYPES)}, not {head.config.dtype}", param="dtype"
+            )
+        self.head, self.buffer = head, buffer
+        self.settings = settings
+        self._target, self._on_window = target, on_window
+        self.optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self._first = [weight.detach().clone() for weight in head.parameters()]
+        self.num_windows = 0
+        """Steps of the optimizer so far."""
+
+    def reset(self) -> None:
+        """Return to the state before the first window."""
+        with torch.no_grad():
+            for weight, first in zip(self.head.parameters(), self._first, strict=True):
+                weight.copy_(first)
+        self.optimizer.state.clear()
+        self.num_windows = 0
+
+    def add(self, sample: DraftSample) -> bool:
+        """Check a sample and add it to the buffer, as `ReplayBuffer.add`. Raises: SampleRefused if it does not fit the head."""
+        sample.check(self.head.config)
+        return self.buffer.add(sample)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the buffer has a whole window."""
+        return len(self.buffer) >= self.settings.window_samples
+
+    def train_window(self) -> WindowRecord:
+        """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are fewer samples; NotFinite."""
+        return self.train_on(self.buffer.draw(self.settings.window_samples))
+
+    def train_on(self, samples: Sequence[DraftSample]) -> WindowRecord:
+        """Make one step of the optimizer. Raises: NotFinite if the loss or a gradient is not finite, without a step."""
+        settings, sample_ids = self.settings, tuple(sample.sample_id for sample in samples)
+        batches = [samples[at : at + settings.batch_samples] for at in range(0, len(samples), settings.batch_samples)]
+        self.optimizer.zero_grad(set_to_none=True)
+        total, counts = 0.0, None
+        for batch in batches:
+            try:
+                done = unrolled_loss(self.head, self._rows(batch), num_steps=settings.num_steps, decay=settings.decay)
+            except ArithmeticError as error:
+                raise NotFinite(f"window {self.num_windows + 1}: {error}", sample_ids) from error
+            (done.loss / len(batches)).backward()
+            total += done.loss.item() / len(batches)
+            counts = done.counts if counts is None else counts + done.counts
+        assert counts is not None, "a window without batches"
+        norm = float(torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.max_grad_norm))
+        if norm != norm or norm == float("inf"):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(f"window {self.num_windows + 1}: the gradient of the draft head is not finite", sample_ids)
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(1.0, (self.num_windows + 1) / (settings.warmup_windows + 1))
+        self.optimizer.step()
+        self.num_windows += 1
+        record = WindowRecord(
+            window=self.num_windows, loss=total, grad_norm=norm, counts=counts, sample_ids=sample_ids,
+            num_positions=sum(len(sample.ids_N) for sample in samples),
+        )  # fmt: skip
+        self._on_window(record)
+        return record
+
+    @torch.no_grad()
+    def evaluate(self, samples: Sequence[DraftSample], head: Eagle3Head | None = None) -> DraftCounts:
+        """Return the counts over samples that are not trained on, of another head if one is given.
+
+        Raises: SampleRefused if one does not fit.
+        """
+        counts: DraftCounts | None = None
+        head, settings = head or self.head, self.settings
+        for sample in samples:
+            sample.check(head.config)
+            rows = [training_rows(sample, self._target, head.vocabulary_D)]
+            done = unrolled_loss(head, rows, num_steps=settings.num_steps, decay=settings.decay)
+            counts = done.counts if counts is None else counts + done.counts
+        if counts is None:
+            raise ConfigError("trainer: no samples to evaluate", param="samples")
+        return counts
+
+    def _rows(self, samples: Sequence[DraftSample]) -> list[TrainingRows]:
+        return [training_rows(sample, self._target, self.head.vocabulary_D) for sample in samples]

@@ -1,0 +1,185 @@
+"""Chat completions: the body of a call, its whole answer, and a streamed answer decoded after it was recorded."""
+
+from base64 import b64decode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from fleet.lab.client.errors import StreamError
+from fleet.lab.client.transport import ErrorMessage
+
+DATA, DONE = b"data: ", b"[DONE]"
+StageBounds = dict[str, dict[str, int | float]]
+
+
+class EncodedAudio(msgspec.Struct, frozen=True):
+    """An audio file in base64."""
+
+    data: str
+    format: str = "wav"
+
+
+class AudioContent(msgspec.Struct, frozen=True, tag="input_audio", tag_field="type"):
+    input_audio: EncodedAudio
+
+
+class TextContent(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str
+    content: str | tuple[AudioContent | TextContent, ...]
+
+
+class OutputAudio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    format: str
+    voice: str | None = None
+
+
+class ChatStreamOptions(msgspec.Struct, frozen=True):
+    """`include_event_ids`: ids to resume a stream from, an extension of Fleet's."""
+
+    include_usage: bool = True
+    include_event_ids: bool | UnsetType = UNSET
+
+
+class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/chat/completions`. `fleet`, an extension, bounds the sampling of single stages."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    modalities: tuple[str, ...] = ("text",)
+    audio: OutputAudio | UnsetType = UNSET
+    stream: bool = False
+    stream_options: ChatStreamOptions | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
+    temperature: float | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    prompt_cache_key: str | UnsetType = UNSET
+    store: bool | UnsetType = UNSET
+    fleet: StageBounds | UnsetType = UNSET
+
+
+class ReceivedAudio(msgspec.Struct, frozen=True):
+    """`data`: an audio file, or a piece of PCM in a stream, in base64."""
+
+    data: str | None = None
+    transcript: str = ""
+
+    def decoded(self) -> bytes:
+        return b64decode(self.data) if self.data else b""
+
+
+class ReceivedMessage(msgspec.Struct, frozen=True):
+    """The message of a whole answer, or what a streamed chunk adds to it."""
+
+    content: str | None = None
+    audio: ReceivedAudio | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: ReceivedMessage
+    finish_reason: str
+
+
+class WholeAnswer(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """A whole answer. `audio`: a file of the format that was asked for, None without speech."""
+
+    text: str
+    finish_reason: str
+    audio: bytes | None = None
+    transcript: str = ""
+
+
+class _ChunkChoice(msgspec.Struct, frozen=True):
+    delta: ReceivedMessage
+
+
+class _TokenDetails(msgspec.Struct, frozen=True):
+    text_tokens: int = 0
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens_details: _TokenDetails = _TokenDetails()
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: tuple[_ChunkChoice, ...] = ()
+    usage: _Usage | None = None
+    error: ErrorMessage | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+Piece = tuple[float, bytes]
+"""Bytes of a stream, and the second since the request was sent at which they arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRecording:
+    """A streamed answer, not decoded yet. Units: `sent_s` on `time.perf_counter`, each piece's time since then."""
+
+    sent_s: float
+    pieces: tuple[Piece, ...]
+    request_id: str = ""
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """A streamed answer: each part of its text and audio (16-bit PCM) with the time at which its last byte arrived."""
+
+    text: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    audio: list[tuple[float, bytes]] = field(default_factory=list[tuple[float, bytes]])
+    prompt_tokens: int = 0
+    text_tokens: int = 0
+
+    def add(self, at_s: float, message: ReceivedMessage) -> None:
+        if message.content:
+            self.text.append((at_s, message.content))
+        if message.audio is not None and (pcm := message.audio.decoded()):
+            self.audio.append((at_s, pcm))
+
+
+def read_stream(pieces: Iterable[Piece]) -> StreamedAnswer:
+    """Decode a stream to its end. Raises: StreamError if it carries an error, is no chat stream or stops before its end."""
+    answer = StreamedAnswer()
+    for at_s, chunk in _chunks(pieces):
+        if chunk.usage is not None:
+            answer.prompt_tokens = chunk.usage.prompt_tokens
+            answer.text_tokens = chunk.usage.completion_tokens_details.text_tokens
+        for choice in chunk.choices:
+            answer.add(at_s, choice.delta)
+    return answer
+
+
+def _chunks(pieces: Iterable[Piece]) -> Iterator[tuple[float, _Chunk]]:
+    count = 0
+    for at_s, data in _events(pieces):
+        if data == DONE:
+            return
+        try:
+            chunk = _decode_chunk(data)
+        except msgspec.DecodeError as error:
+            raise StreamError(f"the stream holds an event that is no chunk of a chat ({error})") from error
+        if chunk.error is not None:
+            raise StreamError(f"the request failed: {chunk.error.message}")
+        count += 1
+        yield at_s, chunk
+    raise StreamError(f"the stream stopped before its end, after {count} events; was a process killed?")
+
+
+def _events(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the data of each server-sent event; comments and ids are left out."""
+    rest = b""
+    for at_s, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from ((at_s, line.removeprefix(DATA)) for line in lines if line.startswith(DATA))

@@ -1,0 +1,210 @@
+"""The calls of one gateway, typed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import TypeVar
+from urllib.parse import urlencode
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import connect
+
+from fleet.lab.client.chat import ChatAnswer, ChatCall, Piece, StreamRecording, WholeAnswer
+from fleet.lab.client.errors import ApiError, ApiSilent
+from fleet.lab.client.realtime import RealtimeSession
+from fleet.lab.client.transport import TIMEOUT_S, OpenResponse, Transport
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _ServedModel(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _ModelList(msgspec.Struct, frozen=True):
+    data: tuple[_ServedModel, ...]
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """One worker, or a gateway (without a role). `pages_kept`: those of its KV pages that only hold cached prefixes."""
+
+    role: str
+    id: str = ""
+    state: str = ""
+    running: int = 0
+    pages_used: int = 0
+    pages_kept: int = 0
+    slots_used: int = 0
+
+
+class FleetWorkers(msgspec.Struct, frozen=True):
+    data: tuple[WorkerState, ...]
+    missing_roles: tuple[str, ...] = ()
+    gone: tuple[WorkerState, ...] = ()
+
+
+class ResourcesInUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Use of all workers by live requests: tasks, KV pages, slots of transfer arenas; cached prefixes are left out."""
+
+    tasks: int
+    pages: int
+    slots: int
+
+
+class TracedTask(msgspec.Struct, frozen=True):
+    stage: StageName
+    hand_off: HandOff | None = None
+
+
+class TracedRequest(msgspec.Struct, frozen=True):
+    """The fields of a request's trace that are read. `ended_us`: None while it runs."""
+
+    id: str
+    state: str
+    tasks: tuple[TracedTask, ...] = ()
+    ended_us: int | None = None
+
+
+class SpeechCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /v1/audio/speech`."""
+
+    model: str
+    input: str
+    response_format: str = "wav"
+    voice: str | UnsetType = UNSET
+
+
+class _Transcript(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ApiClient:
+    """One gateway. Thread-safe: each call is a connection of its own.
+
+    Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the end.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._transport = Transport(url, api_key)
+        self.url, self.port = self._transport.url, self._transport.port
+        self.headers = self._transport.headers
+
+    def model(self) -> str:
+        """Return the name of the model that the fleet serves."""
+        models = self._get("/v1/models", _ModelList).data
+        if not models:
+            raise ApiError(f"{self.url} serves no model")
+        return models[0].id
+
+    def workers(self) -> FleetWorkers:
+        return self._get("/v1/fleet/workers", FleetWorkers)
+
+    def roles(self) -> frozenset[str]:
+        """Return the roles that are served. Raises: ApiError while a role has no worker."""
+        workers = self.workers()
+        if workers.missing_roles:
+            raise ApiError(f"the fleet at {self.url} is not ready: no worker for {', '.join(workers.missing_roles)}")
+        return frozenset(worker.role for worker in workers.data if worker.role)
+
+    def resources_in_use(self) -> ResourcesInUse:
+        """Add up the workers' reports, which each worker renews several times in the time of its lease."""
+        workers = self.workers().data
+        return ResourcesInUse(
+            tasks=sum(worker.running for worker in workers),
+            pages=sum(worker.pages_used - worker.pages_kept for worker in workers),
+            slots=sum(worker.slots_used for worker in workers),
+        )
+
+    def traced_request(self, request_id: str) -> TracedRequest:
+        return self._get(f"/v1/fleet/requests/{request_id}", TracedRequest)
+
+    def answer_audio(self, request_id: str) -> bytes:
+        """Return the audio of an answer as a WAV file, from the log of its request."""
+        return self._transport.call("GET", f"/v1/fleet/requests/{request_id}/audio")
+
+    def chat(self, call: ChatCall) -> ChatAnswer:
+        """Ask for a whole answer."""
+        raw = self._transport.call("POST", "/v1/chat/completions", msgspec.json.encode(call))
+        choices = self._decoded(raw, WholeAnswer).choices
+        if not choices:
+            raise ApiError(f"{self.url} sent an answer without a choice", param="url")
+        message = choices[0].message
+        audio = message.audio.decoded() if message.audio is not None else None
+        transcript = message.audio.transcript if message.audio is not None else ""
+        return ChatAnswer(text=message.content or "", finish_reason=choices[0].finish_reason, audio=audio, transcript=transcript)
+
+    def open_chat(self, body: bytes, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
+        """Begin a streamed answer; `body` is an encoded `ChatCall`."""
+        return self._transport.open("POST", "/v1/chat/completions", body, timeout_s=timeout_s)
+
+    def resume_chat(self, request_id: str, last_event_id: str, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
+        """Continue a streamed answer after an event, or from its beginning where `last_event_id` is empty."""
+        headers = {"last-event-id": last_event_id} if last_event_id else {}
+        return self._transport.open("GET", f"/v1/fleet/requests/{request_id}/stream", headers=headers, timeout_s=timeout_s)
+
+    def record_chat(self, body: bytes, is_cancelled: Callable[[], bool] = lambda: False) -> StreamRecording:
+        """Send one request and record its stream to the end, or until it is cancelled."""
+        pieces: list[Piece] = []
+        sent_s = time.perf_counter()
+        try:
+            with closing(self.open_chat(body)) as response:
+                while (piece := response.read()) and not is_cancelled():
+                    pieces.append((time.perf_counter() - sent_s, piece))
+        except ApiSilent as error:
+            error.close()
+            raise
+        return StreamRecording(sent_s=sent_s, pieces=tuple(pieces), request_id=response.request_id)
+
+    def speech(self, call: SpeechCall) -> bytes:
+        """Return a text as an audio file."""
+        return self._transport.call("POST", "/v1/audio/speech", msgspec.json.encode(call))
+
+    def transcribe(self, model: str, file: bytes, name: str = "audio.wav") -> str:
+        """Return the words of an audio file."""
+        boundary = uuid4().hex
+        parts = (('name="model"', model.encode()), (f'name="file"; filename="{name}"', file))
+        body = b"".join(
+            f"--{boundary}\r\ncontent-disposition: form-data; {disposition}\r\n\r\n".encode() + content + b"\r\n"
+            for disposition, content in parts
+        )
+        headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        raw = self._transport.call("POST", "/v1/audio/transcriptions", body + f"--{boundary}--\r\n".encode(), headers)
+        return self._decoded(raw, _Transcript).text
+
+    def realtime_url(self, model: str) -> str:
+        """Return the address of a voice session that also reports where its time goes."""
+        return f"{self._transport.websocket_url}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
+
+    def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
+        """Return the address at which a voice session continues, of whose response so many samples were received."""
+        query = {"session": session_id, "fleet": "1"} | ({"response": response_id, "samples": samples} if response_id else {})
+        return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
+
+    def console_url(self) -> str:
+        """Return the address of the voice session that the console's page opens."""
+        return f"{self._transport.websocket_url}/console/ws?page=bench"
+
+    @contextmanager
+    def realtime(self, model: str) -> Iterator[RealtimeSession]:
+        """Open a voice session. Raises: ApiError if it is refused, or breaks off inside the block."""
+        try:
+            with connect(self.realtime_url(model), additional_headers=self.headers, max_size=None) as socket:
+                yield RealtimeSession(socket)
+        except InvalidStatus as error:
+            raise ApiError(f"{self.url} refuses a voice session with status {error.response.status_code}") from error
+        except (OSError, WebSocketException) as error:
+            raise ApiError(f"the voice session at {self.url} broke off: {error}") from error
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        return self._decoded(self._transport.call("GET", path), kind)
+
+    def _decoded(self, raw: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.DecodeError as error:
+            raise ApiError(f"{self.url} does not answer as a fleet does ({error})", param="url") from error

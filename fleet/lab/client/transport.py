@@ -1,0 +1,133 @@
+"""HTTP connections to one gateway, one per call. Knows paths and bytes, no content."""
+
+import http.client
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+
+from fleet.lab.client.errors import ApiError, ApiRefused, ApiSilent, ApiUnreachable
+
+READ_BYTES = 1 << 16
+TIMEOUT_S = 600.0
+
+
+class ErrorMessage(msgspec.Struct, frozen=True):
+    """The part of the API's error object that is shown."""
+
+    message: str = "no reason given"
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: ErrorMessage
+
+
+class OpenResponse:
+    """A response whose body is still arriving, on a connection of its own. Every error but `ApiSilent` closes the connection."""
+
+    def __init__(
+        self, url: str, connection: http.client.HTTPConnection, timeout_s: float, method: str, path: str, body: bytes | None,
+        headers: dict[str, str],
+    ) -> None:  # fmt: skip
+        """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable, ApiSilent."""
+        self._url, self._connection, self._timeout_s = url, connection, timeout_s
+        with self._mapped_errors():
+            connection.request(method, path, body, headers)
+            self._response = connection.getresponse()
+            if self._response.status != 200:
+                retry_after_s = _seconds(self._response.getheader("retry-after", ""))
+                raise ApiRefused(self._url, self._response.status, _reason(self._response.read()), retry_after_s)
+        self.request_id = self._response.getheader("x-request-id", "")
+
+    def read(self) -> bytes:
+        """Return the next bytes as they arrive, nothing at the end. Raises: ApiUnreachable, ApiSilent."""
+        with self._mapped_errors():
+            return self._response.read1(READ_BYTES)
+
+    def read_all(self) -> bytes:
+        """Return the rest of the body and close. Raises: ApiUnreachable, ApiSilent."""
+        with self._mapped_errors():
+            body = self._response.read()
+        self.close()
+        return body
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _mapped_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise ApiSilent(self._url, self._timeout_s, self.close) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise _unreachable(self._url, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+
+class Transport:
+    """The address of a gateway and the right to call it. Thread-safe.
+
+    Raises: ApiError if `url` is not an address.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ApiError(f"{url!r} is not an address; write http://HOST:PORT", param="url")
+        try:
+            self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError as error:
+            raise ApiError(f"{url!r}: {error}", param="url") from error
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._secure, self._host, self._path = parts.scheme == "https", parts.hostname, parts.path.rstrip("/")
+
+    @property
+    def websocket_url(self) -> str:
+        return f"{'wss' if self._secure else 'ws'}://{self._host}:{self.port}{self._path}"
+
+    def open(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
+        *, timeout_s: float = TIMEOUT_S,
+    ) -> OpenResponse:  # fmt: skip
+        """Send a request, JSON unless `headers` say otherwise, and return its response once the status is there.
+
+        Raises: ApiRefused, ApiUnreachable, ApiSilent.
+        """
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        content = {"content-type": "application/json"} if body is not None else {}
+        every_header = {**content, **self.headers, **(headers or {})}
+        connection = kind(self._host, self.port, timeout=timeout_s)
+        return OpenResponse(self.url, connection, timeout_s, method, self._path + path, body, every_header)
+
+    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+        """Return the whole body of a response. Raises: ApiRefused, ApiUnreachable."""
+        try:
+            return self.open(method, path, body, headers).read_all()
+        except ApiSilent as error:
+            error.close()
+            raise
+
+
+def _seconds(header: str) -> float:
+    """Return the seconds of a Retry-After header; 0 for a date, which a proxy may send."""
+    return float(header) if header.isdecimal() else 0.0
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.message
+    except msgspec.DecodeError:
+        return ErrorMessage().message
+
+
+def _unreachable(url: str, error: Exception) -> ApiUnreachable:
+    if isinstance(error, ConnectionRefusedError | socket.gaierror):
+        return ApiUnreachable(f"nothing answers at {url}; start a fleet with `fleet up`", param="url")
+    return ApiUnreachable(f"the connection to {url} broke: {str(error) or type(error).__name__}", param="url")

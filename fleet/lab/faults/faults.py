@@ -1,0 +1,240 @@
+"""Injection of one fault after another, each once the fleet has recovered: into the busiest replica of a role, or into Redis."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from fleet.lab.faults.errors import ChaosError
+from fleet.lab.faults.event_log import EventLog
+from fleet.lab.faults.processes import ExtraProcesses, find_processes, listening_port
+from fleet.lab.faults.recovery import Recovery
+from fleet.lab.faults.redis_faults import RedisFaults
+from fleet.lab.faults.save_clock import SaveClock
+from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind, Moment
+from fleet.lab.faults.watch import FleetWatch, Member
+from fleet.core.ids import StageName
+
+RECOVERY_TIMEOUT_S = 300.0
+"""A machine whose cores are all busy needs minutes to load a worker."""
+TAKEN_OVER_S = 0.5
+"""Time for which a frozen process stays frozen after its lease has lapsed, so that others own its tasks when it resumes."""
+CLIENTS_RESUME_S = 15.0
+"""Time for the clients of a frozen gateway to resume at another."""
+BUSY_TIMEOUT_S = 3.0
+MOMENT_TIMEOUT_S = 20.0
+"""Wait for a hand-off or a save, after which the fault is injected without one."""
+POLL_S, CHOOSE_POLL_S = 0.1, 0.01
+
+
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. `requests`: those of whose tasks the target owned one; among conductors the target is the leader.
+
+    `moment`: that for which it waited; `in_moment`: that hand-off was unconfirmed, or that save under way, when the signal was
+    sent.
+    Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
+    `recovered_s`: time until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
+    """
+
+    role: str
+    kind: FaultKind
+    target: str
+    requests: tuple[str, ...]
+    at_s: float
+    until_s: float
+    recovered_s: float | None
+    moment: Moment = Moment.ANY
+    in_moment: bool = False
+    recovery: Recovery = Recovery()
+
+    @property
+    def signal(self) -> str:
+        return LABELS[self.kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FaultTarget:
+    """`is_open`: returns True while the moment lasts for which the fault waited."""
+
+    member: Member
+    process: psutil.Process
+    is_open: Callable[[], bool] = lambda: False
+
+    @staticmethod
+    def of(worker: str, is_open: Callable[[], bool]) -> "_FaultTarget | None":
+        """Return the process of a worker without a search through all processes, since the moment lasts milliseconds."""
+        member = Member.of(worker)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return _FaultTarget(member=member, process=psutil.Process(member.pid), is_open=is_open)
+        return None
+
+
+class FaultInjector:
+    """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL is restarted by its keeper."""
+
+    def __init__(
+        self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses, redis_faults: RedisFaults | None = None,
+        saves: SaveClock | None = None,
+    ) -> None:  # fmt: skip
+        self._watch, self._event_log, self._extras, self._redis_faults = watch, event_log, extras, redis_faults
+        self._saves = saves
+        self._now_s: Callable[[], float] = time.perf_counter
+        self._pause = threading.Event()
+
+    def inject_all(
+        self, faults: Iterable[Fault], now_s: Callable[[], float], report: Callable[[InjectedFault], None]
+    ) -> list[InjectedFault]:
+        """Inject `faults` in order. `now_s`: the phase's clock. End early if the fleet does not recover."""
+        self._now_s = now_s
+        injected: list[InjectedFault] = []
+        for fault in faults:
+            self._pause.wait(fault.pause_s)
+            injected.append(self._inject_in_redis(fault) if fault.role == REDIS else self._inject(fault))
+            report(injected[-1])
+            if injected[-1].recovered_s is None:
+                break
+        return injected
+
+    def wait_until_complete(self) -> bool:
+        """Return True once the fleet is complete, False after `RECOVERY_TIMEOUT_S`."""
+        return self._wait(self._watch.is_complete)
+
+    def _inject_in_redis(self, fault: Fault) -> InjectedFault:
+        assert self._redis_faults is not None, "a run with faults in Redis has a Redis of its own"
+        target, at_s = f"redis at port {self._redis_faults.servers.primary.port}", self._now_s()
+        self._redis_faults.inject(fault)
+        until_s = self._now_s()
+        recovered_s = self._now_s() - at_s if self.wait_until_complete() else None
+        return InjectedFault(
+            role=REDIS, kind=fault.kind, target=target, requests=(), at_s=at_s, until_s=until_s, recovered_s=recovered_s
+        )
+
+    def _inject(self, fault: Fault) -> InjectedFault:
+        target = self._at_moment(fault) or self._busiest(fault.role)
+        member, process = target.member, target.process
+        replacement = _command(fault.role, process)
+        fault_us, at_s = self._event_log.now_us(), self._now_s()
+        match fault.kind:
+            case FaultKind.KILL:
+                process.kill()
+            case FaultKind.TERM:
+                process.terminate()
+            case FaultKind.STOP:
+                process.suspend()
+            case _:
+                raise AssertionError(f"{fault.kind} is no fault in a process")
+        in_moment = target.is_open()
+        if fault.kind is FaultKind.STOP:
+            in_time = self._resume(process, member)
+        else:
+            in_time = self._wait(lambda: _has_ended(process))
+        until_s = self._now_s() if fault.kind is FaultKind.STOP else at_s
+        if fault.kind is FaultKind.TERM:
+            self._extras.start(replacement)
+        complete = in_time and self._wait(lambda: not self._watch.is_registered(member)) and self.wait_until_complete()
+        recovered_s = self._now_s() - at_s if complete else None
+        registered = "" if fault.role == GATEWAY else fault.role
+        recovery = self._event_log.recovery_since(fault_us, member.id, registered)
+        return InjectedFault(
+            role=fault.role,
+            kind=fault.kind,
+            target=member.id,
+            # Both: clients of a killed gateway may resume before it is fenced, and a hand-off leaves no time to read its tasks.
+            requests=tuple(dict.fromkeys((*member.requests, *recovery.requests))),
+            at_s=at_s,
+            until_s=until_s,
+            recovered_s=recovered_s,
+            moment=fault.moment,
+            in_moment=in_moment,
+            recovery=recovery,
+        )
+
+    def _at_moment(self, fault: Fault) -> _FaultTarget | None:
+        """Wait for the moment of a fault; return the role's process, or None if there is none in time or its worker has ended."""
+        match fault.moment:
+            case Moment.HAND_OFF:
+                return self._in_hand_off(fault.role)
+            case Moment.SAVE:
+                return self._in_save(fault)
+            case Moment.ANY:
+                return None
+
+    def _in_hand_off(self, role: str) -> _FaultTarget | None:
+        """Return the role's side of the next hand-off."""
+        stage = StageName(role.partition(".")[0])
+        from_source = self._watch.hands_off(role)
+        hand_off = self._event_log.next_hand_off(stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S)
+        return None if hand_off is None else _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
+
+    def _in_save(self, fault: Fault) -> _FaultTarget | None:
+        """Return the worker whose rows the next save copies, or one of the span workers that have a part of them."""
+        assert self._saves is not None, "a run whose faults wait for saves has conversations that are saved"
+        saves = self._saves
+        save = saves.next_save(fault.role.partition(".")[0], share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
+        workers = [] if save is None else save.workers_of(fault.role)
+        if save is None or not workers:
+            return None
+        return _FaultTarget.of(workers[int(fault.severity * 1000) % len(workers)], lambda: saves.is_open(save))
+
+    def _busiest(self, role: str) -> _FaultTarget:
+        """Return the process with most tasks, after a short wait for one that has any.
+
+        Raises: ChaosError if the role has no process.
+        """
+        # By process and not by pid: psutil refuses a pid that now belongs to another process.
+        processes = find_processes(*_command(role))
+        deadline_s = self._now_s() + BUSY_TIMEOUT_S
+        while True:
+            members = [member for member in self._watch.members(role) if member.pid in processes]
+            busiest = max(members, key=lambda member: len(member.requests), default=None)
+            late = self._now_s() > deadline_s
+            if busiest is not None and (busiest.requests or role == CONDUCTOR or late):
+                return _FaultTarget(member=busiest, process=processes[busiest.pid])
+            if late:
+                raise ChaosError(f"no process serves {role}, although no fault was injected since the fleet was complete")
+            self._pause.wait(CHOOSE_POLL_S)
+
+    def _resume(self, process: psutil.Process, member: Member) -> bool:
+        """Resume a frozen process once others own its tasks and, for a gateway, its clients have resumed at another."""
+        try:
+            lapsed = self._wait(lambda: not self._watch.is_registered(member))
+            self._pause.wait(TAKEN_OVER_S)
+            if member.role == GATEWAY:
+                self._wait(lambda: not self._watch.has_unassigned_consumers(), CLIENTS_RESUME_S)
+            return lapsed
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+    def _wait(self, reached: Callable[[], bool], timeout_s: float = RECOVERY_TIMEOUT_S) -> bool:
+        deadline_s = self._now_s() + timeout_s
+        while not reached():
+            if self._now_s() > deadline_s:
+                return False
+            self._pause.wait(POLL_S)
+        return True
+
+
+def gateway_command(port: int) -> list[str]:
+    """Return the `fleet` command of a gateway on a port of its own, beside the deployment's."""
+    return [GATEWAY, "--set", f"web.port={port}"]
+
+
+def _command(role: str, process: psutil.Process | None = None) -> list[str]:
+    """Return the `fleet` command of a role; with `process`, one that takes its place at the same address."""
+    if role == GATEWAY and process is not None:
+        return gateway_command(listening_port(process))
+    return [role] if role in (CONDUCTOR, GATEWAY) else ["worker", role]
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Return True also for a process that its parent has not waited for yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,230 @@
+"""The Redis of a chaos run, in which faults are injected: a server on loopback, and for failovers a replica and a sentinel.
+
+Each server is a process started here, so that it can be killed, restarted with another log, limited in the size of its files, and
+given another clock than the machine's. Knows no fault.
+"""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import psutil
+import redis
+
+from fleet.lab.faults.errors import ChaosError
+from fleet.control.outage import is_away
+from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.process.free_ports import free_port
+from fleet.process.parent_death import signalled_with_parent
+from fleet.process.private import make_private_folder, write_private
+
+HOST, SERVICE = "127.0.0.1", "fleet"
+START_S = 60.0
+POLL_S = 0.05
+NEVER_MS, DOWN_AFTER_MS = 3_600_000, 1000
+"""Silence after which the sentinel promotes the replica; short only during a failover, so that no other fault causes one."""
+CLOCK_LIBRARIES = ("usr/lib/*/faketime/libfaketimeMT.so.1", "usr/lib64/faketime/libfaketimeMT.so.1")
+LOGS = ("appendonlydir", "*.incr.aof")
+
+
+def find_clock_library() -> Path | None:
+    """Return libfaketime, which gives one process another clock; None if it is not installed."""
+    found = (path for pattern in CLOCK_LIBRARIES for path in Path("/").glob(pattern))
+    return next(found, None)
+
+
+def wait_for(reached: Callable[[], bool], description: str, timeout_s: float = START_S) -> None:
+    """Wait until Redis has reached a state. Raises: ChaosError that names it."""
+    pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
+    while not _holds(reached):
+        if time.monotonic() > deadline_s:
+            raise ChaosError(f"the Redis of this run: waited {timeout_s:g} s for {description}")
+        pause.wait(POLL_S)
+
+
+def _holds(reached: Callable[[], bool]) -> bool:
+    try:
+        return reached()
+    except redis.RedisError as error:
+        if is_away(error):
+            return False
+        raise
+
+
+@dataclass(slots=True, kw_only=True)
+class RedisServer:
+    """One server on a port of its own; its data outlives `kill`. `clock`: libfaketime, to run on a clock that can be set."""
+
+    folder: Path
+    password: str
+    clock: Path | None = None
+    port: int = field(default_factory=free_port)
+    admin: redis.Redis = field(init=False)
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def __post_init__(self) -> None:
+        make_private_folder(self.folder)
+        self.set_clock(0.0)
+        self.admin = redis.Redis(HOST, self.port, password=self.password, socket_timeout=10.0, protocol=2)
+
+    def start(self) -> None:
+        """Start the server with the data that it has, and wait until it answers. Raises: ChaosError."""
+        command = [*server_command(find_server(), ServerOptions(data_dir=self.folder, port=self.port)), "-"]
+        self._process = subprocess.Popen(
+            # SIGXFSZ stays ignored, so that a log that reached the limit of its size is an error of the write.
+            command, env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, restore_signals=False, preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        settings = f"requirepass {self.password}\nmasterauth {self.password}\nrepl-diskless-sync-delay 0\n"
+        self._process.stdin.write(settings.encode())
+        self._process.stdin.close()
+        wait_for(self._answers, f"the server on port {self.port} to answer")
+
+    def _answers(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise ChaosError(f"the Redis of this run ended while it started in {self.folder}")
+        return bool(self.admin.ping())
+
+    def _environment(self) -> Mapping[str, str]:
+        if self.clock is None:
+            return os.environ
+        # The monotonic clock stays the machine's; the file is read again after a second.
+        faked = {"FAKETIME_TIMESTAMP_FILE": str(self._clock_file), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return {**os.environ, "LD_PRELOAD": str(self.clock), **faked, "FAKETIME_CACHE_DURATION": "1"}
+
+    @property
+    def _clock_file(self) -> Path:
+        return self.folder / "clock"
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Set the server's clock so far ahead of the machine's, within a second."""
+        temporary = self._clock_file.with_suffix(".new")
+        temporary.write_text(f"{ahead_s:+.3f}\n")
+        temporary.replace(self._clock_file)
+
+    def clock_ahead_s(self) -> float:
+        seconds, micros = self.admin.time()
+        return seconds + micros / 1e6 - time.time()
+
+    @property
+    def process(self) -> psutil.Process:
+        assert self._process is not None, "the server was never started"
+        return psutil.Process(self._process.pid)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self.admin.close()
+
+    def log_file(self) -> tuple[Path, int]:
+        """Return the part of the append-only file that is being written, and its size in bytes."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # the server has just begun another part
+                file = max((self.folder / LOGS[0]).glob(LOGS[1]), key=lambda file: file.stat().st_mtime_ns)
+                return file, file.stat().st_size
+
+    def role(self) -> str:
+        return str(self.admin.info("replication")["role"])
+
+    def follows(self) -> bool:
+        """Return True for a replica whose connection to its primary is up."""
+        found = self.admin.info("replication")
+        return found["role"] == "slave" and found["master_link_status"] == "up"
+
+
+class RedisServers:
+    """`primary`, and where failovers are wanted its `replica` and a sentinel; after a failover the two have changed places."""
+
+    def __init__(self, primary: RedisServer, replica: RedisServer | None, sentinel_port: int = 0) -> None:
+        self.primary, self.replica = primary, replica
+        self._sentinel_port = sentinel_port
+
+    @property
+    def url(self) -> str:
+        """The address for the fleet's processes, with the password."""
+        login = f":{self.primary.password}@{HOST}"
+        if self.replica is not None:
+            return f"redis+sentinel://{login}:{self._sentinel_port}/{SERVICE}"
+        return self.url_at(self.primary.port)
+
+    def url_at(self, port: int) -> str:
+        """Return the address of a relay to the primary."""
+        return f"redis://:{self.primary.password}@{HOST}:{port}"
+
+    def fail_over(self) -> None:
+        """Kill the primary, wait until the replica is promoted, and restart the former primary, which follows then.
+
+        The last writes may be lost. Raises: ChaosError.
+        """
+        former, promoted = self.primary, self.replica
+        assert promoted is not None, "started for failovers"
+        with self._sentinel() as sentinel:
+            sentinel.sentinel_set(SERVICE, "down-after-milliseconds", DOWN_AFTER_MS)
+            former.kill()
+            wait_for(lambda: promoted.role() == "master", "the promotion of the replica")
+            self.primary, self.replica = promoted, former
+            wait_for(lambda: self._known_primary(sentinel) == promoted.port, "the sentinel to name the promoted replica")
+            sentinel.sentinel_set(SERVICE, "down-after-milliseconds", NEVER_MS)
+        former.start()
+        wait_for(former.follows, "the former primary to follow the promoted replica")
+
+    @staticmethod
+    def _known_primary(sentinel: redis.Redis) -> int:
+        return int(cast("tuple[bytes, bytes]", sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE))[1])
+
+    def _sentinel(self) -> redis.Redis:
+        return redis.Redis(HOST, self._sentinel_port, socket_timeout=10.0, protocol=2)
+
+
+@contextmanager
+def redis_servers(folder: Path, *, clock: Path | None, with_replica: bool) -> Iterator[RedisServers]:
+    """Run the servers until the end of the block. Raises: ChaosError, ConfigError if no server is installed."""
+    password = secrets.token_hex(16)
+    primary = RedisServer(folder=folder / "redis-1", password=password, clock=clock)
+    replica = RedisServer(folder=folder / "redis-2", password=password, clock=clock) if with_replica else None
+    sentinel: subprocess.Popen[bytes] | None = None
+    try:
+        primary.start()
+        if replica is None:
+            yield RedisServers(primary, None)
+            return
+        replica.start()
+        replica.admin.replicaof(HOST, str(primary.port))
+        wait_for(replica.follows, "the replica to follow")
+        port = free_port()
+        sentinel = _start_sentinel(folder, port, primary)
+        with redis.Redis(HOST, port, protocol=2) as client:
+            wait_for(lambda: bool(client.sentinel_slaves(SERVICE)), "the sentinel to know the replica")
+        yield RedisServers(primary, replica, port)
+    finally:
+        if sentinel is not None:
+            sentinel.kill()
+            sentinel.wait()
+        for server in (primary, *((replica,) if replica else ())):
+            server.kill()
+
+
+def _start_sentinel(folder: Path, port: int, primary: RedisServer) -> "subprocess.Popen[bytes]":
+    config = folder / "sentinel.conf"
+    lines = (
+        f"port {port}", f"bind {HOST}", f"dir {folder}", f"sentinel monitor {SERVICE} {HOST} {primary.port} 1",
+        f"sentinel auth-pass {SERVICE} {primary.password}", f"sentinel down-after-milliseconds {SERVICE} {NEVER_MS}",
+        f"sentinel failover-timeout {SERVICE} 2000",
+    )  # fmt: skip
+    write_private(config, "\n".join(lines) + "\n")
+    return subprocess.Popen(
+        [str(find_server()), str(config), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
+    )  # fmt: skip

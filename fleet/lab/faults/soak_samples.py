@@ -1,0 +1,110 @@
+"""Samples of what a fleet occupies: Redis's memory and keys; size, open files and threads of each process. Judges nothing."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from fleet.lab.faults.patience import patiently
+from fleet.control.connect import connect
+from fleet.control.keys import PREFIX
+
+MODULE, KEEP = "fleet.cli", "--keep"
+KEEPER, SERIES = "keeper", f"{PREFIX}series:*"
+
+
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `kind`: its command, with the role of a worker. `pss_bytes`: with its part of what several share."""
+
+    kind: str
+    pid: int
+    rss_bytes: int
+    pss_bytes: int
+    files: int
+    threads: int
+
+
+class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet at one moment. `sent`: requests sent until then. `series_keys`: the part of `keys` that is the fleet's own time
+    series, which fills for the first `SERIES_KEPT_S`. Units: `at_s` in seconds since the first request.
+    """
+
+    at_s: float
+    sent: int
+    redis_bytes: int
+    keys: int
+    series_keys: int
+    processes: tuple[ProcessSample, ...]
+
+
+class FleetSampler:
+    """Samples the descendants of this process and their Redis, on a thread of its own, until it is stopped."""
+
+    def __init__(self, redis_url: str, interval_s: float, progress: Callable[[], tuple[float, int]]) -> None:
+        """`progress` returns the time since the first request and the number of requests sent."""
+        self._redis = connect(redis_url)
+        self._interval_s, self._progress = interval_s, progress
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.samples: list[SoakSample] = []
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last sample."""
+        self._stopped.set()
+        self._thread.join()
+        self._redis.close()
+
+    def _run(self) -> None:
+        while True:
+            last = self._stopped.is_set()
+            self.samples.append(self._sample())
+            if last:
+                return
+            self._stopped.wait(self._interval_s)
+
+    @patiently
+    def _sample(self) -> SoakSample:
+        at_s, sent = self._progress()
+        return SoakSample(
+            at_s=at_s,
+            sent=sent,
+            redis_bytes=int(self._redis.info("memory")["used_memory"]),
+            keys=int(self._redis.dbsize()),
+            series_keys=sum(1 for _ in self._redis.scan_iter(match=SERIES, count=2000)),
+            processes=tuple(sample_processes()),
+        )
+
+
+def sample_processes() -> list[ProcessSample]:
+    """Sample this process's descendants, as far as they live long enough."""
+    found: list[ProcessSample] = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()
+            kind = process_kind(process.cmdline())
+            if kind:
+                found.append(
+                    ProcessSample(
+                        kind=kind, pid=process.pid, rss_bytes=memory.rss, pss_bytes=getattr(memory, "pss", memory.rss),
+                        files=process.num_fds(), threads=process.num_threads(),
+                    )
+                )  # fmt: skip
+    return found
+
+
+def process_kind(command: list[str]) -> str:
+    """Return `worker` with its role, another command of `fleet`, `keeper`, or a program; "" for a process that has ended."""
+    if not command:
+        return ""
+    if MODULE not in command:
+        return Path(command[0].split(" ")[0]).name
+    if KEEP in command:
+        return KEEPER
+    arguments = command[command.index(MODULE) + 1 :]
+    return " ".join(arguments[: 2 if arguments[:1] == ["worker"] else 1])

@@ -1,0 +1,418 @@
+"""Voice sessions under faults: conversations over the Realtime WebSocket that resume at another gateway, and keep their turns.
+
+Each session asks one typed question after another. An answer passes if the audio that arrived, over however many connections, is
+that of its log, byte by byte; a session passes if at its end the conversation still has every question and answer.
+"""
+
+import contextlib
+import io
+import itertools
+import random
+import threading
+import time
+import wave
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from fleet.lab.client.audio import BYTES_PER_SAMPLE
+from fleet.lab.client.client import ApiClient
+from fleet.lab.client.errors import ApiError, ApiRefused, ApiUnreachable
+from fleet.lab.client.realtime import RealtimeEvent, decode_any_event, encode_event, update_audio_input
+from fleet.lab.measure.prompts import PROMPTS
+
+SILENCE_S = 5.0
+"""Time without an event, while an answer is expected, after which a client connects to another gateway."""
+GIVE_UP_S = 60.0
+"""Time without any event after which a turn counts as lost."""
+RECOMPUTED_S = 30.0
+"""Time in which the log of an answer is complete again after Redis has lost its end."""
+RETRY_S = 0.2
+COMPLETE = ("completed", "incomplete")
+"""Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
+REFUSED = "refused"
+"""Status of a response that failed before its first audio since the fleet cannot serve it now; it is asked for again."""
+UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
+"""Codes of errors to which HTTP's status is 503."""
+MAX_REPEATS = 200
+
+
+class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One question and its answer. `lost`: the reason for which it was not completely answered, else "".
+
+    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they were refused or lost;
+    `different`: the audio that arrived is not that of the log; `unread`: the log was not there to compare.
+    Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two pieces of audio.
+    """
+
+    session: int
+    turn: int
+    asked_s: float
+    ended_s: float
+    resumed: int = 0
+    repeated: int = 0
+    samples: int = 0
+    longest_gap_s: float = 0.0
+    lost: str = ""
+    different: bool = False
+    unread: bool = False
+
+
+class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation. `forgotten`: items that the conversation lacked at its end, or had with other words."""
+
+    turns: tuple[ChaosTurn, ...]
+    forgotten: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The turn under way, as far as its events have arrived."""
+
+    number: int
+    question: str
+    asked_s: float
+    is_asked: bool = False
+    response: str = ""
+    request: str = ""
+    answer: str = ""
+    audio: bytearray = field(default_factory=bytearray)
+    status: str = ""
+    progress_s: float = field(default_factory=time.monotonic)
+    audio_s: float = 0.0
+    longest_gap_s: float = 0.0
+    resumed: int = 0
+    repeated: int = 0
+
+    def is_refused(self) -> bool:
+        return self.status == REFUSED
+
+    def ask_again(self) -> None:
+        """Forget a response that the session does not know."""
+        self.repeated += bool(self.response)
+        self.response, self.request, self.answer, self.status = "", "", "", ""
+        self.audio.clear()
+
+    def add_audio(self, pcm: bytes) -> None:
+        now_s = time.monotonic()
+        if self.audio:
+            self.longest_gap_s = max(self.longest_gap_s, now_s - self.audio_s)
+        self.audio_s = now_s
+        self.audio += pcm
+
+
+class _Stopped(Exception):
+    """The run was abandoned."""
+
+
+class VoiceConversation:
+    """One session's client, which blocks its thread. `finishing`: take no further turn; `cancelled`: stop."""
+
+    def __init__(
+        self, number: int, apis: Sequence[ApiClient], model: str, seed: int, now_s: Callable[[], float],
+        finishing: threading.Event, cancelled: threading.Event,
+    ) -> None:  # fmt: skip
+        self._number, self._apis, self._model, self._now_s = number, apis, model, now_s
+        self._finishing, self._cancelled = finishing, cancelled
+        self._random = random.Random(f"{seed} {number}")
+        self._gateways = itertools.count(number)
+        self._session = ""
+        self._socket: ClientConnection | None = None
+        self._turns: list[ChaosTurn] = []
+        self._said: dict[str, str] = {}
+        """Items of the conversation with their transcripts; a typed question has none."""
+        self._open: _Turn | None = None
+
+    def open_turn(self) -> ChaosTurn | None:
+        """Return the turn under way as a lost one."""
+        turn = self._open
+        return None if turn is None else self._result(turn, lost="its answer did not end")
+
+    def result(self, forgotten: Sequence[str] = ()) -> ChaosSession:
+        return ChaosSession(turns=tuple(self._turns), forgotten=tuple(forgotten))
+
+    def run(self, step: Callable[[], None]) -> ChaosSession:
+        """Take turns until the run finishes, at least one; then compare the conversation with what was said."""
+        forgotten: list[str] = []
+        try:
+            while not self._finishing.is_set() or not self._turns:
+                self._turns.append(self._take_turn(len(self._turns)))
+                step()
+                if self._turns[-1].lost:
+                    break
+            else:
+                forgotten = self._forgotten()
+        except _Stopped:
+            pass
+        finally:
+            self._leave()
+        return self.result(forgotten)
+
+    def _take_turn(self, number: int) -> ChaosTurn:
+        """Ask a question and receive its answer, over however many connections."""
+        turn = _Turn(number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s())
+        self._open = turn
+        lost = self._complete(turn)
+        result = self._result(turn, lost=lost) if lost else self._compare(turn)
+        self._open = None
+        return result
+
+    def _complete(self, turn: _Turn) -> str:
+        """Return "" once the answer is complete, or the reason for which it is not."""
+        text = self._random.choice(PROMPTS)
+        pause = threading.Event()
+        while True:
+            try:
+                self._advance(turn, text)
+                return "" if turn.status in COMPLETE else f"the response was {turn.status}"
+            except ApiRefused as error:
+                reason = str(error)
+            except (OSError, WebSocketException, ApiUnreachable) as error:
+                reason = f"the connection broke: {str(error) or type(error).__name__}"
+            except ApiError as error:
+                return str(error)
+            self._abort()
+            turn.resumed += 1
+            if time.monotonic() - turn.progress_s > GIVE_UP_S:
+                return reason
+            pause.wait(RETRY_S)
+
+    def _advance(self, turn: _Turn, text: str) -> None:
+        """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if that ends before."""
+        self._connect(turn)
+        if not turn.is_asked:
+            self._ask(turn, text)
+        pause = threading.Event()
+        while not turn.status:
+            if not turn.response:
+                self._send("response.create")
+                turn.response = self._until(turn, "response.created").response.id
+            self._apply(turn, self._receive(turn))
+            if turn.is_refused():
+                turn.ask_again()
+                pause.wait(RETRY_S)
+
+    def _ask(self, turn: _Turn, text: str) -> None:
+        if not turn.resumed or self._has(turn, turn.question) is None:
+            content = [{"type": "input_text", "text": text}]
+            self._send(
+                "conversation.item.create", item={"id": turn.question, "type": "message", "role": "user", "content": content}
+            )
+            self._until(turn, "conversation.item.added", turn.question)
+        turn.is_asked = True
+
+    def _connect(self, turn: _Turn) -> None:
+        """Open a session, or resume it at the next gateway; a connection that is open stays."""
+        if self._socket is not None:
+            return
+        api = self._apis[next(self._gateways) % len(self._apis)]
+        num_samples = len(turn.audio) // BYTES_PER_SAMPLE
+        url = (
+            api.resumed_realtime_url(self._session, turn.response, num_samples)
+            if self._session
+            else api.realtime_url(self._model)
+        )
+        try:
+            self._socket = connect(url, additional_headers=api.headers, max_size=None, open_timeout=SILENCE_S)
+        except InvalidStatus as error:
+            raise ApiRefused(api.url, error.response.status_code, "no voice session") from error
+        try:
+            created = self._until(turn, "session.created").session.id
+        except ApiRefused:
+            # A gateway that died may not have written a session in which nothing was said yet.
+            self._session = self._session if self._said else ""
+            raise
+        if not self._session:
+            self._session = created
+            self._socket.send(update_audio_input(turn_detection=None))
+            self._until(turn, "session.updated")
+        else:
+            self._catch_up(turn)
+
+    def _catch_up(self, turn: _Turn) -> None:
+        """Find out what has become of the turn meanwhile."""
+        resumed = self._until(turn, "fleet.resumed")
+        if turn.status or (turn.response and resumed.response_id == turn.response):
+            return
+        answered = self._has(turn, turn.answer) if turn.answer else None
+        if turn.response and answered is not None:
+            self._said[turn.answer] = answered
+            self._receive_rest(turn)
+            turn.status = COMPLETE[0]
+        elif not turn.status:
+            turn.ask_again()
+            turn.is_asked = False
+
+    def _receive_rest(self, turn: _Turn) -> None:
+        """Receive the audio of a response that ended while the client was away: as much as its log has."""
+        whole = len(self._logged_audio(turn) or b"")
+        while len(turn.audio) < whole:
+            self._apply(turn, self._receive(turn))
+
+    def _apply(self, turn: _Turn, event: RealtimeEvent) -> None:
+        if event.type == "fleet.request":
+            turn.request = event.request_id
+        elif event.type == "response.output_item.added":
+            turn.answer = event.item.id
+        elif event.type == "response.output_audio.delta" and event.response_id in (None, turn.response):
+            turn.add_audio(b64decode(event.delta))
+        elif event.type == "response.output_item.done":
+            self._said[event.item.id] = event.item.transcript
+        elif event.type == "response.done" and event.response.id == turn.response:
+            turn.status = event.response.status
+            if event.response.code in UNAVAILABLE and not turn.audio and turn.repeated < MAX_REPEATS:
+                turn.status = REFUSED
+            elif turn.status not in COMPLETE:
+                raise ApiError(f"the response was {turn.status}: {event.response.failure}")
+
+    def _has(self, turn: _Turn, item: str) -> str | None:
+        """Return the transcript of an item of the conversation, None if it has no such item."""
+        self._send("conversation.item.retrieve", item_id=item)
+        while True:
+            event = self._receive(turn, errors=True)
+            if event.type == "error":
+                return None
+            if event.type == "conversation.item.retrieved" and event.item.id == item:
+                return event.item.transcript
+            self._apply(turn, event)
+
+    def _until(self, turn: _Turn, event_type: str, item: str = "") -> RealtimeEvent:
+        """Return the next event of a type, and apply those before it."""
+        while True:
+            event = self._receive(turn)
+            if event.type == event_type and (not item or event.item.id == item):
+                return event
+            self._apply(turn, event)
+
+    def _receive(self, turn: _Turn, *, errors: bool = False) -> RealtimeEvent:
+        """Raises: ApiError for an error event, unless `errors`; OSError after `SILENCE_S`; WebSocketException."""
+        assert self._socket is not None, "connected before"
+        if self._cancelled.is_set():
+            raise _Stopped
+        event = decode_any_event(self._socket.recv(SILENCE_S))
+        if event.type != "error":
+            turn.progress_s = time.monotonic()
+        if event.type == "error" and not errors:
+            # A refused connection: the reason, then its close.
+            raise ApiRefused("the voice session", 503, event.error.message)
+        return event
+
+    def _send(self, event_type: str, **fields: object) -> None:
+        assert self._socket is not None, "connected before"
+        self._socket.send(encode_event(event_type, **fields))
+
+    def _abort(self) -> None:
+        """Drop the connection without closing it properly, which would end the session."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(2)
+            socket.socket.close()
+
+    def _leave(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError, WebSocketException):
+                self._socket.close()
+
+    def _logged_audio(self, turn: _Turn) -> bytes | None:
+        """Return the audio of the answer from its log, None if Redis has lost or deleted it."""
+        for api in itertools.islice(itertools.cycle(self._apis), 2 * len(self._apis)):
+            try:
+                with wave.open(io.BytesIO(api.answer_audio(turn.request))) as file:
+                    return file.readframes(file.getnframes())
+            except ApiError:
+                continue
+        return None
+
+    def _compare(self, turn: _Turn) -> ChaosTurn:
+        """Compare with the log, once that is complete again: workers recompute what Redis lost of it."""
+        pause, deadline_s = threading.Event(), time.monotonic() + RECOMPUTED_S
+        logged = self._logged_audio(turn)
+        while logged is not None and len(logged) < len(turn.audio) and time.monotonic() < deadline_s:
+            pause.wait(RETRY_S)
+            logged = self._logged_audio(turn)
+        return self._result(turn, unread=logged is None, different=logged is not None and logged != bytes(turn.audio))
+
+    def _result(self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False) -> ChaosTurn:
+        return ChaosTurn(
+            session=self._number, turn=turn.number, asked_s=turn.asked_s, ended_s=self._now_s(), resumed=turn.resumed,
+            repeated=turn.repeated, samples=len(turn.audio) // BYTES_PER_SAMPLE, longest_gap_s=turn.longest_gap_s, lost=lost,
+            different=different, unread=unread,
+        )  # fmt: skip
+
+    def _forgotten(self) -> list[str]:
+        """Return what the conversation lacks of what was said in it."""
+        turn = _Turn(number=len(self._turns), question="", asked_s=self._now_s(), is_asked=True, status=COMPLETE[0])
+        questions = {f"item_q{self._number}_{done.turn}": "" for done in self._turns}
+        forgotten: list[str] = []
+        for item, words in (questions | self._said).items():
+            found = self._retrieve(turn, item)
+            if found is None or found != words:
+                forgotten.append(f"session {self._number}, {item}: {'missing' if found is None else 'other words'}")
+        return forgotten
+
+    def _retrieve(self, turn: _Turn, item: str) -> str | None:
+        while True:
+            try:
+                self._connect(turn)
+                return self._has(turn, item)
+            except (OSError, WebSocketException, ApiError):
+                self._abort()
+                if time.monotonic() - turn.progress_s > GIVE_UP_S:
+                    return None
+                self._cancelled.wait(RETRY_S)
+
+
+class VoiceLoad:
+    """So many voice sessions, each on a thread of its own."""
+
+    def __init__(self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int) -> None:
+        self._finishing, self._cancelled = threading.Event(), threading.Event()
+        self._began_s = time.perf_counter()
+        apis = [ApiClient(url, api_key) for url in urls]
+        self._clients = [
+            VoiceConversation(number, apis, model, seed, self._now_s, self._finishing, self._cancelled) for number in range(count)
+        ]
+        self._results: dict[int, ChaosSession] = {}
+        self._threads: list[threading.Thread] = []
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    @contextmanager
+    def running(self, step: Callable[[], None]) -> Iterator[None]:
+        """Hold the sessions during the block."""
+        self._began_s = time.perf_counter()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, step), daemon=True) for number in range(len(self._clients))
+        ]
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._finishing.set()
+
+    def _run(self, number: int, step: Callable[[], None]) -> None:
+        self._results[number] = self._clients[number].run(step)
+
+    def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[ChaosSession, ...]:
+        """Wait for the last answers; a session whose answer does not end has a lost turn."""
+        self._finishing.set()
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._cancelled.set()
+        return tuple(self._results.get(number) or _with_open_turn(client) for number, client in enumerate(self._clients))
+
+
+def _with_open_turn(client: VoiceConversation) -> ChaosSession:
+    session, turn = client.result(), client.open_turn()
+    if turn is None:
+        return msgspec.structs.replace(session, forgotten=("session: its client failed, as its stack on stderr says",))
+    return msgspec.structs.replace(session, turns=(*session.turns, turn))

@@ -1,0 +1,172 @@
+"""Barge-in benchmark over `/v1/realtime`: speech interrupts an answer; the time until the answer has stopped everywhere.
+
+All times count from the first voiced sample sent, on this client's clock. Resources in use are the workers' reports, which they
+renew several times in the time of a lease. Knows no stage.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from rich.console import Group
+
+from fleet.lab.client.client import ApiClient, ResourcesInUse
+from fleet.lab.client.errors import ApiError
+from fleet.lab.client.realtime import BLOCK_BYTES, RealtimeSession, encode_event, update_audio_input
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.result import Result, summary_table
+from fleet.lab.measure.voice import TIMEOUT_S, EventReader, Samples, SpokenQuestion
+from fleet.lab.report.stats import Ratio, Summary, summarise
+
+LONG_QUESTION = "count to twenty"
+"""A question whose answer outlasts the interruption."""
+LISTEN_BYTES = 25 * BLOCK_BYTES
+"""Silence before the interruption: half a second in which the answer plays."""
+POLL_S = 0.01
+TARGET_P50_MS, FREED_TARGET_P50_MS = 250.0, 300.0
+VOICED = 0.1
+"""Threshold of the first voiced sample, relative to the peak."""
+DETECTION = {
+    "type": "server_vad",
+    "threshold": 0.5,
+    "prefix_padding_ms": 300,
+    "silence_duration_ms": 500,
+    "create_response": False,
+}
+
+
+class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
+    """One interruption: times until speech was reported, the answer cancelled, all its tasks ended, and its memory free."""
+
+    detected_ms: float
+    cancelled_ms: float
+    idle_ms: float
+    memory_ms: float
+
+    @property
+    def freed_ms(self) -> float:
+        """From the end of the answer until its memory was free."""
+        return self.memory_ms - self.cancelled_ms
+
+
+class BargeInResult(Result, frozen=True, kw_only=True):
+    """The interruptions, each of one session."""
+
+    model: str
+    turns: tuple[BargeIn, ...]
+    others_cores: float | None = None
+
+    def summary(self, field: str) -> Summary | None:
+        """Summarise one duration of `BargeIn`."""
+        return summarise([float(getattr(turn, field)) for turn in self.turns])
+
+    def tables(self) -> list[Group]:
+        rows = [
+            ("speech detected", self.summary("detected_ms")),
+            ("answer cancelled", self.summary("cancelled_ms")),
+            ("all stages idle", self.summary("idle_ms")),
+            ("memory free", self.summary("memory_ms")),
+        ]
+        title = f"{len(self.turns)} interrupted answers of {self.model}"
+        return [summary_table(title, "ms from the first voiced sample", rows)]
+
+    def targets(self) -> list[Ratio]:
+        """Check the medians from the first voiced sample to the answer's end, and from there to its memory free."""
+        parts = (
+            ("barge-in to cancelled, p50", self.summary("cancelled_ms"), TARGET_P50_MS),
+            ("cancelled to memory free, p50", self.summary("freed_ms"), FREED_TARGET_P50_MS),
+        )
+        return [Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms") for name, part, target in parts if part]
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]
+
+
+@dataclass(slots=True)
+class ResourceMonitor:
+    """Polls the resources in use. `samples`: (time by `time.perf_counter`, resources), oldest first."""
+
+    api: ApiClient
+    samples: list[tuple[float, ResourcesInUse]] = field(default_factory=list[tuple[float, ResourcesInUse]])
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(POLL_S):
+            try:
+                self.samples.append((time.perf_counter(), self.api.resources_in_use()))
+            except ApiError:
+                continue  # if it lasts, `wait` times out
+
+    def wait(self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str) -> tuple[float, ResourcesInUse]:
+        """Return the first sample after a time that fulfils a condition. Raises: BenchError, with `failure`, if none does."""
+        deadline_s = time.perf_counter() + TIMEOUT_S
+        while time.perf_counter() < deadline_s:
+            found = next((sample for sample in tuple(self.samples) if sample[0] > after_s and reached(sample[1])), None)
+            if found is not None:
+                return found
+            time.sleep(POLL_S)
+        raise BenchError(f"{failure} for {TIMEOUT_S:g} s; is the fleet also used by others?")
+
+
+def measure_barge_in(api: ApiClient, voice: SpokenQuestion, turns: int, step: Callable[[], None]) -> BargeInResult:
+    """Measure `turns` interruptions by one voice, after one of warm-up. Raises: ApiError, BenchError."""
+    model = api.model()
+    measured: list[BargeIn] = []
+    for number in range(turns + 1):
+        # A session each, so that no turn has the history of another.
+        with api.realtime(model) as session:
+            turn = _interrupt(api, session, voice.samples)
+        if number:
+            measured.append(turn)
+        step()
+    return BargeInResult(model=model, turns=tuple(measured))
+
+
+def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> BargeIn:
+    monitor, events = ResourceMonitor(api), EventReader(session)
+    session.send(update_audio_input(turn_detection=DETECTION))
+    events.wait("session.updated")
+    with monitor.polling():
+        before = monitor.wait(0.0, lambda used: used.tasks == 0, "the fleet was not idle")[1]
+        content = [{"type": "input_text", "text": LONG_QUESTION}]
+        session.send(encode_event("conversation.item.create", item={"type": "message", "role": "user", "content": content}))
+        session.send(encode_event("response.create"))
+        events.wait("response.output_audio.delta")
+        session.speak(bytes(LISTEN_BYTES), time.perf_counter())
+        spoken_s = time.perf_counter()
+        session.speak(_from_first_voiced(voice).tobytes(), spoken_s)
+        remedy = "; if the voice was not detected as speech, name recordings with --wav"
+        detected_s, _ = events.wait("input_audio_buffer.speech_started", remedy)
+        cancelled_s, done = events.wait("response.done")
+        if done.response.status != "cancelled" or cancelled_s < spoken_s:
+            raise BenchError(f"the answer to {LONG_QUESTION!r} ended before it was interrupted; a longer one is needed")
+        idle_s, _ = monitor.wait(spoken_s, lambda used: used.tasks == 0, "the stages were not idle")
+        memory_s, _ = monitor.wait(spoken_s, lambda used: _is_freed(used, before), "the memory was not free")
+    detected_ms, cancelled_ms, idle_ms, memory_ms = (
+        round((at_s - spoken_s) * 1e3, 1) for at_s in (detected_s, cancelled_s, idle_s, memory_s)
+    )
+    return BargeIn(detected_ms=detected_ms, cancelled_ms=cancelled_ms, idle_ms=idle_ms, memory_ms=memory_ms)
+
+
+def _is_freed(used: ResourcesInUse, before: ResourcesInUse) -> bool:
+    return used.tasks == 0 and used.pages <= before.pages and used.slots <= before.slots
+
+
+def _from_first_voiced(samples: Samples) -> Samples:
+    """Cut silence and breath before the first voiced sample."""
+    level = np.abs(samples.astype(np.int32))
+    return samples[int(np.argmax(level > VOICED * int(level.max(initial=0)))) :]

@@ -1,0 +1,165 @@
+"""Results of the measurement of a device: the numbers, their tables and their targets. Measures nothing."""
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fleet.lab.measure.result import MS, Result
+from fleet.core.ids import StageName
+from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.tables import NONE, figure, table_of, titled
+
+GIB, MIB, GIGA = 2**30, 2**20, 1e9
+
+
+class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one stage for a batch in which every request decodes, each from the call to the end of the device's work.
+
+    `served_s`: as a worker runs them; `eager_s`: without a graph, empty where a worker uses none. `weight_bytes`: as often as one
+    step reads them; `kv_bytes`: in the pages of all requests. Both are 0 for a stage without pages.
+    """
+
+    stage: StageName
+    batch: int
+    served_s: tuple[float, ...]
+    eager_s: tuple[float, ...]
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def served_ms(self) -> float:
+        return percentile(self.served_s, 50) * MS
+
+    @property
+    def eager_ms(self) -> float | None:
+        return percentile(self.eager_s, 50) * MS if self.eager_s else None
+
+    @property
+    def graph_gain(self) -> float | None:
+        return self.eager_ms / self.served_ms if self.eager_ms else None
+
+    def bytes_time(self, copy_bytes_per_s: float) -> float | None:
+        """Return the duration of a step over the time in which as many bytes are copied."""
+        num_bytes = self.weight_bytes + self.kv_bytes
+        return self.served_ms / (num_bytes / copy_bytes_per_s * MS) if num_bytes else None
+
+
+class Prefill(msgspec.Struct, frozen=True, kw_only=True):
+    """First steps of one request: all rows of its prompt, and the draw of its first token."""
+
+    rows: int
+    step_s: tuple[float, ...]
+
+
+class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers that were started together, with all stages in one process. `first_audio_s`: from the start, by answer."""
+
+    concurrency: int
+    first_audio_s: tuple[float, ...]
+    seconds: float
+    audio_s: float
+
+    @property
+    def audio_s_per_s(self) -> float:
+        return self.audio_s / self.seconds
+
+
+class PublishedRate(msgspec.Struct, frozen=True, kw_only=True):
+    concurrency: int
+    audio_s_per_s: float
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in the process."""
+
+    weight_bytes: dict[StageName, int]
+    peak_bytes: int
+    is_device: bool
+
+
+class GpuResult(Result, frozen=True, kw_only=True):
+    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: of the weights. `ratios`: those with a target."""
+
+    model: str
+    small: bool
+    device: str
+    dtype: str
+    build_s: float
+    warm_up_s: float
+    copy_bytes_per_s: float
+    steps: tuple[StageSteps, ...]
+    prefills: tuple[Prefill, ...]
+    singles: tuple[SpeechRun, ...]
+    together: SpeechRun
+    published: tuple[PublishedRate, ...]
+    published_source: str
+    memory: MemoryUse
+    ratios: tuple[Ratio, ...] = ()
+
+    @property
+    def first_audio_ms(self) -> float:
+        """The median over single answers."""
+        return percentile([run.first_audio_s[0] for run in self.singles], 50) * MS
+
+    def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
+        """Return a stage's steps by batch, in ascending order."""
+        return {each.batch: each for each in sorted(self.steps, key=lambda each: each.batch) if each.stage == stage}
+
+    def tables(self) -> list[RenderableType]:
+        size = "a small size of " if self.small else ""
+        head = f"{size}{self.model}, random weights, {self.dtype}, on {self.device}; built in {self.build_s:.0f} s, "
+        return [
+            Text(f"{head}warm after {self.warm_up_s:.0f} s; copies {self.copy_bytes_per_s / GIGA:.0f} GB/s (read + written)"),
+            self._steps_table(),
+            self._prefill_table(),
+            self._speech_table(),
+            self._memory_table(),
+        ]
+
+    def targets(self) -> Sequence[Ratio]:
+        return self.ratios
+
+    def _steps_table(self) -> Group:
+        columns = ("requests", "ms", "eager ms", "gain", "MB read", "copy ms", "step/copy")
+        table = table_of("stage", *columns)
+        for each in self.steps:
+            num_bytes = each.weight_bytes + each.kv_bytes
+            copied_ms = num_bytes / self.copy_bytes_per_s * MS if num_bytes else None
+            table.add_row(
+                each.stage,
+                str(each.batch),
+                figure(each.served_ms),
+                figure(each.eager_ms),
+                figure(each.graph_gain),
+                figure(num_bytes / MIB if num_bytes else None),
+                figure(copied_ms),
+                figure(each.bytes_time(self.copy_bytes_per_s)),
+            )
+        return titled("decode steps: as served and without a graph (medians), beside a copy of the bytes they read", table)
+
+    def _prefill_table(self) -> Group:
+        table = table_of("rows of the prompt", *(str(each.rows) for each in self.prefills))
+        table.add_row("ms to the first token", *(figure(percentile(each.step_s, 50) * MS) for each in self.prefills))
+        return titled("prefill of one request (medians)", table)
+
+    def _speech_table(self) -> Group:
+        table = table_of("answers together", "first audio, ms", "audio s per s", "best published")
+        published = {each.concurrency: each.audio_s_per_s for each in self.published}
+        for run in (self.singles[-1], self.together):
+            audio_ms = self.first_audio_ms if run.concurrency == 1 else percentile(run.first_audio_s, 50) * MS
+            best = NONE if self.small else figure(published.get(run.concurrency))
+            table.add_row(str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best)
+        return titled(f"speech, all stages in one process (best published: {self.published_source})", table)
+
+    def _rate(self, concurrency: int) -> float:
+        runs = self.singles if concurrency == 1 else (self.together,)
+        return percentile([run.audio_s_per_s for run in runs], 50)
+
+    def _memory_table(self) -> Group:
+        table = table_of("GiB", *self.memory.weight_bytes, "all weights", "peak")
+        weights = self.memory.weight_bytes.values()
+        values = (*weights, sum(weights), self.memory.peak_bytes)
+        table.add_row("device" if self.memory.is_device else "process", *(figure(value / GIB) for value in values))
+        return titled("memory", table)

@@ -1,0 +1,201 @@
+"""Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows stages only as declared.
+
+Real processes and one request at a time, so that nothing queues. The timestamps are those of the requests' traces, as the workers
+reported them.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+from rich.console import Group
+
+from fleet.lab.client.client import ApiClient
+from fleet.lab.measure.deployment import own_fleet, resolve_config
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.prompts import PROMPTS
+from fleet.lab.measure.result import PLAYED, Result, cells, cells_and_high
+from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
+from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
+from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.plot import Axes, Panel
+from fleet.lab.report.stats import Ratio, Summary, percentile, summarise
+from fleet.lab.report.tables import figure, table_of, titled
+
+PARTS = (
+    ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
+    ("claimed by the new owner", "handed_us", "claimed_us"),
+    ("logs read", "claimed_us", "opened_us"),
+    ("blocks pulled", "opened_us", "pulled_us"),
+    ("input fed, blocks confirmed, adopted", "pulled_us", "confirmed_us"),
+    ("first step begins", "confirmed_us", "resumed_us"),
+)
+"""(label, first timestamp, second timestamp)"""
+MAX_TOKENS, FRAMES = 8, 8
+"""Short answers: only their beginning is measured."""
+WARM_UP = 3
+PAUSE_S = 0.02
+"""Pause after an answer, in which its processes release it."""
+TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
+
+
+class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
+    """The hand-offs of one stage. `first`: that of the first request, whose workers had no connection to each other yet."""
+
+    stage: StageName
+    hand_offs: tuple[HandOff, ...]
+    first: HandOff | None
+
+    @property
+    def whole_ms(self) -> Summary | None:
+        """From the end of the source's last step to the beginning of the new owner's first step."""
+        return summarise([_ms(one, "prefilled_us", "resumed_us") for one in self.hand_offs])
+
+    @property
+    def first_ms(self) -> float | None:
+        return _ms(self.first, "prefilled_us", "resumed_us") if self.first else None
+
+    @property
+    def parts_ms(self) -> dict[str, Summary | None]:
+        return {name: summarise([_ms(one, begin, end) for one in self.hand_offs]) for name, begin, end in PARTS}
+
+    @property
+    def num_recomputed(self) -> int:
+        """Number of hand-offs whose blocks did not arrive in time."""
+        return sum(one.confirmed_us is None for one in self.hand_offs)
+
+    def table(self) -> Group:
+        table = table_of("ms", "p50", "p95", "max")
+        for name, part in self.parts_ms.items():
+            table.add_row(name, *cells_and_high(part))
+        table.add_section()
+        table.add_row("last step to first step", *cells_and_high(self.whole_ms))
+        table.add_row("first hand-off of the fleet", figure(self.first_ms), "", "")
+        recomputed = f", {self.num_recomputed} recomputed" if self.num_recomputed else ""
+        return titled(f"{len(self.hand_offs)} hand-offs of {self.stage} from prefill to decode{recomputed}", table)
+
+    def draw(self, axes: Axes) -> None:
+        """Draw each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
+        for place, hand_off in enumerate(sorted(self.hand_offs, key=lambda one: (one.resumed_us or 0) - one.prefilled_us)):
+            for part, (_, begin, end) in enumerate(PARTS):
+                left_ms, length_ms = _ms(hand_off, "prefilled_us", begin), _ms(hand_off, begin, end)
+                if left_ms is not None and length_ms is not None:
+                    axes.barh(place, length_ms, left=left_ms, height=1.0, color=f"C{part}")
+        for part, (name, _, _) in enumerate(PARTS):
+            axes.barh(0, 0, color=f"C{part}", label=name)
+        axes.axvline(TARGET_P50_MS, color=PLAYED, linestyle="--", label="target for p50")
+        axes.set(xlabel="ms since the source's last step", title=f"{len(self.hand_offs)} hand-offs of {self.stage}")
+        axes.set_yticks([])
+        axes.legend(fontsize=7, loc="lower right")
+
+
+class PageReads(msgspec.Struct, frozen=True, kw_only=True):
+    """Durations of three ways to move the same KV rows, measured in turns.
+
+    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in place. `plain_us`: one read of
+    as many contiguous bytes. `copied_us`: copied out of the pool into the arena, read, checked, and written into the pool.
+    """
+
+    num_bytes: int
+    num_blocks: int
+    blocks_us: tuple[float, ...]
+    plain_us: tuple[float, ...]
+    copied_us: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Speed of the reads by block relative to the plain read."""
+        return percentile(self.plain_us, 50) / percentile(self.blocks_us, 50)
+
+    def table(self) -> Group:
+        table = table_of("", "p50 us", "p95 us", "GB/s")
+        rows = (("block by block", self.blocks_us), ("one plain read", self.plain_us), ("checked copy", self.copied_us))
+        for name, durations_us in rows:
+            summary = summarise(durations_us)
+            speed = self.num_bytes / summary.p50 / 1000 if summary else None
+            table.add_row(name, *cells(summary), figure(speed))
+        return titled(f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes", table)
+
+
+class HandOffResult(Result, frozen=True, kw_only=True):
+    """`others_cores`: background load. `pages`: None where it was not measured."""
+
+    stages: tuple[StageHandOffs, ...]
+    others_cores: float
+    pages: PageReads | None = None
+
+    def tables(self) -> Iterator[Group]:
+        yield from (stage.table() for stage in self.stages)
+        if self.pages is not None:
+            yield self.pages.table()
+
+    def panels(self) -> list[Panel]:
+        return [stage.draw for stage in self.stages]
+
+    def targets(self) -> list[Ratio]:
+        """Check the median hand-off of each stage, and the speed of reads by block relative to a plain read."""
+        ratios = [
+            Ratio(name=f"hand-off p50, {stage.stage}", value=whole.p50, target=TARGET_P50_MS, at_most=True, unit="ms")
+            for stage in self.stages
+            if (whole := stage.whole_ms) is not None
+        ]
+        if self.pages is not None:
+            ratios.append(Ratio(name="KV blocks / plain read", value=self.pages.ratio, target=PAGES_TARGET, at_most=False))
+        return ratios
+
+    def background_loads(self) -> list[float]:
+        return [self.others_cores]
+
+
+def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
+    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of them off once.
+
+    Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
+    """
+    plain = resolve_config(options.config, options.overrides)
+    overrides = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
+    started = steps("starting a split fleet", 1)
+    with own_fleet(options.config, overrides) as target:
+        started()
+        api = target.api
+        model, bounds = api.model(), stage_bounds(target.config, MAX_TOKENS, FRAMES)
+        bodies = [encode_call(model, prompt, target.config, bounds) for prompt in PROMPTS]
+        stages = split_stages(target.config)
+        warm_up = _hand_offs(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
+        background_load = BackgroundLoad()
+        measured = _hand_offs(api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs))
+        others_cores = background_load.cores()
+    return HandOffResult(
+        stages=tuple(
+            StageHandOffs(stage=stage, hand_offs=tuple(of_stage[stage] for of_stage in measured), first=warm_up[0][stage])
+            for stage in stages
+        ),
+        others_cores=others_cores,
+    )
+
+
+def _hand_offs(
+    api: ApiClient, bodies: Sequence[bytes], count: int, stages: Sequence[StageName], advance: Callable[[], None]
+) -> list[Mapping[StageName, HandOff]]:
+    """Send one request after another, and read the hand-offs from the trace of each."""
+    measured: list[Mapping[StageName, HandOff]] = []
+    for index in range(count):
+        request_id = api.record_chat(bodies[index % len(bodies)]).request_id
+        tasks = api.traced_request(request_id).tasks
+        of_stage = {task.stage: task.hand_off for task in tasks if task.hand_off is not None}
+        missing = [stage for stage in stages if stage not in of_stage]
+        if missing:
+            raise BenchError(f"the trace of {request_id} has no hand-off of {', '.join(missing)}")
+        measured.append(of_stage)
+        advance()
+        time.sleep(PAUSE_S)
+    return measured
+
+
+def _ms(hand_off: HandOff, begin: str, end: str) -> float | None:
+    """Return the time between two timestamps, or None if one is missing."""
+    began_us, ended_us = getattr(hand_off, begin), getattr(hand_off, end)
+    return None if began_us is None or ended_us is None else (ended_us - began_us) / 1000

@@ -1,0 +1,130 @@
+"""A relay of IP packets between TUN devices, as a script: each pair of devices has a link with a delay, which can be cut.
+
+Its arguments are the file descriptors of the devices; number N has the address that ends with N + 1. Commands are lines on
+standard input, replies lines on standard output, and it ends with its input. Knows no namespace.
+"""
+
+import heapq
+import os
+import select
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleet.lab.measure.link_protocol import AnyRelayCommand, LinkFlow, LinkFlows, SetLink
+
+READ_BYTES = 65_536
+TCP, IPV4 = 6, 4
+PORTS = struct.Struct(">HH")
+DECODER = msgspec.json.Decoder(AnyRelayCommand)
+FlowKey = tuple[int, int, int, int]
+"""Numbers of the devices, and ports, of the source and of the destination."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HeldPacket:
+    """A packet on a link. `due_s`: of its delivery, by `time.monotonic`; `number`: packets of one link stay in order."""
+
+    due_s: float
+    number: int
+    source: int = field(compare=False)
+    destination: int = field(compare=False)
+    content: bytes = field(compare=False)
+
+    @property
+    def payload(self) -> tuple[int, int, int]:
+        """Return the source port, the destination port and the number of payload bytes; 0 ports of what is not TCP."""
+        header_len, total_len = 4 * (self.content[0] & 15), int.from_bytes(self.content[2:4], "big")
+        if self.content[9] != TCP:
+            return 0, 0, total_len - header_len
+        source, destination = PORTS.unpack_from(self.content, header_len)
+        return source, destination, total_len - header_len - 4 * (self.content[header_len + 12] >> 4)
+
+
+class PacketRelay:
+    """The links between devices, all of them without delay at first."""
+
+    def __init__(self, devices: Sequence[int]) -> None:
+        self._devices = devices
+        self._numbers = {device: number for number, device in enumerate(devices)}
+        self._links: dict[frozenset[int], SetLink] = {}
+        self._held: list[HeldPacket] = []
+        self._num_packets = 0
+        self._delivered: dict[FlowKey, int] = {}
+        self._lost: dict[FlowKey, int] = {}
+        self._input = b""
+
+    def run(self) -> None:
+        """Relay until the input ends."""
+        for device in self._devices:
+            os.set_blocking(device, False)
+        is_open = True
+        while is_open:
+            wait_s = max(0.0, self._held[0].due_s - time.monotonic()) if self._held else None
+            readable, _, _ = select.select([*self._devices, sys.stdin.fileno()], [], [], wait_s)
+            for device in readable:
+                if device == sys.stdin.fileno():
+                    is_open = self._follow_commands()
+                else:
+                    self._receive(self._numbers[device])
+            self._deliver()
+
+    def _receive(self, source: int) -> None:
+        """Hold every packet that has arrived from a device. What is not IPv4 to another device is dropped."""
+        with suppress(BlockingIOError):
+            while True:
+                content = os.read(self._devices[source], READ_BYTES)
+                destination = content[19] - 1 if content[0] >> 4 == IPV4 else source
+                if destination == source or not 0 <= destination < len(self._devices):
+                    continue
+                link = self._links.get(frozenset((source, destination)))
+                self._num_packets += 1
+                due_s = time.monotonic() + (link.delay_s if link is not None else 0.0)
+                heapq.heappush(self._held, HeldPacket(due_s, self._num_packets, source, destination, content))
+
+    def _deliver(self) -> None:
+        """Deliver the packets that are due, or lose those of a link that is cut now."""
+        now_s = time.monotonic()
+        while self._held and self._held[0].due_s <= now_s:
+            packet = heapq.heappop(self._held)
+            link = self._links.get(frozenset((packet.source, packet.destination)))
+            is_cut = link is not None and link.is_cut
+            self._count(packet, self._lost if is_cut else self._delivered)
+            if not is_cut:
+                with suppress(OSError):  # the device is gone: its namespace ends
+                    os.write(self._devices[packet.destination], packet.content)
+
+    def _count(self, packet: HeldPacket, counts: dict[FlowKey, int]) -> None:
+        source_port, destination_port, num_bytes = packet.payload
+        key = packet.source, packet.destination, source_port, destination_port
+        counts[key] = counts.get(key, 0) + num_bytes
+
+    def _follow_commands(self) -> bool:
+        """Follow the commands that have arrived; return False at the end of the input."""
+        received = os.read(sys.stdin.fileno(), READ_BYTES)
+        *lines, self._input = (self._input + received).split(b"\n")
+        for line in lines:
+            command = DECODER.decode(line)
+            if isinstance(command, SetLink):
+                self._links[frozenset(command.ends)] = command
+            sys.stdout.buffer.write(msgspec.json.encode(LinkFlows(flows=self._flows())) + b"\n")
+            sys.stdout.buffer.flush()
+        return bool(received)
+
+    def _flows(self) -> tuple[LinkFlow, ...]:
+        return tuple(
+            LinkFlow(
+                source=key[0], destination=key[1], source_port=key[2], destination_port=key[3],
+                num_bytes=self._delivered.get(key, 0), num_lost_bytes=self._lost.get(key, 0),
+            )
+            for key in sorted({*self._delivered, *self._lost})
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    PacketRelay([int(text) for text in sys.argv[1:]]).run()

@@ -1,0 +1,195 @@
+"""Network namespaces of this host, each two of them connected by a slow link, for measurements and tests. Linux, as root.
+
+Each namespace has a TUN device; `link_relay` forwards their packets. The kernel's netem is not needed. Nothing outside of the
+namespaces is changed, and everything is removed at the end of the block.
+"""
+
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.link_protocol import LinkFlow, LinkFlows, ReadFlows, RelayCommand, SetLink
+from fleet.process.parent_death import signalled_with_parent
+
+TUN = Path("/dev/net/tun")
+NETWORK = "10.83.0.0/24"
+PREFIX = "fleet-"
+IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA
+REQUEST = struct.Struct("16sH22x")
+"""`struct ifreq` with a name, in which the kernel replaces %d, and flags."""
+QUEUE_PACKETS = 10_000
+"""A burst of several MiB waits for the relay without loss."""
+RELAY_MODULE = "fleet.lab.measure.link_relay"
+DECODER = msgspec.json.Decoder(LinkFlows)
+STOP_S = 10.0
+
+
+class LinkedNamespaces:
+    """The namespaces `names`, while their block lasts."""
+
+    def __init__(self, names: Sequence[str], devices: Sequence[int]) -> None:
+        self.names, self._delay_s = tuple(names), 0.0
+        self._relay = subprocess.Popen(
+            [sys.executable, "-m", RELAY_MODULE, *map(str, devices)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            pass_fds=tuple(devices), preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
+
+    def address(self, name: str) -> str:
+        return f"{NETWORK.rpartition('.')[0]}.{self.names.index(name) + 1}"
+
+    def command(self, name: str) -> list[str]:
+        """Return the beginning of a command line, which runs the rest of it in a namespace."""
+        return ["ip", "netns", "exec", _own_name(name)]
+
+    def set_delay(self, delay_s: float) -> None:
+        """Set the delay of every link, each way. Cut links are healed."""
+        self._delay_s = delay_s
+        for number, name in enumerate(self.names):
+            for other in self.names[:number]:
+                self.heal(name, other)
+
+    def cut(self, one: str, other: str) -> None:
+        """Lose every packet between two namespaces from now on."""
+        self._set(one, other, is_cut=True)
+
+    def heal(self, one: str, other: str) -> None:
+        """Deliver packets between two namespaces again."""
+        self._set(one, other, is_cut=False)
+
+    def flows(self, source: str, destination: str) -> list[LinkFlow]:
+        """Return the flows from one namespace to another so far."""
+        ends = self.names.index(source), self.names.index(destination)
+        return [flow for flow in self._ask(ReadFlows()).flows if (flow.source, flow.destination) == ends]
+
+    def _set(self, one: str, other: str, *, is_cut: bool) -> None:
+        ends = self.names.index(one), self.names.index(other)
+        self._ask(SetLink(ends=ends, delay_s=self._delay_s, is_cut=is_cut))
+
+    def _ask(self, command: RelayCommand) -> LinkFlows:
+        """Raises: BenchError if the relay has ended."""
+        assert self._relay.stdin is not None and self._relay.stdout is not None
+        with suppress(BrokenPipeError):
+            self._relay.stdin.write(msgspec.json.encode(command) + b"\n")
+            self._relay.stdin.flush()
+        line = self._relay.stdout.readline()
+        if not line:
+            raise BenchError(f"the relay of the links has ended with status {self._relay.wait()}; its error is above")
+        return DECODER.decode(line)
+
+    def close(self) -> None:
+        """End the relay, and with it the devices."""
+        assert self._relay.stdin is not None and self._relay.stdout is not None
+        with suppress(BrokenPipeError):
+            self._relay.stdin.close()
+        try:
+            self._relay.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._relay.kill()
+            self._relay.wait()
+        self._relay.stdout.close()
+
+
+@contextmanager
+def linked_namespaces(*names: str, delay_s: float = 0.0) -> Iterator[LinkedNamespaces]:
+    """Make namespaces with a link between each two, and remove all at the end. Raises: BenchError where that is not possible."""
+    remove_abandoned()
+    with _devices(names) as devices:
+        links = LinkedNamespaces(names, devices)
+        try:
+            _close(devices)
+            links.set_delay(delay_s)
+            yield links
+        finally:
+            links.close()
+
+
+def find_obstacle() -> str:
+    """Return why namespaces and devices cannot be made here, "" if they can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "network namespaces need Linux, and root"
+    try:
+        with _devices(["probe"]):
+            return ""
+    except BenchError as error:
+        return error.message
+
+
+def remove_abandoned() -> None:
+    """Remove the namespaces of processes that were killed."""
+    for line in _ip("netns", "list").splitlines():
+        prefix, _, rest = line.partition(" ")[0].partition("-")
+        pid = rest.partition("-")[0]
+        if f"{prefix}-" == PREFIX and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            _remove(line.partition(" ")[0])
+
+
+def _own_name(name: str) -> str:
+    return f"{PREFIX}{os.getpid()}-{name}"
+
+
+@contextmanager
+def _devices(names: Sequence[str]) -> Iterator[list[int]]:
+    """Make namespaces with a device each, and yield the file descriptors of those; the namespaces end with the block."""
+    devices: list[int] = []
+    try:
+        for number, name in enumerate(names, start=1):
+            _ip("netns", "add", _own_name(name))
+            devices.append(_open_device(_own_name(name), f"{NETWORK.rpartition('.')[0]}.{number}"))
+        yield devices
+    finally:
+        _close(devices)
+        for name in names:
+            _remove(_own_name(name))
+
+
+def _open_device(namespace: str, address: str) -> int:
+    """Open a TUN device and move it into a namespace; return its file descriptor."""
+    try:
+        device = os.open(TUN, os.O_RDWR)
+    except OSError as error:
+        raise BenchError(f"{TUN} cannot be opened: {error.strerror}") from error
+    try:
+        answer = fcntl.ioctl(device, TUNSETIFF, REQUEST.pack(b"fleet%d", IFF_TUN | IFF_NO_PI))
+        name = REQUEST.unpack(answer)[0].rstrip(b"\0").decode()
+        _ip("link", "set", name, "netns", namespace)
+        _ip("-n", namespace, "address", "add", f"{address}/{NETWORK.partition('/')[2]}", "dev", name)
+        _ip("-n", namespace, "link", "set", name, "up", "txqueuelen", str(QUEUE_PACKETS))
+        _ip("-n", namespace, "link", "set", "lo", "up")
+    except OSError as error:
+        os.close(device)
+        raise BenchError(f"no TUN device can be made: {error.strerror}") from error
+    except BenchError:
+        os.close(device)
+        raise
+    return device
+
+
+def _close(devices: list[int]) -> None:
+    while devices:
+        os.close(devices.pop())
+
+
+def _remove(namespace: str) -> None:
+    with suppress(BenchError):  # it was never made
+        _ip("netns", "delete", namespace)
+
+
+def _ip(*arguments: str) -> str:
+    """Run `ip`, and return its output. Raises: BenchError with its error."""
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BenchError("the command `ip` is missing; install iproute2") from error
+    if done.returncode:
+        raise BenchError(f"`ip {' '.join(arguments)}` failed: {' '.join(done.stderr.split())}")
+    return done.stdout

@@ -1,0 +1,88 @@
+"""A Redis of its own, and requests with one edge between two owned tasks, for benchmarks that act as both workers."""
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from fleet.control import scripts
+from fleet.control.connect import Reply, text
+from fleet.control.embedded import embedded_url
+from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
+from fleet.process.parent_death import signalled_with_parent
+from fleet.core.request import RequestSpec
+from fleet.worker.redis_link import RedisLink
+
+PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
+WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}
+GATEWAY_ID = WorkerId("gateway@bench")
+CONDUCTOR_ID = WorkerId("conductor@bench")
+LEASE_US = 600_000_000
+BLOCK_MS = 200
+
+RunScript = Callable[[scripts.Call], Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class BareRedis:
+    """A started Redis server with a fleet's settings."""
+
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system + times.children_user + times.children_system
+
+
+@contextmanager
+def bare_redis() -> Iterator[BareRedis]:
+    """Run a Redis until the end of the block. Raises: ConfigError if there is none to start."""
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-redis-") as folder:
+        options = ServerOptions(data_dir=Path(folder))
+        command = server_command(find_server(), options)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )  # fmt: skip
+        try:
+            yield BareRedis(embedded_url(options.data_dir), process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def open_requests(
+    call: RunScript, links: Mapping[StageName, RedisLink], count: int
+) -> list[tuple[RequestId, Mapping[StageName, Epoch]]]:
+    """Submit requests whose two tasks are owned; return each with the epochs of its tasks."""
+    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
+    for stage, worker in WORKERS.items():
+        call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
+    return [_open_request(call, links, count) for _ in range(count)]
+
+
+def _open_request(
+    call: RunScript, links: Mapping[StageName, RedisLink], bound: int
+) -> tuple[RequestId, Mapping[StageName, Epoch]]:
+    spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
+    ok(call(scripts.submit(spec, None, bound=bound, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
+    epochs: dict[StageName, Epoch] = {}
+    for stage, worker in WORKERS.items():
+        grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]
+        ok(call(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
+        epochs[stage] = grant.epoch
+    return spec.id, epochs
+
+
+def ok(reply: Reply) -> None:
+    """Raise AssertionError unless the first word of every answer of a script is "ok"."""
+    status = text(cast("list[Reply]", reply)[0])
+    assert status == "ok", f"a script refused: {status}"

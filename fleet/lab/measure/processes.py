@@ -1,0 +1,50 @@
+"""Processes that a measurement starts, each in a session of its own, with their output in a log. Knows no stage."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fleet.process.parent_death import signalled_with_parent
+
+FLEET = (sys.executable, "-m", "fleet.cli")
+TAIL_LINES = 15
+
+
+def own_environment(redis_url: str | None = None) -> dict[str, str]:
+    """Return this process's environment for a fleet with its own port, and its own Redis unless another is named."""
+    own = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
+    return own if redis_url is None else {**own, "REDIS_URL": redis_url}
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path, with_parent: signal.Signals) -> "subprocess.Popen[bytes]":
+    """Start a command, which receives the signal `with_parent` when this process dies.
+
+    Its output is appended to a file, not to a pipe: if this process is killed, the command can still log its stop.
+    """
+    with log.open("a") as lines:
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=signalled_with_parent(with_parent),
+        )  # fmt: skip
+
+
+def stop(processes: Iterable["subprocess.Popen[bytes]"], timeout_s: float) -> None:
+    """Terminate all processes at the same time; kill the groups of those that do not end in time."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def end_of(log: Path) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])

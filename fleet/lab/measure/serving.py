@@ -1,0 +1,176 @@
+"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows stages only as declared."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import UNSET
+
+from fleet.lab.client.chat import ChatCall, ChatMessage, ChatStreamOptions, OutputAudio, StageBounds
+from fleet.lab.client.client import ApiClient
+from fleet.lab.measure.deployment import TargetFleet
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.load import Advance, LoadPhase, run_phase, with_background_load
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.prompts import pick
+from fleet.lab.measure.reference import ReferenceWork
+from fleet.config import FleetConfig
+from fleet.core.ids import StageName, new_request_id
+from fleet.core.request import RequestSpec, Sampling
+from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
+
+SINGLE, CONCURRENT = "single stream", "concurrent"
+
+Steps = Callable[[str, int], Advance]
+"""Begin a progress bar (label, total); the returned function advances it by one step."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of both phases, and the prompts they sent, by index."""
+
+    url: str
+    model: str
+    graph: str
+    bounds: StageBounds
+    prompts: tuple[str, ...]
+    single: LoadPhase
+    concurrent: LoadPhase
+
+
+def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBounds:
+    """Return the `fleet` section of a request: every stage that samples is greedy and bounded, the main one by `max_tokens`."""
+    stages = config.graph_declaration().stages
+    return {
+        stage.name: {"max_tokens": max_tokens if stage.main else frames, "temperature": 0.0}
+        for stage in stages
+        if stage.main or stage.default_sampling
+    }
+
+
+def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, steps: Steps) -> Serving:
+    """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError, BenchError."""
+    model = api.model()
+    _check_stages(api, config)
+    bounds = stage_bounds(config, options.max_tokens, options.frames)
+    prompts = pick(max(options.requests, options.concurrency))
+    bodies = [encode_call(model, prompt, config, bounds) for prompt in prompts]
+    alone, warm_up = bodies[: options.requests], [bodies[index % len(bodies)] for index in range(options.warm_up)]
+    if warm_up:
+        run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
+        run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, concurrent", len(warm_up) * 2))
+    step = steps("one at a time", len(alone))
+    single = with_background_load(options.up, lambda: run_phase(SINGLE, api, alone, 1, step))
+    together = steps(f"{options.concurrency} at a time", len(bodies))
+    concurrent = with_background_load(options.up, lambda: run_phase(CONCURRENT, api, bodies, options.concurrency, together))
+    return Serving(
+        url=api.url,
+        model=model,
+        graph=config.graph,
+        bounds=bounds,
+        prompts=tuple(prompts),
+        single=single,
+        concurrent=concurrent,
+    )
+
+
+def _check_stages(api: ApiClient, config: FleetConfig) -> None:
+    """Check that the fleet serves the graph of the options, since the bounds name its stages. Raises: BenchError."""
+    roles = api.roles()
+    if not {role.name for role in config.roles()} <= roles:
+        served = ", ".join(sorted(roles))
+        raise BenchError(
+            f"{api.url} serves the roles {served}, not the graph {config.graph}; name its graph with --set graph=NAME "
+            "or --config FILE",
+            param="--config",
+        )
+
+
+def encode_call(
+    model: str,
+    prompt: str,
+    config: FleetConfig,
+    bounds: StageBounds,
+    *,
+    media: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stream_options: ChatStreamOptions | None = None,
+    conversation: str | None = None,
+    store: bool = True,
+) -> bytes:
+    """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
+
+    `conversation`: the key of the one whose turn it is; None: of none. `store` False: the answer is never captured.
+    Raises: BenchError for a medium that the graph does not produce.
+    """
+    produced = set(config.graph_declaration().media.values())
+    media = sorted(produced if media is None else media, reverse=True)
+    if not set(media) <= produced:
+        raise BenchError(f"graph {config.graph} answers with {', '.join(sorted(produced))}, not with {', '.join(media)}")
+    call = ChatCall(
+        model=model,
+        messages=(ChatMessage(role="user", content=prompt),),
+        modalities=tuple(media),
+        audio=OutputAudio(format="pcm16") if "audio" in media else UNSET,
+        stream=True,
+        stream_options=stream_options or ChatStreamOptions(),
+        temperature=temperature,
+        seed=seed,
+        prompt_cache_key=conversation or UNSET,
+        store=UNSET if store else False,
+        fleet=bounds,
+    )
+    return msgspec.json.encode(call)
+
+
+def local_checkpoint(config: FleetConfig) -> Path:
+    """Return the folder of the fleet's checkpoint. Raises: BenchError if it is not on this machine."""
+    checkpoint = Path(config.checkpoint)
+    if not checkpoint.is_dir():
+        raise BenchError(
+            f"a comparison needs the fleet's checkpoint on this machine, and {config.checkpoint!r} is not a folder; "
+            "name it with --set checkpoint=DIR, or use --up",
+            param="--set",
+        )
+    return checkpoint
+
+
+def prepare(
+    target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]
+) -> tuple[ReferenceWork, Frontend]:
+    """Prepare the measured prompts for the reference, as the gateway prepares them; return also the frontend that did.
+
+    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something.
+    """
+    config = target.config
+    frontend = load_frontend(config.graph_declaration().frontend, local_checkpoint(config), config.limits)
+    requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
+    work = ReferenceWork(
+        requests=requests,
+        messages=tuple([{"role": "user", "content": prompt}] for prompt in prompts),
+        num_threads=num_threads,
+        device=config.device,
+        dtype=config.dtype,
+        warm_up=options.warm_up,
+        sample_rate_hz=frontend.sample_rate_hz,
+    )
+    return work, frontend
+
+
+def _spec(config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str) -> RequestSpec:
+    graph = config.graph_declaration()
+    bounds = stage_bounds(config, options.max_tokens, options.frames)
+    sampling: dict[StageName, Sampling] = {}
+    for stage in graph.stages:
+        defaults = {**stage.default_sampling, **frontend.sampling().get(stage.name, {}), **config.stage(stage.name).sampling}
+        fields = {**defaults, **bounds.get(stage.name, {})}
+        sampling[stage.name] = msgspec.convert(fields, Sampling)
+    chat = ChatRequest(
+        id=new_request_id(),
+        graph=graph.name,
+        messages=(Message(role="user", content=TextPart(text=prompt, where="messages")),),
+        outputs=tuple(graph.media),
+        sampling=sampling,
+        spoken="audio" in graph.media.values(),
+    )
+    return frontend.prepare(chat)[0]

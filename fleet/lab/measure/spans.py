@@ -1,0 +1,294 @@
+"""Measurement of layer spans: one model in one process, and divided between two, in either direction; and the cost of a hop.
+
+Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round, so that the
+speeds of a round can be compared also on a machine whose own speed changes. The ceiling of an arrangement is the computation of
+the passes that its engine formed: both processes compute their halves at the same time, or for one request, whose steps depend
+on each other, one after the other; nothing is received or sent.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from fleet.lab.measure.deployment import resolve_config
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.serving import Steps
+from fleet.lab.measure.spans_process import SpanGroup, SpanProcess, span_group
+from fleet.lab.measure.spans_protocol import Answer, Compute, SpanReply
+from fleet.lab.measure.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
+from fleet.config import FleetConfig
+from fleet.lab.report.background_load import BackgroundLoad
+
+GRAPH = "text"
+KV_PAGES, MAX_BATCH = 1024, 32
+WARM_UP_PROMPT, WARM_UP_TOKENS = 300, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanModelSize:
+    """Sizes of a random model, from which the others follow."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpansPlan:
+    """The random model, and amounts of work, each with its number of rounds.
+
+    Then rounds of `num_hops` passes through each of `num_workers` span workers.
+    """
+
+    size: SpanModelSize
+    works: Sequence[tuple[Answer, int]]
+    num_hops: int
+    num_hop_rounds: int
+    num_workers: tuple[int, ...]
+
+
+FULL = SpansPlan(
+    size=SpanModelSize(hidden=1024, layers=12, kv_heads=8, vocabulary=32_000),
+    works=(
+        (Answer(num_requests=1, num_prompt=2000, num_tokens=1), 3),
+        (Answer(num_requests=1, num_prompt=16, num_tokens=17), 15),
+        (Answer(num_requests=32, num_prompt=16, num_tokens=33), 5),
+    ),
+    num_hops=300, num_hop_rounds=5, num_workers=(1, 3),
+)  # fmt: skip
+"""254 million parameters, of which 189 million are in layers. The first token of an answer belongs to its prompt."""
+SMALL = SpansPlan(
+    size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
+    works=(
+        (Answer(num_requests=1, num_prompt=300, num_tokens=1), 1),
+        (Answer(num_requests=1, num_prompt=16, num_tokens=9), 2),
+        (Answer(num_requests=4, num_prompt=16, num_tokens=9), 1),
+    ),
+    num_hops=0, num_hop_rounds=0, num_workers=(),
+)  # fmt: skip
+
+
+def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
+    """Measure the configured checkpoint, or else a random one that is written for the run. Raises: BenchError, ConfigError."""
+    plan = SMALL if options.small else FULL
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as folder:
+        bench = _SpansBench(Path(folder), options, plan)
+        background_load = BackgroundLoad()
+        hops = tuple(bench.measure_hops(number, steps) for number in plan.num_workers)
+        works, equal = bench.measure_works(steps)
+        return SpansResult(
+            model=bench.model, spans=bench.spans, works=works, hops=hops, num_equal=sum(equal), num_answers=len(equal),
+            others_cores=background_load.cores(),
+        )  # fmt: skip
+
+
+class _SpansBench:
+    """One run: its folder, checkpoints and processes."""
+
+    def __init__(self, folder: Path, options: BenchOptions, plan: SpansPlan) -> None:
+        """Raises: ConfigError; BenchError for a graph whose layers cannot be divided."""
+        self._folder, self._options, self._plan = folder, options, plan
+        self._cores = usable_cores()
+        self._base = divisible_config(options)
+        self._stage = self._base.graph_declaration().stages[0].name
+        self._is_random = self._base.checkpoint == "auto"
+        checkpoint, num_layers = self._checkpoint(), plan.size.layers
+        if not self._is_random:
+            num_layers = num_layers_of(checkpoint)
+        first, second = halves(num_layers)
+        self.spans = f"{first} and {second}"
+        self._files = {
+            ONE: self._write(ONE, checkpoint, None),
+            FORWARD: self._write(FORWARD, checkpoint, (first, (second,))),
+            REVERSE: self._write(REVERSE, checkpoint, (second, (first,))),
+        }
+
+    def _checkpoint(self) -> Path:
+        """Return the checkpoint to measure; write a random one where none is named."""
+        if not self._is_random:
+            self.model = Path(self._base.checkpoint).name
+            return Path(self._base.checkpoint)
+        plan, checkpoint = self._plan, self._folder / "model"
+        num_parameters = write_random(checkpoint, plan.size)
+        self.model = f"{num_parameters / 1e6:.0f} million random parameters"
+        return checkpoint
+
+    def _write(self, name: str, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
+        """Write the resolved configuration of an arrangement."""
+        return write_config(self._folder / f"{name}.yaml", self._base, checkpoint, spans)
+
+    def measure_works(self, steps: Steps) -> tuple[tuple[SpanWork, ...], list[bool]]:
+        """Measure prefill and decode; return them, and for each answer to a single request if it is that of one process."""
+        measured: list[SpanWork] = []
+        equal: list[bool] = []
+        with self._arrangements() as groups:
+            step = steps("rounds of prefill and decode", sum(1 + num_rounds for _, num_rounds in self._plan.works))
+            for work, num_rounds in self._plan.works:
+                Round(groups, shortened(work), step).measured()
+                rounds = [Round(groups, work, step).measured() for _ in range(num_rounds)]
+                speeds = {key: tuple(each.speeds[key] for each in rounds) for key in rounds[0].speeds}
+                is_prefill = work.num_tokens == 1
+                measured.append(
+                    SpanWork(
+                        name=f"prefill of {work.num_prompt}" if is_prefill else f"decode of {work.num_requests}",
+                        is_prefill=is_prefill, num_requests=work.num_requests, tokens_per_s=speeds,
+                    )
+                )  # fmt: skip
+                equal += [same for each in rounds for same in each.same if work.num_requests == 1]
+        return tuple(measured), equal
+
+    @contextmanager
+    def _arrangements(self) -> Iterator[dict[str, SpanGroup]]:
+        with ExitStack() as stack:
+            yield {
+                name: stack.enter_context(span_group(name, file, int(name != ONE), self._cores))
+                for name, file in self._files.items()
+            }
+
+    def measure_hops(self, num_workers: int, steps: Steps) -> SpanHops:
+        """Measure passes of a tiny model with a layer in each process."""
+        step = steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
+        tiny = self._folder / f"tiny-{num_workers}"
+        write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
+        workers = tuple(f"{number}:{'output' if number == num_workers else number}" for number in range(1, num_workers + 1))
+        file = self._write(f"hops-{num_workers}", tiny, ("0:0", workers))
+        with span_group(f"hops-{num_workers}", file, num_workers, self._cores) as group:
+            work = Answer(num_requests=1, num_prompt=1, num_tokens=self._plan.num_hops)
+            group.anchor.ask(work)
+            rounds: list[tuple[float, ...]] = []
+            for _ in range(self._plan.num_hop_rounds):
+                rounds.append(group.anchor.ask(work).hop_s)
+                step()
+        return SpanHops(num_workers=num_workers, rounds_s=tuple(rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSpeeds:
+    """Tokens per second by arrangement, ceilings included. `same`: for each divided arrangement, if its answers are the same."""
+
+    speeds: dict[str, float]
+    same: list[bool]
+
+
+class Round:
+    """One piece of work, done by each arrangement in turn."""
+
+    def __init__(self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]) -> None:
+        self._groups, self._work, self._step = groups, work, step
+
+    def measured(self) -> RoundSpeeds:
+        replies = {name: group.anchor.ask(self._work) for name, group in self._groups.items()}
+        speeds = {name: self._speed(reply) for name, reply in replies.items()}
+        for name, ceiling in CEILINGS.items():
+            speeds[ceiling] = self._ceiling(self._groups[name], replies[name])
+        self._step()
+        return RoundSpeeds(speeds, [replies[name].answers == replies[ONE].answers for name in CEILINGS])
+
+    @property
+    def _is_prefill(self) -> bool:
+        return self._work.num_tokens == 1
+
+    def _speed(self, reply: SpanReply) -> float:
+        if self._is_prefill:
+            return self._work.num_prompt / reply.prefill_s
+        return reply.num_decoded / (reply.seconds - reply.prefill_s)
+
+    def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
+        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if passes overlap."""
+        chosen = [
+            number
+            for number, extents in enumerate(reply.passes)
+            if self._is_prefill or all(stop - start == 1 for _, start, stop in extents)
+        ]
+        command = Compute(
+            passes=tuple(reply.passes[number] for number in chosen), draws=tuple(reply.draws[number] for number in chosen),
+            row_width=reply.row_width,
+        )  # fmt: skip
+        num_rows = sum(stop - start for extents in command.passes for _, start, stop in extents)
+        processes = [group.anchor, *group.workers]
+        if self._is_prefill or self._work.num_requests > 1:
+            return num_rows / max(_seconds_together(processes, command))
+        return num_rows / sum(process.ask(command).seconds for process in processes)
+
+
+def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> list[float]:
+    for process in processes:
+        process.send(command)
+    return [process.receive().seconds for process in processes]
+
+
+def shortened(work: Answer) -> Answer:
+    """Return a small part of the work, which warms up."""
+    return msgspec.structs.replace(
+        work, num_prompt=min(work.num_prompt, WARM_UP_PROMPT), num_tokens=min(work.num_tokens, WARM_UP_TOKENS)
+    )
+
+
+def usable_cores() -> list[int]:
+    """Return the cores on which this process may run; none where that is not known."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def halves(num_layers: int) -> tuple[str, str]:
+    """Return the spans of two processes. Raises: BenchError for a single layer."""
+    if num_layers < 2:
+        raise BenchError("--spans needs a model of at least two layers")
+    middle = num_layers // 2
+    return f"0:{middle - 1}", f"{middle}:output"
+
+
+def divisible_config(options: BenchOptions, *own: str) -> FleetConfig:
+    """Return the configuration of the options, then of `own` ones; without a graph, that of a language model.
+
+    Raises: ConfigError, BenchError.
+    """
+    overrides = (*options.overrides, *own)
+    if options.config is None and not any(text.startswith("graph=") for text in overrides):
+        overrides = (f"graph={GRAPH}", *overrides)
+    config = resolve_config(options.config, overrides)
+    stages = config.graph_declaration().stages
+    if len(stages) != 1 or not stages[0].span_builder:
+        raise BenchError(
+            f"--spans needs a graph of one stage whose layers can be divided, and {config.graph} is none; "
+            f"add --set graph={GRAPH}", param="--spans",
+        )  # fmt: skip
+    return config
+
+
+def write_config(
+    file: Path, base: FleetConfig, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None, kv_pages: int = KV_PAGES
+) -> Path:
+    """Write a configuration for one thread of each process. `spans`: the anchor's and the workers', None: not divided."""
+    stage = base.graph_declaration().stages[0].name
+    divided = {"anchor": spans[0], "workers": list(spans[1])} if spans is not None else None
+    own = base.stage(stage).model_dump(mode="json")
+    own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": kv_pages}
+    resolved = {**base.model_dump(mode="json"), "checkpoint": str(checkpoint), "stages": {stage: own}}
+    file.write_text(yaml.safe_dump(resolved, sort_keys=False))
+    return file
+
+
+def write_random(folder: Path, size: SpanModelSize) -> int:
+    """Write a random checkpoint and return its number of parameters."""
+    # Imported here: it needs torch, which no other measurement does.
+    from fleet.models.causal_lm.sized import ModelSize, write_sized_checkpoint
+
+    whole = ModelSize(
+        hidden=size.hidden, layers=size.layers, heads=size.hidden // 64, kv_heads=size.kv_heads, head_dim=128,
+        intermediate=3 * size.hidden, vocabulary=size.vocabulary,
+    )  # fmt: skip
+    return write_sized_checkpoint(folder, whole) // 4
+
+
+def num_layers_of(checkpoint: Path) -> int:
+    from fleet.models.causal_lm.load import read_config
+
+    return int(read_config(checkpoint).num_hidden_layers)

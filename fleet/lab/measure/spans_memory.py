@@ -1,0 +1,176 @@
+"""Measurement of a model that is too large for one process: spans of it answer within a memory limit that one process exceeds.
+
+The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong the files of weights as
+`transformers` maps them, in whole, whether or not they are resident.
+"""
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+from rich.console import Group
+
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.result import Result
+from fleet.lab.measure.serving import Steps
+from fleet.lab.measure.spans import SpanModelSize, divisible_config, usable_cores, write_config, write_random
+from fleet.lab.measure.spans_process import SpanGroup, span_group
+from fleet.lab.measure.spans_protocol import Answer, ProcessMemory, ReadMemory
+from fleet.spans.protocol.plan import ModelSizes, SpanPlan, plan_spans
+from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.stats import Ratio
+from fleet.lab.report.tables import figure, table_of, titled
+
+LIMIT_SHARE = 0.65
+SLOW_TARGET, PLAN_TARGET = 0.5, 0.02
+MIB = 2**20
+BUFFER_BYTES = 432 * MIB
+"""Private writable memory of a process without layers: libraries, threads and the rows of passes (measured)."""
+KV_PAGES, MAX_PROMPT = 96, 1024
+LARGE = SpanModelSize(hidden=2048, layers=12, kv_heads=4, vocabulary=4096)
+"""696 million parameters: 2.8 GB in float32, so that libraries are a small part of what one process occupies."""
+SMALL = SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000)
+WORK = Answer(num_requests=1, num_prompt=16, num_tokens=33)
+
+
+class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a divided model under the limit. `planned_bytes`: of its weights."""
+
+    span: str
+    planned_bytes: int
+    memory: ProcessMemory
+
+    @property
+    def deviation(self) -> float:
+        """Return by which share of the plan the resident weights differ from it."""
+        return abs(self.memory.weight_files - self.planned_bytes) / self.planned_bytes
+
+
+class TooLargeResult(Result, frozen=True, kw_only=True):
+    """The columns of memory are weights as planned and as resident, what is resident beside files, the peak of what is resident,
+    and what counts for the limit.
+
+    `whole`: memory of one process without a limit. `lacking_bytes`: by which the plan of one process exceeds the limit.
+
+    Units: speeds in tokens/s, of a single answer. `limited_speed`: of one process under the limit, 0 with its `failure`.
+    """
+
+    model: str
+    limit_bytes: int
+    whole: ProcessMemory
+    whole_speed: float
+    lacking_bytes: int
+    limited_speed: float
+    failure: str
+    processes: tuple[LimitedProcess, ...]
+    spans_speed: float
+    others_cores: float | None
+
+    def tables(self) -> list[Group]:
+        table = table_of("MiB", "planned", "resident", "other", "peak", "limited")
+        rows = [("one process, no limit", None, self.whole)]
+        rows += [(f"layers {each.span}", each.planned_bytes, each.memory) for each in self.processes]
+        for name, planned, memory in rows:
+            values = (planned, memory.weight_files, memory.anonymous, memory.peak, memory.data)
+            table.add_row(name, *(figure(None if value is None else value / MIB) for value in values))
+        speeds = table_of("", "tokens/s")
+        speeds.add_row("one process, no limit", figure(self.whole_speed))
+        speeds.add_row("one process, limited", figure(self.limited_speed or None))
+        speeds.add_row("spans, limited", figure(self.spans_speed))
+        failed = f"one process with the limit fails: {self.failure}" if self.failure else "one process answers with the limit"
+        lacking = f"the plan of one process exceeds it by {self.lacking_bytes / MIB:.0f} MiB"
+        limit = f"limit of {self.limit_bytes / MIB:.0f} MiB a process (RLIMIT_DATA); {lacking}"
+        return [titled(f"{self.model}; {limit}", table), titled(f"speed of 1 request; {failed}", speeds)]
+
+    def targets(self) -> list[Ratio]:
+        most = max(each.deviation for each in self.processes)
+        return [
+            Ratio(
+                name="too large: plan of one process beyond the limit", value=self.lacking_bytes / MIB, target=1,
+                at_most=False, unit="MiB",
+            ),
+            Ratio(
+                name="too large: one process / spans, both limited", value=self.limited_speed / self.spans_speed,
+                target=SLOW_TARGET, at_most=True,
+            ),
+            Ratio(name="too large: resident weights, off the plan by", value=most, target=PLAN_TARGET, at_most=True),
+        ]  # fmt: skip
+
+    def background_loads(self) -> list[float | None]:
+        return [self.others_cores]
+
+
+def measure_too_large(options: BenchOptions, steps: Steps) -> TooLargeResult:
+    """Measure one process without a limit, then one process and spans with a limit from its peak. Raises: BenchError."""
+    cores, step = usable_cores(), steps("a model too large for one process", 4)
+    size = SMALL if options.small else LARGE
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as name:
+        folder, background_load = Path(name), BackgroundLoad()
+        num_parameters = write_random(folder / "model", size)
+        step()
+        whole_file = _config(folder / "whole.yaml", options, folder / "model", None)
+        with span_group("whole", whole_file, 0, cores) as group:
+            whole_speed = _speed(group)
+            whole = _memory(group)[0]
+        step()
+        limit = int(LIMIT_SHARE * whole.peak)
+        sizes = _sizes(folder / "model")
+        alone, plan = (plan_spans(sizes, limit, workers, anchor_is_last=False) for workers in ([], [limit]))
+        limited_speed, failure = _limited_speed(whole_file, cores, limit)
+        step()
+        spans = [str(each.span) for each in plan.spans]
+        file = _config(folder / "spans.yaml", options, folder / "model", (spans[0], tuple(spans[1:])))
+        with span_group("spans", file, len(spans) - 1, cores, data_limit_bytes=limit) as group:
+            spans_speed = _speed(group)
+            memories = _memory(group)
+        step()
+        return TooLargeResult(
+            model=f"{num_parameters / 1e6:.0f} million random parameters", limit_bytes=limit, whole=whole,
+            whole_speed=whole_speed, lacking_bytes=alone.lacking_bytes, limited_speed=limited_speed, failure=failure,
+            processes=_processes(plan, sizes, memories), spans_speed=spans_speed, others_cores=background_load.cores(),
+        )  # fmt: skip
+
+
+def _config(file: Path, options: BenchOptions, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
+    base = divisible_config(options, f"limits.max_prompt_tokens={MAX_PROMPT}", f"limits.max_answer_tokens={MAX_PROMPT // 4}")
+    return write_config(file, base, checkpoint, spans, kv_pages=KV_PAGES)
+
+
+def _speed(group: SpanGroup) -> float:
+    """Return the tokens per second of an answer; the one before it warms up."""
+    group.anchor.ask(WORK)
+    reply = group.anchor.ask(WORK)
+    return reply.num_decoded / (reply.seconds - reply.prefill_s)
+
+
+def _memory(group: SpanGroup) -> list[ProcessMemory]:
+    memories = [process.ask(ReadMemory()).memory for process in (group.anchor, *group.workers)]
+    return [memory for memory in memories if memory is not None]
+
+
+def _limited_speed(file: Path, cores: list[int], limit: int) -> tuple[float, str]:
+    """Return the speed of one process under the limit, and why it failed."""
+    try:
+        with span_group("limited", file, 0, cores, data_limit_bytes=limit) as group:
+            return _speed(group), ""
+    except BenchError as error:
+        return 0.0, error.message
+
+
+def _sizes(checkpoint: Path) -> ModelSizes:
+    # Imported here: it needs torch.
+    import torch
+
+    from fleet.models.causal_lm.span_load import model_sizes
+
+    return model_sizes(checkpoint, torch.float32, num_positions=16 * KV_PAGES, buffer_bytes=BUFFER_BYTES)
+
+
+def _processes(plan: SpanPlan, sizes: ModelSizes, memories: list[ProcessMemory]) -> tuple[LimitedProcess, ...]:
+    found: list[LimitedProcess] = []
+    for each, memory in zip(plan.spans, memories, strict=True):
+        num_layers = each.span.final - each.span.first + 1
+        planned = each.num_bytes - sizes.buffer_bytes - num_layers * sizes.kv_bytes
+        found.append(LimitedProcess(span=str(each.span), planned_bytes=planned, memory=memory))
+    return tuple(found)

@@ -1,0 +1,26 @@
+"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long prompt."""
+
+from rich.console import Group
+
+from fleet.lab.measure.result import Result
+from fleet.lab.report.tables import table_of, titled
+from fleet.transfer.measure import ReadSpeed, measure_reads
+
+SIZES_BYTES = (4 * 1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
+
+
+class TransferResult(Result, frozen=True, kw_only=True):
+    """The speed of reads of each size."""
+
+    reads: tuple[ReadSpeed, ...]
+
+    def tables(self) -> list[Group]:
+        table = table_of("bytes", "p50 us", "GB/s")
+        for read in self.reads:
+            table.add_row(f"{read.num_bytes}", f"{read.p50_us:.0f}", f"{read.gb_per_s:.2f}")
+        return [titled("tensor reads between two processes", table)]
+
+
+def measure_transfer() -> TransferResult:
+    """Raises: ConfigError where NIXL does not start, TransferError if a read fails."""
+    return TransferResult(reads=tuple(measure_reads(SIZES_BYTES)))

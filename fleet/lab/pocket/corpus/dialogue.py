@@ -1,0 +1,49 @@
+"""Turns, exchanges and dialogues of the corpus, the splits they belong to, and the comparison of an answer with the right one."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fleet.lab.pocket.corpus.text import spoken
+
+DONT_KNOW = "i don't know that"
+
+Role = Literal["user", "assistant"]
+Split = Literal["train", "held_out"]
+Drawn = Literal["train", "invented", "held_out"]
+"""`invented` is the training split with half of the values that may be any word replaced by words that do not exist, so that
+the model has to copy values instead of memorizing them.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialogue:
+    """Alternating turns of the user and the assistant, and the family of the last question.
+
+    Invariants: the first turn is the user's, the last the assistant's; every text is normalized by `spoken`.
+    """
+
+    turns: tuple[ChatTurn, ...]
+    family: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A question and its answer. `is_new_answer`: training has this answer nowhere either."""
+
+    question: str
+    answer: str
+    is_new_answer: bool
+
+
+def is_right(dialogue: Dialogue, answer: str) -> bool:
+    """Return True if `answer`, regardless of case and punctuation, equals the last turn of `dialogue` word for word.
+
+    Given its earlier turns, every question has exactly one right answer.
+    """
+    return spoken(answer) == dialogue.turns[-1].text

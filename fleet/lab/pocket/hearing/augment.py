@@ -1,0 +1,129 @@
+"""Augmentation of clean recordings: speed, silence, rooms, microphones, telephone lines, noise and babble.
+
+Everything random is drawn from the `rng` argument.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ
+
+Samples = NDArray[np.float32]
+FASTEST: Final = 1.14
+"""Largest change of speed, in both directions; by resampling, so that the pitch changes too, as with a shorter vocal tract."""
+MAX_SILENCE_S: Final = 0.6
+REVERB_S: Final = (0.08, 0.5)
+"""Time in which a room's echo falls by 60 dB."""
+NOISE_DB: Final = (5.0, 40.0)
+LOUDNESS_DB: Final = (-26.0, 2.0)
+TELEPHONE_HZ: Final = ((150.0, 400.0), (3000.0, 5000.0))
+COLOUR_DB, COLOUR_POINTS = 6.0, 6
+_NOISE_SLOPES: Final = {"white": 0.0, "pink": 0.5, "brown": 1.0}
+_NOISE_S = 20
+
+
+def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
+    """Return the clip as a microphone might record it; `others` are the recordings that babble is mixed from."""
+    samples: Samples = (clip / np.float32(32768)).astype(np.float32)
+    if rng.random() < 0.5:
+        samples = soxr.resample(samples, FASTEST ** rng.uniform(-1, 1), 1.0, quality="LQ").astype(np.float32)
+    samples = _padded(samples, rng)
+    response = _response(len(samples), rng)
+    if response is not None:
+        samples = _filtered(samples, response)
+    if rng.random() < 0.6:
+        samples = add_noise(samples, _noise(len(samples), others, rng), rng.uniform(*NOISE_DB))
+    return _at_loudness(samples, rng)
+
+
+def add_noise(samples: Samples, noise: Samples, snr_db: float) -> Samples:
+    """Mix in noise; the speech's power is the mean over its loudest half, in steps of 100 ms, so that pauses do not count."""
+    power = _power(samples) / max(_power(noise), 1e-12)
+    return (samples + noise * (np.sqrt(power) * 10 ** (-snr_db / 20))).astype(np.float32)
+
+
+def _power(samples: Samples) -> float:
+    size = SAMPLE_RATE_HZ // 10
+    each = np.square(samples[: len(samples) // size * size].reshape(-1, size)).mean(1) if len(samples) >= size else np.zeros(1)
+    return float(np.sort(each)[len(each) // 2 :].mean())
+
+
+def coloured(kind: str, num_samples: int, rng: np.random.Generator) -> Samples:
+    """Return `num_samples` of the named noise from a random offset."""
+    return np.take(_coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap")
+
+
+@cache
+def _coloured(kind: str) -> Samples:
+    spectrum = np.fft.rfft(np.random.default_rng(1).standard_normal(_NOISE_S * SAMPLE_RATE_HZ))
+    spectrum /= np.maximum(np.arange(len(spectrum)), 20 * _NOISE_S) ** _NOISE_SLOPES[kind]
+    noise = np.fft.irfft(spectrum)
+    return (noise / noise.std()).astype(np.float32)
+
+
+def _noise(num_samples: int, others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
+    kind = str(rng.choice([*_NOISE_SLOPES, "babble"]))
+    if kind != "babble":
+        return coloured(kind, num_samples, rng)
+    noise = np.zeros(num_samples, np.float32)
+    for index in rng.integers(len(others), size=int(rng.integers(2, 6))):
+        noise += np.take(others[index], np.arange(num_samples) + rng.integers(num_samples), mode="wrap")
+    return noise
+
+
+def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
+    # Squared, because most recordings have little silence around the speech.
+    before, after = (int(share**2 * MAX_SILENCE_S * SAMPLE_RATE_HZ) for share in rng.random(2))
+    return np.pad(samples, (before, after))
+
+
+def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None:
+    """Return the combined frequency response of room, microphone and line, or None if there is none of them."""
+    effects: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
+        (0.25, _room), (0.3, _microphone), (0.1, _telephone),
+    )  # fmt: skip
+    size = _fft_size(num_samples)
+    chosen = [make(size, rng) for share, make in effects if rng.random() < share]
+    return np.prod(chosen, axis=0) if chosen else None
+
+
+def _fft_size(num_samples: int) -> int:
+    """Return a size with room for the longest echo, in whole half seconds, which FFTs quickly."""
+    half_s = SAMPLE_RATE_HZ // 2
+    return half_s * (2 + num_samples // half_s)
+
+
+def _filtered(samples: Samples, response: NDArray[Any]) -> Samples:
+    spectrum = np.fft.rfft(samples, _fft_size(len(samples)))
+    return np.fft.irfft(spectrum * response, _fft_size(len(samples)))[: len(samples)].astype(np.float32)
+
+
+def _room(size: int, rng: np.random.Generator) -> NDArray[Any]:
+    num_samples = int(rng.uniform(*REVERB_S) * SAMPLE_RATE_HZ)
+    echo = rng.standard_normal(num_samples) * np.exp(-6.9 * np.arange(num_samples) / num_samples)
+    echo *= 10 ** (rng.uniform(-20, 0) / 20) / np.sqrt(np.square(echo).sum())
+    echo[0] += 1
+    return np.fft.rfft(echo, size)
+
+
+def _microphone(size: int, rng: np.random.Generator) -> NDArray[Any]:
+    points = rng.uniform(-COLOUR_DB, COLOUR_DB, COLOUR_POINTS)
+    at = np.linspace(0, COLOUR_POINTS - 1, size // 2 + 1)
+    return 10 ** (np.interp(at, np.arange(COLOUR_POINTS), points) / 20)
+
+
+def _telephone(size: int, rng: np.random.Generator) -> NDArray[Any]:
+    low_hz, high_hz = (rng.uniform(*range_hz) for range_hz in TELEPHONE_HZ)
+    hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
+    return 1 / np.sqrt(1 + (low_hz / np.maximum(hz, 1)) ** 6 + (hz / high_hz) ** 12)
+
+
+def _at_loudness(samples: Samples, rng: np.random.Generator) -> Samples:
+    loudest = max(float(np.abs(samples).max()), 1e-6)
+    wanted = 10 ** (rng.uniform(*LOUDNESS_DB) / 20)
+    return np.clip(samples * np.float32(wanted / loudest), -1, 1)

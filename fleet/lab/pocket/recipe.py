@@ -1,0 +1,180 @@
+"""Training recipe of Pocket, from the corpus to a checkpoint folder: steps in order, each resumable and runnable alone.
+
+A finished step is quick to run again: existing data is reused, and a finished training stops immediately. `STEPS` has the
+dependencies; the language stages, the codec and the audio tower share only the model's configuration, so their order is free.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fleet.core.errors import BadInput
+from fleet.lab.pocket import shape
+from fleet.lab.pocket.train.loop import Schedule, TrainablePart, train
+
+DEFAULT_FOLDER: Final = Path(".fleet/lab/pocket")
+SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeOptions:
+    """Options of a run. `folder`: data and trained parts. `device`: torch device of the trainings, such as cuda.
+
+    `share` scales the steps of each training: less than 1 tests the recipe, with worse results. `start`: an exported folder from
+    whose weights the trainings start, of the same shape and, for codec and Talker, the same codebook.
+    """
+
+    folder: Path = DEFAULT_FOLDER
+    start: Path | None = None
+    device: str = "cpu"
+    threads: int = 1
+    workers: int = 1
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "workers", "share"):
+            if getattr(self, name) <= 0:
+                raise BadInput(f"{name}: must be positive, not {getattr(self, name)}", param=name)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            cause = str(error).splitlines()[0]
+            raise BadInput(f"device: {self.device!r} is not available ({cause}); use cpu", param="device") from error
+
+    @property
+    def speech(self) -> Path:
+        return self.folder / "speech"
+
+    @property
+    def recordings(self) -> Path:
+        return self.folder / "recordings"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    def weights(self, part: str) -> Path:
+        return self.parts / f"{part}.safetensors"
+
+    def scaled(self, schedule: Schedule) -> Schedule:
+        return schedule.scaled(self.share)
+
+    def keep_start(self, part: str, name: str) -> None:
+        """If the training `name` has no result, use the weights of `part` in `start` as its result."""
+        from safetensors.torch import save_file
+
+        from fleet.lab.pocket.export import part_of
+
+        if self.start is not None and not self.weights(name).exists():
+            self.parts.mkdir(parents=True, exist_ok=True)
+            save_file(part_of(self.start, part), self.weights(name))
+
+    def train(self, part: TrainablePart, schedule: Schedule) -> None:
+        from fleet.lab.pocket.export import PLACES, part_of
+
+        start = part_of(self.start, part.name) if self.start and part.name in PLACES else None
+        train(part, self.parts, schedule.warm() if start else schedule, seed=shape.SEED, start=start, device=self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of the recipe. `after`: the steps whose results it reads."""
+
+    description: str
+    run: Callable[[RecipeOptions], None]
+    after: tuple[str, ...] = ()
+
+
+def _speech(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.speech import shards
+
+    shards.build(work.speech, "held_out", 2, workers=work.workers)
+    shards.build(work.speech, "train", SPEECH_SHARDS, workers=work.workers)
+    book = shards.fit_codebook(work.speech, shards.FIT_SHARDS)
+    for split in ("held_out", "train"):
+        shards.encode_missing(work.speech, split, book)
+
+
+def _recordings(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.hearing import recordings
+
+    recordings.build(work.recordings, "held_out", 1, work.workers)
+    recordings.build(work.recordings, "unseen", 1, work.workers)
+    recordings.build(work.recordings, "train", RECORDING_SHARDS, work.workers)
+
+
+def _thinker(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.train import thinker
+
+    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.SCHEDULE))
+
+
+def _codec(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.speech.codes import Codebook
+    from fleet.lab.pocket.speech.shards import CODEBOOK
+    from fleet.lab.pocket.train import codec
+
+    book = Codebook.load(work.speech / CODEBOOK)
+    work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), work.scaled(codec.SCHEDULE))
+
+
+def _talker(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.train import talker
+
+    schedule = work.scaled(talker.SCHEDULE)
+    work.train(talker.TalkerPart(work.speech, steps=schedule.steps), schedule)
+
+
+def _hearing(work: RecipeOptions) -> None:
+    from fleet.lab.pocket.train import hearing
+
+    work.train(hearing.HearingPart(work.recordings, shape.SEED), work.scaled(hearing.SCHEDULE))
+
+
+def _joint(work: RecipeOptions) -> None:
+    """Train Thinker and tower together; a part that was not trained here has the weights of `start`."""
+    from fleet.lab.pocket.train import joint
+
+    for part in ("thinker", "hearing"):
+        work.keep_start(part, part)
+    work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE))
+
+
+def _export(work: RecipeOptions) -> None:
+    """Export all parts; a part that was not trained here has the weights of `start`."""
+    from fleet.lab.pocket.export import export
+
+    files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
+    for part, name in files.items():
+        work.keep_start(part, name)
+    export({part: work.weights(name) for part, name in files.items()}, work.folder / "pocket")
+
+
+STEPS: Final[Mapping[str, Step]] = {
+    "speech": Step(description="synthesizes the corpus and encodes it", run=_speech),
+    "recordings": Step(description="synthesizes the questions in many voices", run=_recordings),
+    "thinker": Step(description="trains the answers to typed questions", run=_thinker),
+    "codec": Step(description="trains codes to audio", run=_codec, after=("speech",)),
+    "talker": Step(description="trains text to codes", run=_talker, after=("speech",)),
+    "hearing": Step(description="trains audio to letters", run=_hearing, after=("recordings",)),
+    "joint": Step(description="trains the answers to spoken questions", run=_joint, after=("recordings", "thinker", "hearing")),
+    "export": Step(description="writes the folder of the checkpoint", run=_export, after=("codec", "talker", "joint")),
+}
+
+
+def run_steps(work: RecipeOptions, names: Sequence[str] = ()) -> None:
+    """Run the named steps, or all of them, in the order of the recipe.
+
+    Raises: BadInput for an unknown step; ConfigError if the result of an earlier step is missing.
+    """
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        raise BadInput(f"step: {unknown[0]!r} is unknown; use some of {', '.join(STEPS)}", param="step")
+    torch.set_num_threads(work.threads)
+    for name, step in STEPS.items():
+        if not names or name in names:
+            print(f"fleet pocket: {name}: {step.description}", flush=True)
+            step.run(work)

@@ -1,0 +1,107 @@
+"""Copies of a table's rows between an anchor and its span workers.
+
+A copy begins once the passes before it have ended: one that is still under way may use the same pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.errors import BadInput, FleetError, SessionInterrupted, from_code
+from fleet.spans.protocol.messages import SpanFetch, SpanFetched, SpanStore, SpanStored
+from fleet.spans.protocol.chain import SpanChain
+
+CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
+"""Number of a copy, the rows of each layer that was fetched, and why it failed."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SpanCopy:
+    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched. `num_missing`: answers.
+
+    `before`: hash of the rows. `layer_bytes`: size of the rows of one layer. `wanted`: layers that were not fetched yet.
+    """
+
+    number: int
+    table: int
+    pages: tuple[int, ...]
+    keys: NDArray[np.int64]
+    layers: Sequence[NDArray[np.uint8]] | None
+    before: int
+    layer_bytes: int
+    after: int = 0
+    has_begun: bool = False
+    num_missing: int = 0
+    fetched: dict[int, NDArray[np.uint8]] = field(default_factory=dict[int, NDArray[np.uint8]])
+    wanted: set[int] = field(default_factory=set[int])
+    error: FleetError | None = None
+
+
+class SpanCopies:
+    """The copies of an anchor, by their numbers."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, SpanCopy] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._copies)
+
+    def append(self, copy: SpanCopy, *, after: int) -> None:
+        """Add a copy, which begins once the pass `after` has ended."""
+        copy.after = after
+        self._copies[copy.number] = copy
+
+    def receive(self, message: SpanFetched | SpanStored, payload: memoryview) -> None:
+        """Raises: BadInput for rows that were not asked for, or are not whole."""
+        copy = self._copies.get(message.copy)
+        if copy is None or not copy.has_begun:
+            return
+        copy.num_missing -= 1
+        if message.error is not None:
+            copy.error = from_code(message.error.code, message.error.message)
+        elif isinstance(message, SpanFetched):
+            if message.layer not in copy.wanted or payload.nbytes != copy.layer_bytes:
+                raise BadInput(f"{payload.nbytes} bytes are not the rows of layer {message.layer}, {copy.layer_bytes} bytes")
+            copy.wanted.discard(message.layer)
+            copy.fetched[message.layer] = np.frombuffer(payload, np.uint8)
+
+    def fail_all(self) -> None:
+        """Fail the copies that have begun, since their worker may be lost."""
+        for copy in self._copies.values():
+            if copy.has_begun:
+                copy.error = SessionInterrupted("a span worker was lost during the copy; try again")
+
+    def take_ended(self, chain: SpanChain | None, completed: int) -> list[CopiedRows]:
+        """Begin the copies that may begin, and return those that have ended."""
+        for copy in self._copies.values():
+            if not copy.has_begun and copy.after <= completed and chain is not None:
+                copy.has_begun = True
+                _begin(copy, chain)
+        ended = [copy for copy in self._copies.values() if copy.has_begun and (copy.error is not None or copy.num_missing <= 0)]
+        for copy in ended:
+            del self._copies[copy.number]
+        return [(copy.number, copy.fetched, copy.error) for copy in ended]
+
+
+def _begin(copy: SpanCopy, chain: SpanChain) -> None:
+    for hop in range(chain.num_hops):
+        if copy.layers is None:
+            fetch = SpanFetch(
+                generation=chain.generation, copy=copy.number, table=copy.table, pages=copy.pages, num_rows=len(copy.keys),
+                before=copy.before,
+            )  # fmt: skip
+            copy.num_missing += len(chain.layers_of(hop))
+            copy.wanted |= set(chain.layers_of(hop))
+            chain.send_to(hop, fetch)
+            continue
+        copy.num_missing += 1
+        its = chain.layers_of(hop)
+        for layer in its:
+            store = SpanStore(
+                generation=chain.generation, copy=copy.number, layer=layer, table=copy.table, pages=copy.pages,
+                keys=copy.keys.tobytes(), is_last=layer == its[-1],
+            )  # fmt: skip
+            chain.send_to(hop, store, np.ascontiguousarray(copy.layers[layer]).data)

@@ -1,0 +1,66 @@
+"""Spans that unused span workers load beforehand, so that one which replaces a lost worker need not. Knows no Redis."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from fleet.core.ids import WorkerId
+from fleet.spans.anchor.division import RouteFailure
+from fleet.spans.anchor.setup import RouteHop, prepare_spans
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 60.0
+"""Time after which a worker is asked again that could not load a span."""
+
+
+def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
+    """Return the unused workers that are to load a span, with it: the first one of which they have the fewest copies.
+
+    `spans`: of the route. The `span` of an unused worker is the one that it has loaded, "" for none.
+    """
+    copies = Counter(dict.fromkeys(spans, 0))
+    copies.update(hop.span for hop in unused if hop.span in copies)
+    chosen: list[RouteHop] = []
+    for hop in (hop for hop in unused if hop.span not in copies):
+        span = min(copies, key=lambda each: copies[each])
+        copies[span] += 1
+        chosen.append(replace(hop, span=span))
+    return chosen
+
+
+class StandbySpans:
+    """Lets unused workers load spans, all of them at a time, by a thread of its own. The methods are for one other thread."""
+
+    def __init__(self, anchor: WorkerId, is_stopping: Callable[[], bool]) -> None:
+        self._anchor, self._is_stopping = anchor, is_stopping
+        self._thread: threading.Thread | None = None
+        self._loading: list[RouteHop] = []
+        self._has_failed = False
+        self._retry_s = 0.0
+
+    def follow(self, spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
+        """Begin to load what unused workers lack, unless some still load. Return those that have loaded one since the last call.
+
+        `spans`, `unused`: see `choose_standby_spans`.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return []
+        loaded, self._loading = ([] if self._has_failed else self._loading), []
+        if loaded or time.monotonic() < self._retry_s:
+            return loaded
+        self._loading, self._has_failed = choose_standby_spans(spans, unused), False
+        if self._loading:
+            self._thread = threading.Thread(target=self._load, args=(self._loading,), name="standby spans", daemon=True)
+            self._thread.start()
+        return []
+
+    def _load(self, hops: Sequence[RouteHop]) -> None:
+        try:
+            prepare_spans(self._anchor, hops, self._is_stopping)
+        except RouteFailure as failure:
+            self._has_failed, self._retry_s = True, time.monotonic() + RETRY_S
+            log.warning("span workers that stand by cannot load a span yet: %s", failure)

@@ -1,0 +1,61 @@
+"""Addresses of span connections: a Unix socket for processes of one user on one host, TCP across hosts."""
+
+import secrets
+import socket
+from pathlib import Path
+
+from fleet.core.errors import SpanUnreachable
+from fleet.process.private import make_private_folder
+from fleet.process.unix_sockets import SUFFIX, connect_to, listen_at, remove_dead_sockets
+
+SpanAddress = tuple[str, int] | Path
+"""Host and port, or the path of a Unix socket."""
+UNIX = "unix:"
+
+
+def address_text(address: SpanAddress) -> str:
+    """Return an address as a worker's record has it."""
+    return f"{UNIX}{address}" if isinstance(address, Path) else f"{address[0]}:{address[1]}"
+
+
+def parse_address(text: str) -> SpanAddress | None:
+    """Read what `address_text` returned; None if it is unreadable."""
+    if text.startswith(UNIX):
+        path = Path(text.removeprefix(UNIX))
+        return path if path.is_absolute() and "\0" not in text else None
+    host, _, port = text.rpartition(":")
+    return (host, int(port)) if host and port.isascii() and port.isdecimal() and int(port) < 2**16 else None
+
+
+def listen(place: str | Path, port: int, *, backlog: int) -> tuple[socket.socket, SpanAddress]:
+    """Listen at a host's address, or at a new Unix socket in a folder, which is created for this user alone.
+
+    Raises: SpanUnreachable.
+    """
+    try:
+        if isinstance(place, Path):
+            make_private_folder(place)
+            remove_dead_sockets(place)
+            path = place.absolute() / f"{secrets.token_hex(8)}{SUFFIX}"
+            return listen_at(path, backlog=backlog), path
+        family = socket.AF_INET6 if ":" in place else socket.AF_INET
+        listener = socket.create_server((place, port), family=family, backlog=backlog)
+    except OSError as error:
+        is_path = isinstance(place, Path)
+        remedy = (
+            "choose a folder on a local disk with --set data_dir=DIR"
+            if is_path
+            else "choose an address of this host and a free port"
+        )
+        where = place if is_path else f"{place}:{port}"
+        cause = error.strerror or error
+        raise SpanUnreachable(f"cannot listen for span connections at {where}: {cause}; {remedy}") from error
+    name = listener.getsockname()
+    return listener, (name[0], name[1])
+
+
+def connect(address: SpanAddress, timeout_s: float) -> socket.socket:
+    """Return a connection. Raises: OSError."""
+    if isinstance(address, Path):
+        return connect_to(address, timeout_s)
+    return socket.create_connection(address, timeout=timeout_s)
